@@ -1,0 +1,1 @@
+"""Protocols, grids of results and tables."""

@@ -1,0 +1,1 @@
+"""The frozen CLIP towers: configuration, weights, text and image input."""

@@ -1,0 +1,1 @@
+"""Pictures and labels from folders, tables, benchmark layouts and the attribute world."""

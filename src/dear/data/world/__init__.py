@@ -1,0 +1,1 @@
+"""The attribute world: pictures whose every factor is drawn, named and known."""

@@ -1,0 +1,29 @@
+"""What can go wrong by a user's hand: one sentence each, naming the thing and what to do."""
+
+
+class DearError(Exception):
+    """Anything a user can cause and mend; the command line prints it as one line, without a stack trace."""
+
+
+class UsageError(DearError):
+    """Options that contradict each other or name something that does not exist (exit status 2)."""
+
+
+class InputError(DearError):
+    """A text or a picture that cannot be used."""
+
+
+class CheckpointError(DearError):
+    """A backbone checkpoint that is missing, cut, of an unknown layout, or holds the wrong tensors."""
+
+
+class DataError(DearError):
+    """A folder, table or split that cannot be read as a data set."""
+
+
+class RoleError(DearError):
+    """A role map that is malformed or belongs to other weights."""
+
+
+class RunError(DearError):
+    """A run folder that cannot be written, continued or loaded."""

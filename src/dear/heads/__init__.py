@@ -1,0 +1,1 @@
+"""What each attention head does: contributions, TEXTSPAN, concepts, entropy, roles."""

@@ -1,0 +1,1 @@
+"""Methods: what each learns and what it changes in the towers."""

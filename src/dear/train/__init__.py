@@ -1,0 +1,1 @@
+"""The training loop, schedules, precision and run folders."""
