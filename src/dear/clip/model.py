@@ -1,0 +1,219 @@
+"""CLIP: an image tower and a text tower that meet in one space, frozen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dear.clip.config import ClipConfig, TextConfig, VisionConfig
+from dear.clip.edit import Edit
+from dear.clip.tower import Block, LayerNorm, Record, Tower
+from dear.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
+
+
+class Patches(nn.Module):
+    """Cuts a picture into patches and projects each: CLIP's first convolution, which has no bias."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 3, size, size))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] -> [B, patches, D]."""
+        grid = F.conv2d(pixels.to(self.weight.dtype), self.weight, stride=self.weight.shape[-1])
+        return grid.flatten(2).transpose(1, 2)
+
+
+class VisionTower(Tower):
+    """The image tower: patches, positions, blocks, final norm, projection."""
+
+    def __init__(self, config: VisionConfig, embed_dim: int) -> None:
+        super().__init__(config, causal=False)
+        self.shape = config
+        self.patch = Patches(config.width, config.patch_size)
+        self.class_token = nn.Parameter(torch.empty(config.width))
+        self.positions = nn.Parameter(torch.empty(config.positions, config.width))
+        self.ln_pre = LayerNorm(config.width, config.eps)
+        self.ln_post = LayerNorm(config.width, config.eps)
+        self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels [B, 3, S, S] to the input of layer 1, [B, N, D], class token first."""
+        size = self.shape.image_size
+        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
+            raise InputError(f"pictures must be [B, 3, {size}, {size}]; got {list(pixels.shape)}")
+        patches = self.patch(pixels)  # [B, N - 1, D]
+        first = self.class_token.to(patches.dtype).expand(patches.shape[0], 1, -1)
+        x: Tensor = self.ln_pre(torch.cat([first, patches], dim=1) + self.positions)
+        return x
+
+    def project(self, x: Tensor) -> Tensor:
+        """Final norm and projection of rows [..., D] to features [..., E]."""
+        normed: Tensor = self.ln_post(x)
+        return normed @ self.proj
+
+    def forward(self, pixels: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
+        """Pictures to features [B, E]: the class token's last state, normed and projected."""
+        read = torch.zeros(1, dtype=torch.long, device=pixels.device)
+        return self.project(self.run(self.embed(pixels), edit=edit, read=read, record=record)[:, 0])
+
+
+class TextTower(Tower):
+    """The text tower: token rows, positions, causal blocks, final norm, projection at EOT."""
+
+    rows: Tensor | None
+
+    def __init__(self, config: TextConfig, embed_dim: int, rows: int | None = None) -> None:
+        super().__init__(config, causal=True)
+        self.shape = config
+        self.tokens = nn.Parameter(torch.empty(rows or config.vocab, config.width))
+        self.positions = nn.Parameter(torch.empty(config.context, config.width))
+        self.ln_final = LayerNorm(config.width, config.eps)
+        self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
+        # A reduced vocabulary keeps the rows that training used and maps every other id to one shared row.
+        self.register_buffer("rows", torch.zeros(config.vocab, dtype=torch.long) if rows else None)
+
+    @staticmethod
+    def eot(ids: Tensor) -> Tensor:
+        """Where each text ends: the position of EOT, the largest id there is. [N, T] -> [N]."""
+        return ids.argmax(dim=-1)
+
+    @staticmethod
+    def cut(ids: Tensor) -> Tensor:
+        """Drop the columns after the longest text's EOT: under the causal mask they cannot reach it."""
+        return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [N, T] to the input of layer 1, [N, T, D]."""
+        if ids.ndim != 2 or ids.shape[1] > self.shape.context:
+            raise InputError(f"token ids must be [N, at most {self.shape.context}]; got {list(ids.shape)}")
+        rows = ids if self.rows is None else self.rows[ids]
+        return self.tokens[rows] + self.positions[: ids.shape[1]]
+
+    def project(self, x: Tensor) -> Tensor:
+        """Final norm and projection of rows [..., D] to features [..., E]."""
+        normed: Tensor = self.ln_final(x)
+        return normed @ self.proj
+
+    def forward(self, ids: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
+        """Token ids [N, T] to features [N, E]: EOT's last state, normed and projected."""
+        ids = self.cut(ids)
+        end = self.eot(ids)
+        if edit is not None and edit.at is not None:
+            end = end + edit.count
+        return self.project(self.run(self.embed(ids), edit=edit, read=end[:, None], record=record)[:, 0])
+
+
+class Clip(nn.Module):
+    """A CLIP of any shape, frozen and in eval mode. `Clip(config)` has random weights; see `dear.load`.
+
+    Example:
+        >>> import dear
+        >>> clip = dear.Clip(dear.ClipConfig.named("ViT-B-32"))
+        >>> clip.encode_text(["a photo of a cat."]).shape
+        torch.Size([1, 512])
+    """
+
+    def __init__(self, config: ClipConfig, name: str = "random", token_rows: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.name = name
+        self.visual = VisionTower(config.vision, config.embed_dim)
+        self.text = TextTower(config.text, config.embed_dim, token_rows)
+        self.log_scale = nn.Parameter(torch.empty(()))
+        if self.log_scale.device.type != "meta":
+            self._start()
+        self.requires_grad_(False)
+        self.eval()
+
+    @torch.no_grad()
+    def _start(self) -> None:
+        """Random weights at CLIP's scales: small at the residual stream, smaller the deeper the tower."""
+        for tower in (self.visual, self.text):
+            width, depth = tower.config.width, tower.config.layers
+            narrow = width**-0.5
+            for block in tower.blocks:
+                assert isinstance(block, Block)
+                attn, mlp = block.attn, block.mlp
+                deep = narrow * (2 * depth) ** -0.5
+                scales = {attn.q: narrow, attn.k: narrow, attn.v: narrow, attn.o: deep}
+                scales |= {mlp.up: (2 * width) ** -0.5, mlp.down: deep}
+                for linear, scale in scales.items():
+                    nn.init.normal_(linear.weight, std=scale)
+                    nn.init.zeros_(linear.bias)
+            nn.init.normal_(tower.proj, std=narrow)
+        nn.init.normal_(self.visual.patch.weight, std=(3 * self.config.vision.patch_size**2) ** -0.5)
+        nn.init.normal_(self.visual.class_token, std=self.config.vision.width**-0.5)
+        nn.init.normal_(self.visual.positions, std=self.config.vision.width**-0.5)
+        nn.init.normal_(self.text.tokens, std=0.02)
+        nn.init.normal_(self.text.positions, std=0.01)
+        self.log_scale.fill_(math.log(1 / 0.07))
+
+    def train(self, mode: bool = True) -> Clip:
+        """A frozen model has one mode: it stays in eval."""
+        return super().train(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.log_scale.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return self.visual.proj.dtype
+
+    @property
+    def logit_scale(self) -> float:
+        """CLIP's temperature, exp(log_scale): what cosines are multiplied with."""
+        return math.exp(float(self.log_scale))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """`sha256:…` of the visual weights' values, whichever file they came from."""
+        from dear.clip.fingerprint import fingerprint
+
+        return fingerprint(self.visual)
+
+    def use_fused(self, fused: bool) -> Clip:
+        """Switch both towers to the fused kernel (the default) or to the written-out attention."""
+        self.visual.fused = self.text.fused = fused
+        return self
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        """Texts to BPE ids [N, context]."""
+        from dear.clip.tokenizer import tokenize
+
+        return tokenize(texts, self.config.text.context)
+
+    def preprocess(self, picture: Image) -> Tensor:
+        """A picture to normalised pixels [3, S, S], as CLIP was trained."""
+        from dear.clip.images import preprocess
+
+        return preprocess(picture, self.config.vision.image_size, self.config.mean, self.config.std)
+
+    @torch.no_grad()
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels [B, 3, S, S] to image features [B, E], not of unit length."""
+        features: Tensor = self.visual(pixels.to(self.device))
+        return features
+
+    @torch.no_grad()
+    def encode_text(self, texts: Sequence[str] | Tensor) -> Tensor:
+        """Texts, or their ids [N, T], to text features [N, E], not of unit length."""
+        if isinstance(texts, str):
+            texts = [texts]
+        ids = texts if isinstance(texts, Tensor) else self.tokenize(texts)
+        parts = [self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)]
+        return torch.cat(parts) if parts else torch.empty(0, self.config.embed_dim, device=self.device)

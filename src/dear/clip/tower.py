@@ -1,0 +1,187 @@
+"""A pre-norm transformer that can run in part, be edited, and be watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dear.clip.attention import Attention, Linear, take_rows
+from dear.clip.config import TowerConfig
+from dear.clip.edit import Edit, LayerEdit
+from dear.errors import UsageError
+
+
+class Record(Mapping[str, Tensor]):
+    """What a run leaves behind for those who watch: a mapping from stable dotted names to tensors.
+
+    Pass one to `Tower.run`. Layers count from 1; R is the number of watched rows:
+    `blocks.9.attn.heads` [B, H, R, d] (before the output projection), `blocks.9.attn.pattern` [B, H, R, N]
+    (with `pattern=True`), `blocks.9.mlp` [B, R, D], `blocks.9.out` [B, R, D].
+
+    Args:
+        rows: which rows of the sequence to keep; the class token alone by default.
+        pattern: also keep the attention pattern of those rows.
+    """
+
+    def __init__(self, rows: slice = slice(0, 1), pattern: bool = False) -> None:
+        self.rows = rows
+        self.pattern = pattern
+        self._kept: dict[str, Tensor] = {}
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Store `value` under `name`."""
+        self._kept[name] = value
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation in the precision of its weights, whatever the activations' precision."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis of x [..., D]."""
+        y = F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
+        return y.to(x.dtype)
+
+
+class MLP(nn.Module):
+    """Two linear layers around QuickGELU, `x * sigmoid(1.702 x)`, or GELU."""
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__()
+        self.up = Linear(config.width, config.mlp)
+        self.down = Linear(config.mlp, config.width)
+        self.quick = config.activation == "quick_gelu"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        h = self.up(x)
+        h = h * torch.sigmoid(1.702 * h) if self.quick else F.gelu(h)
+        out: Tensor = self.down(h)
+        return out
+
+
+class Block(nn.Module):
+    """One layer: x + attention(norm(x)), then x + MLP(norm(x))."""
+
+    def __init__(self, config: TowerConfig, causal: bool) -> None:
+        super().__init__()
+        self.ln_1 = LayerNorm(config.width, config.eps)
+        self.attn = Attention(config, causal)
+        self.ln_2 = LayerNorm(config.width, config.eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        edit: LayerEdit | None = None,
+        read: Tensor | None = None,
+        extra: int = 0,
+        fused: bool = True,
+        record: Record | None = None,
+        layer: int = 0,
+    ) -> Tensor:
+        """Run the layer on x [B, N, D]; only the rows `read` come out if it is given."""
+        watch_pattern = record is not None and record.pattern
+        z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, watch_pattern)
+        x = (x if read is None else take_rows(x, read)) + self.attn.merge(z)
+        m = self.mlp(self.ln_2(x))
+        x = x + m
+        if record is not None:
+            rows, name = record.rows, f"blocks.{layer}"
+            record.keep(f"{name}.attn.heads", z[:, :, rows])
+            record.keep(f"{name}.mlp", m[:, rows])
+            record.keep(f"{name}.out", x[:, rows])
+            if pattern is not None:
+                record.keep(f"{name}.attn.pattern", pattern[:, :, rows])
+        return x
+
+
+class Tower(nn.Module):
+    """A stack of blocks. `fused` switches between the fused kernel and the written-out attention."""
+
+    def __init__(self, config: TowerConfig, causal: bool) -> None:
+        super().__init__()
+        self.config: TowerConfig = config
+        self.blocks = nn.ModuleList(Block(config, causal) for _ in range(config.layers))
+        self.fused = True
+
+    def run(
+        self,
+        x: Tensor,
+        first: int = 1,
+        last: int | None = None,
+        edit: Edit | None = None,
+        read: Tensor | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        """Run layers `first` to `last` (counted from 1, both included).
+
+        Extra tokens of `edit` enter at the first layer that brings them; if that layer lies before `first`, x
+        is taken to hold them already, as a run that stopped there returned it.
+
+        Args:
+            x: [B, N, D], the input of layer `first`.
+            first: first layer to run.
+            last: last layer to run; None for the last there is.
+            edit: what changes, layer by layer.
+            read: rows of the sequence (extra tokens counted) that are wanted, [R] or [B, R]: the last layer
+                computes these queries only, and they alone are returned, in that order.
+            record: where to keep what happens inside.
+
+        Returns:
+            [B, N + extra tokens, D], or [B, R, D] with `read`.
+
+        Raises:
+            UsageError: a layer is named that does not exist.
+        """
+        last = self.config.layers if last is None else last
+        if not 1 <= first <= self.config.layers or not first - 1 <= last <= self.config.layers:
+            raise UsageError(f"layers {first} to {last} do not exist in a tower of {self.config.layers}")
+        if edit is not None and max(edit.layers, default=0) > self.config.layers:
+            raise UsageError(f"the edit names layer {max(edit.layers)}; the tower has {self.config.layers}")
+        for layer in range(first, last + 1):
+            change = None if edit is None else edit.layers.get(layer)
+            extra = 0
+            if edit is not None and edit.first is not None and layer >= edit.first:
+                extra = edit.count
+                x = _bring_in(x, edit, layer)
+            rows = read if layer == last else None
+            x = self.blocks[layer - 1](x, change, rows, extra, self.fused, record, layer)
+        if last < first and read is not None:
+            x = take_rows(x, read)
+        return x
+
+
+def _bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
+    """Put the extra tokens' input of this layer into the sequence (eq. 5 and 6)."""
+    change = edit.layers.get(layer)
+    if change is None or change.tokens is None:
+        return x  # the tokens flow on as the layer before left them
+    fresh = change.tokens.to(x.dtype)
+    if fresh.ndim == 2:
+        fresh = fresh.expand(x.shape[0], -1, -1)  # [B, T, D]
+    if layer == edit.first:
+        start = x.shape[1] if edit.at is None else edit.at
+        return torch.cat([x[:, :start], fresh, x[:, start:]], dim=1)
+    start = x.shape[1] - edit.count if edit.at is None else edit.at
+    stop = start + edit.count
+    if change.anchor != 1.0:
+        fresh = change.anchor * fresh + (1.0 - change.anchor) * x[:, start:stop]
+    return torch.cat([x[:, :start], fresh, x[:, stop:]], dim=1)
