@@ -1,0 +1,15 @@
+"""Shared by all tests: quiet threads, and helper modules that stand beside the tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)  # pytest runs one process a core
+for folder in Path(__file__).parent.rglob("*/"):
+    if folder.is_dir() and folder.name != "__pycache__":
+        sys.path.append(str(folder))
