@@ -259,7 +259,7 @@ class RoleMap:
         if allow_other:
             return f"Notice: {facts}, and is used on other weights {_short(clip.fingerprint)} as you asked."
         raise RoleError(
-            f"{facts}, not on these weights {_short(clip.fingerprint)}; make a map with `dear roles discover`, "
+            f"{facts}, not on these {_short(clip.fingerprint)}; make a map with `dear roles discover`, "
             "or pass allow_other=True (--allow-other-roles) to use it all the same"
         )
 

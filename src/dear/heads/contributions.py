@@ -1,0 +1,161 @@
+"""What each head adds to the image feature, exactly.
+
+Write z for a head's class-token output [d] (softmax row · V_h), W for its rows of the output projection
+[d, D], and s for the standard deviation of the final class token, which `ln_post` divides by. LayerNorm is
+linear once s is known, so the head's term of the feature is `(z / s) · M` with `M = centre(W) diag(w) P`
+[d, E]: a map that depends on the weights alone. One picture therefore costs d numbers a head (64 in
+ViT-B/16), from which its contribution [E] follows whenever it is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.clip.tower import Block, Record
+from dear.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Terms of the image feature: `heads.sum((1, 2)) + rest` is `clip.encode_image(batch)`.
+
+    Attributes:
+        heads: [B, L, H, E], one row of heads a layer of `layers`.
+        rest: [B, E], everything else: class token, MLPs, biases, heads of other layers.
+        layers: the L layers, counted from 1.
+    """
+
+    heads: Tensor
+    rest: Tensor
+    layers: tuple[int, ...]
+
+    def total(self) -> Tensor:
+        """The image feature, [B, E]."""
+        return self.heads.sum(dim=(1, 2)) + self.rest
+
+
+@dataclass(frozen=True)
+class HeadOutputs:
+    """Contributions in their small form: `outputs[b, l, h] @ maps[l, h]` is a head's contribution.
+
+    Attributes:
+        outputs: [B, L, H, d], class-token output of each head divided by the final standard deviation.
+        features: [B, E], the image features.
+    """
+
+    outputs: Tensor
+    features: Tensor
+
+
+def last_third(clip: Clip) -> tuple[int, ...]:
+    """The layers that have roles by default: the last third (9-12 of 12).
+
+    >>> from dear.clip.config import ClipConfig
+    >>> last_third(Clip(ClipConfig.named("ViT-B-32")))
+    (9, 10, 11, 12)
+    """
+    depth = clip.config.vision.layers
+    return tuple(range(depth - max(1, round(depth / 3)) + 1, depth + 1))
+
+
+def check_layers(clip: Clip, layers: Iterable[int] | None) -> tuple[int, ...]:
+    """`layers` sorted, or all layers for None.
+
+    Raises:
+        UsageError: a layer does not exist.
+    """
+    depth = clip.config.vision.layers
+    chosen = tuple(range(1, depth + 1)) if layers is None else tuple(sorted(set(layers)))
+    if not chosen or not all(1 <= layer <= depth for layer in chosen):
+        raise UsageError(f"layers {list(chosen)} do not all exist: the image tower has layers 1 to {depth}")
+    return chosen
+
+
+@torch.no_grad()
+def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
+    """M of each head, [L, H, d, E] in float32: scaled head output to contribution."""
+    visual, heads = clip.visual, clip.config.vision.heads
+    scale, project = visual.ln_post.weight.float(), visual.proj.float()
+    maps = []
+    for layer in layers:
+        out = _block(clip, layer).attn.o.weight.float().T  # [D, D]: rows of head h are h·d to (h+1)·d
+        out = out - out.mean(dim=1, keepdim=True)  # LayerNorm subtracts the mean over the width
+        maps.append(((out * scale) @ project).unflatten(0, (heads, -1)))  # [H, d, E]
+    return torch.stack(maps)
+
+
+@torch.no_grad()
+def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutputs:
+    """Scaled class-token outputs of the heads of `layers`, for pictures [B, 3, S, S]."""
+    visual = clip.visual
+    x = visual.embed(batch.to(clip.device))
+    if layers[0] > 1:
+        x = visual.run(x, last=layers[0] - 1)
+    record = Record()
+    last = visual.run(x, first=layers[0], read=_class_row(clip), record=record)[:, 0]  # [B, D]
+    spread = _spread(clip, last)
+    outputs = torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in layers], dim=1)
+    return HeadOutputs(outputs / spread[:, None, None], visual.project(last).float())
+
+
+@torch.no_grad()
+def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) -> Contributions:
+    """Split the image feature into what each head adds and the rest.
+
+    Args:
+        clip: the backbone.
+        batch: normalised pixels [B, 3, S, S].
+        layers: which layers' heads to show; None for all.
+
+    Returns:
+        Contributions whose terms sum to `clip.encode_image(batch)`.
+
+    Raises:
+        UsageError: a layer does not exist.
+        InputError: the pictures do not have the backbone's size.
+
+    >>> from dear.clip.config import ClipConfig
+    >>> clip = Clip(ClipConfig.named("ViT-B-32"))
+    >>> parts = decompose(clip, torch.zeros(1, 3, 224, 224), layers=[11, 12])
+    >>> parts.heads.shape, parts.rest.shape
+    (torch.Size([1, 2, 12, 512]), torch.Size([1, 512]))
+    """
+    chosen = check_layers(clip, layers)
+    visual = clip.visual
+    record = Record()
+    start = visual.embed(batch.to(clip.device))
+    last = visual.run(start, read=_class_row(clip), record=record)[:, 0]  # [B, D]
+    spread = _spread(clip, last)
+    rest = start[:, 0].float()
+    for layer in range(1, clip.config.vision.layers + 1):
+        project = _block(clip, layer).attn.o
+        rest = rest + record[f"blocks.{layer}.mlp"][:, 0].float() + project.bias.float()
+        if layer not in chosen:
+            merged = record[f"blocks.{layer}.attn.heads"][:, :, 0].float().flatten(1)  # [B, D]
+            rest = rest + merged @ project.weight.float().T
+    outputs = torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in chosen], dim=1)
+    heads = torch.einsum("blhd,lhde->blhe", outputs / spread[:, None, None], head_maps(clip, chosen))
+    norm, proj = visual.ln_post, visual.proj.float()
+    centred = (rest - rest.mean(dim=1, keepdim=True)) / spread
+    return Contributions(heads, (centred * norm.weight.float() + norm.bias.float()) @ proj, chosen)
+
+
+def _spread(clip: Clip, last: Tensor) -> Tensor:
+    """What `ln_post` divides the final class token [B, D] by, [B, 1]."""
+    variance = last.float().var(dim=1, keepdim=True, unbiased=False)
+    return (variance + clip.visual.ln_post.eps).sqrt()
+
+
+def _block(clip: Clip, layer: int) -> Block:
+    block = clip.visual.blocks[layer - 1]
+    assert isinstance(block, Block)
+    return block
+
+
+def _class_row(clip: Clip) -> Tensor:
+    return torch.zeros(1, dtype=torch.long, device=clip.device)

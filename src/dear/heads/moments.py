@@ -1,0 +1,82 @@
+"""Running moments of every head: all that TEXTSPAN needs, whatever the number of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.heads.contributions import check_layers, head_maps, head_outputs
+
+
+class Moments:
+    """Sums over pictures of a head's output z and of z z^T, in float64, for each of [L, H] heads.
+
+    Moments of parts of a picture set add up to the moments of the whole: `first + second`.
+
+    Attributes:
+        count: pictures seen.
+        total: [L, H, d], sum of z.
+        square: [L, H, d, d], sum of z z^T.
+        maps: [L, H, d, E], from output to contribution.
+        layers: the L layers, counted from 1.
+    """
+
+    def __init__(self, maps: Tensor, layers: Sequence[int]) -> None:
+        layer_count, heads, width, _ = maps.shape
+        self.maps = maps
+        self.layers = tuple(layers)
+        self.count = 0
+        self.total = torch.zeros(layer_count, heads, width, dtype=torch.float64, device=maps.device)
+        self.square = torch.zeros(layer_count, heads, width, width, dtype=torch.float64, device=maps.device)
+
+    def add(self, outputs: Tensor) -> None:
+        """Take in the outputs [B, L, H, d] of a batch."""
+        z = outputs.to(self.total).permute(1, 2, 0, 3)  # [L, H, B, d]
+        self.count += outputs.shape[0]
+        self.total += z.sum(dim=2)
+        self.square += z.transpose(2, 3) @ z
+
+    def __add__(self, other: Moments) -> Moments:
+        """Moments of both picture sets together.
+
+        Raises:
+            UsageError: the two belong to other heads.
+        """
+        if self.layers != other.layers or not torch.equal(self.maps, other.maps):
+            raise UsageError("moments of different layers or weights cannot be added")
+        both = Moments(self.maps, self.layers)
+        both.count = self.count + other.count
+        both.total = self.total + other.total
+        both.square = self.square + other.square
+        return both
+
+    def mean(self) -> Tensor:
+        """Mean contribution of each head, [L, H, E] in float64."""
+        return (self.total[..., None, :] @ self.maps.double())[..., 0, :] / max(self.count, 1)
+
+
+def moments(
+    clip: Clip,
+    batches: Iterable[Tensor],
+    layers: Iterable[int] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Moments:
+    """Moments of the heads of `layers` over a stream of pictures, in constant memory.
+
+    Args:
+        clip: the backbone.
+        batches: normalised pixels [B, 3, S, S], as many batches as there are.
+        layers: which layers; None for all.
+        progress: called with the number of pictures done so far.
+    """
+    chosen = check_layers(clip, layers)
+    result = Moments(head_maps(clip, chosen), chosen)
+    for batch in batches:
+        result.add(head_outputs(clip, batch, chosen).outputs)
+        if progress is not None:
+            progress(result.count)
+    return result
