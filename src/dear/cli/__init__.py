@@ -1,6 +1,24 @@
 """The command line: one module a command group; each parses, calls and prints."""
 
+from __future__ import annotations
+
+import os
+import sys
+
 
 def main() -> None:
-    """Entry point of the `dear` command."""
-    raise SystemExit("no commands yet")
+    """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
+    from dear.cli.app import app
+    from dear.errors import DearError, RunError
+
+    try:
+        app()
+    except DearError as error:
+        print(f"dear: {error}", file=sys.stderr)
+        sys.exit(1 if type(error) in (RunError, DearError) else 2)
+    except KeyboardInterrupt:
+        print("\ndear: stopped by you", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
+        sys.exit(0)

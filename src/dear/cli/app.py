@@ -1,0 +1,40 @@
+"""The `dear` command: its options and the table of its subcommands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dear.cli import backbones
+
+app = typer.Typer(
+    name="dear",
+    help="Adapt CLIP-like models head by head: find what each attention head does, teach the right ones.",
+    epilog="Start with `dear demo`; it needs no weights, no data and no network.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from dear import __version__
+
+        typer.echo(f"dear {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+for group in (backbones,):
+    group.add_to(app)
