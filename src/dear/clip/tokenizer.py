@@ -1,0 +1,133 @@
+"""CLIP's tokens: text is cleaned, lowered, cut into words and byte pairs, and framed by BOT and EOT.
+
+The byte pairs come from `instant_clip_tokenizer`, which carries CLIP's published merges. It does no
+cleaning of its own and departs from CLIP's published rules on three points, mended here:
+
+- its markers are spelled `<start_of_text>` and `<end_of_text>`, and it would read them in a user's text;
+- CLIP's word pattern ignores case, so `'ſ` (long s) is the contraction `'s`, one word;
+- U+0345 (a combining iota) is matched by no branch of CLIP's pattern and vanishes.
+
+Letters that Unicode gained after version 14 may be cut into words elsewhere than in CLIP's code, which
+itself depends there on the version of the library it runs on.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import ftfy
+import torch
+from instant_clip_tokenizer import Tokenizer
+from torch import Tensor
+
+from dear.errors import InputError
+
+BOT = 49406
+EOT = 49407
+PAD = 0
+CONTEXT = 77
+SPECIAL = ("<|startoftext|>", "<|endoftext|>")
+# Far beyond what 77 tokens can hold, and still cheap to clean.
+MAX_CHARACTERS = 20_000
+
+_WHITESPACE = re.compile(r"\s+")
+_FOREIGN_MARKER = re.compile(r"<(?=(?:start|end)_of_text>)")
+# An apostrophe opens a contraction only where no other punctuation stands before it.
+_LONG_S = re.compile(r"(?<![^\w\s])(?<!_)'ſ")
+_LONG_S_TOKENS = (6, 129, 379)  # "'", and the two bytes of the long s, the last ending the word
+
+
+@lru_cache(maxsize=1)
+def _byte_pairs() -> Tokenizer:
+    """The merges, parsed once: that takes longer than tokenising thousands of texts."""
+    return Tokenizer()
+
+
+def clean(text: str) -> str:
+    r"""The text as CLIP sees it: encoding mended, html unescaped twice, spaces collapsed, lower case.
+
+    >>> clean("  A&amp;amp;B \n Caf\u00c3\u00a9 ")
+    'a&b café'
+    """
+    text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return _WHITESPACE.sub(" ", text).strip().lower()
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of one text without BOT and EOT, whatever its length.
+
+    >>> encode("a photo of a cat.")
+    [320, 1125, 539, 320, 2368, 269]
+    """
+    return _encode_clean(clean(text))
+
+
+def _encode_clean(text: str) -> list[int]:
+    """Token ids of a cleaned text."""
+    text = text.replace("\u0345", " ")
+    text = _FOREIGN_MARKER.sub("< ", text)  # punctuation and a letter never share a word: ids are unchanged
+    ids: list[int] = []
+    for place, part in enumerate(_LONG_S.split(text)):
+        ids.extend(_LONG_S_TOKENS if place else ())
+        ids.extend(_byte_pairs().encode(part))
+    return ids
+
+
+def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
+    """Tokens of one or several texts: BOT, the words, EOT, then zeros.
+
+    Args:
+        texts: a text or a list of N texts.
+        context: how many tokens a row holds.
+
+    Returns:
+        int64 [N, context].
+
+    Raises:
+        InputError: a text is empty, too long, not a text, or contains one of CLIP's special tokens.
+
+    >>> tokenize("a cat")[0, :5].tolist()
+    [49406, 320, 2368, 49407, 0]
+    """
+    rows = [texts] if isinstance(texts, str) else list(texts)
+    result = torch.full((len(rows), context), PAD, dtype=torch.int64)
+    for row, text in zip(result, rows, strict=True):
+        ids = [BOT, *_checked(text, context), EOT]
+        row[: len(ids)] = torch.tensor(ids)
+    return result
+
+
+def _checked(text: str, context: int) -> list[int]:
+    """Token ids of a text that fits between BOT and EOT."""
+    if not isinstance(text, str):
+        raise InputError(f"{shorten(text)} is not a text; give a str or a list of them")
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"the text {shorten(text)} is too long: {len(text):,} characters; shorten it")
+    cleaned = clean(text)
+    for special in SPECIAL:
+        if special in cleaned:
+            raise InputError(f"the text {shorten(text)} contains CLIP's special token {special}; remove it")
+    ids = _encode_clean(cleaned)
+    if not ids:
+        raise InputError(f"the text {shorten(text)} is empty once cleaned; give at least one word")
+    if len(ids) > context - 2:
+        raise InputError(
+            f"the text {shorten(text)} is too long: {len(ids)} tokens where {context - 2} fit; shorten it"
+        )
+    return ids
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """A value as quoted in messages: `repr`, its middle left out if it is long.
+
+    >>> shorten("x" * 1000, 20)
+    "'xxxxxxxx…xxxxxxxxx'"
+    """
+    quoted = repr(value)
+    if len(quoted) <= limit:
+        return quoted
+    half = (limit - 1) // 2
+    return f"{quoted[:half]}…{quoted[-(limit - 1 - half) :]}"
