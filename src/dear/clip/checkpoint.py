@@ -1,0 +1,251 @@
+"""Finds out what a folder or a file holds and reads it as `Clip`'s state dict; nothing in it is ever run."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear.clip import configfiles, layouts
+from dear.clip.archive import check_zip, is_archive, read_archive
+from dear.clip.config import ACTIVATIONS, ClipConfig
+from dear.clip.model import Clip
+from dear.errors import CheckpointError, DearError, UsageError
+from dear.files import read_json, read_safetensors, write_json, write_safetensors
+
+HF_CONFIG = "config.json"
+HF_PICTURES = "preprocessor_config.json"
+HF_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+OPENCLIP_CONFIG = "open_clip_config.json"
+OPENCLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+
+_MAX_CONFIG_BYTES = 16 * 1024 * 1024
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read into memory: the shape of the model and its tensors under `Clip`'s own names."""
+
+    config: ClipConfig
+    state: dict[str, Tensor]
+    layout: str  #: "huggingface", "openclip", "torchscript" or "openai"
+
+
+def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
+    """Read the checkpoint in a folder or file.
+
+    Args:
+        path: a folder in Hugging Face's or OpenCLIP's layout, or one weight file.
+        activation: "quick_gelu" or "gelu", for a bare weight file that does not say.
+
+    Raises:
+        CheckpointError: nothing that can be read is there, or what is there is damaged or of another model.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise UsageError(f"activation={activation!r} is not known; use one of {', '.join(ACTIVATIONS)}")
+    try:
+        found = _read_folder(path, activation) if path.is_dir() else _read_file(path, activation)
+    except CheckpointError:
+        raise
+    except DearError as error:  # the file readers do not know that these files are checkpoints
+        raise CheckpointError(str(error)) from error
+    towers = (found.config.vision, found.config.text)
+    if activation is not None and any(tower.activation != activation for tower in towers):
+        raise CheckpointError(
+            f"{path}: says that its activation is {towers[0].activation}; leave activation={activation!r} out"
+        )
+    return found
+
+
+def _read_folder(folder: Path, activation: str | None) -> Checkpoint:
+    """Hugging Face's layout if it is whole, else OpenCLIP's; repositories on the hub often hold both."""
+    weights = _first(folder, HF_WEIGHTS)
+    if weights is not None and (folder / HF_CONFIG).is_file():
+        raw = _config(folder / HF_CONFIG)
+        if _first(folder, OPENCLIP_WEIGHTS) is None or (isinstance(raw, dict) and "model_type" in raw):
+            return _huggingface(_weights(weights).tensors, folder, weights)
+    weights = _first(folder, OPENCLIP_WEIGHTS)
+    if weights is not None and (folder / OPENCLIP_CONFIG).is_file():
+        return _openclip(_weights(weights).tensors, folder / OPENCLIP_CONFIG, weights)
+    bare = sorted(folder.glob("*.pt"))
+    if len(bare) == 1:
+        return _read_file(bare[0], activation)
+    raise CheckpointError(
+        f"{folder}: holds no CLIP checkpoint; a folder needs {HF_CONFIG} with {HF_WEIGHTS[0]}, "
+        f"{OPENCLIP_CONFIG} with {OPENCLIP_WEIGHTS[0]}, or one .pt file"
+    )
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _config(path: Path) -> Any:
+    return read_json(path, what="model configuration", max_bytes=_MAX_CONFIG_BYTES)
+
+
+def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Checkpoint:
+    pictures = folder / HF_PICTURES
+    config = configfiles.from_huggingface(
+        _config(folder / HF_CONFIG),
+        _config(pictures) if pictures.is_file() else None,
+        str(folder / HF_CONFIG),
+    )
+    short = layouts.TOKEN_ROWS in tensors and tensors.get(layouts.TOKEN_TABLE, torch.empty(())).dim() == 2
+    rows = len(tensors[layouts.TOKEN_TABLE]) if short else None
+    state = layouts.convert(tensors, layouts.huggingface(config, rows), str(weights))
+    return Checkpoint(config, state, "huggingface")
+
+
+def _openclip(tensors: dict[str, Tensor], config_path: Path, weights: Path) -> Checkpoint:
+    config = configfiles.from_openclip(_config(config_path), str(config_path))
+    return Checkpoint(config, layouts.convert(tensors, layouts.openai(config), str(weights)), "openclip")
+
+
+def _read_file(path: Path, activation: str | None) -> Checkpoint:
+    """One weight file; its tensors' names tell the layout, a configuration beside it the rest."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint file or folder")
+    if is_archive(path):
+        archive = read_archive(path)
+        return _bare(archive.tensors, archive.activation, path, "torchscript")
+    weights = _weights(path)
+    tensors = weights.tensors
+    if layouts.is_huggingface(tensors):
+        if not (path.parent / HF_CONFIG).is_file():
+            raise CheckpointError(
+                f"{path}: holds Hugging Face's tensors, which need their {HF_CONFIG} beside them"
+            )
+        return _huggingface(tensors, path.parent, path)
+    silent = weights.silent or path.name in OPENCLIP_WEIGHTS
+    if silent and (path.parent / OPENCLIP_CONFIG).is_file():
+        return _openclip(tensors, path.parent / OPENCLIP_CONFIG, path)
+    if not layouts.is_openai(tensors):
+        raise CheckpointError(
+            f"{path}: its tensors are those of no CLIP layout: {layouts.some(list(tensors))}"
+        )
+    if activation is None and not silent:
+        activation = "quick_gelu"  # what a bare state dict of OpenAI's format is made of
+    if activation is None:
+        raise CheckpointError(
+            f"{path}: does not say whether it was trained with GELU or QuickGELU; put its {OPENCLIP_CONFIG} "
+            "beside it, or pass activation='gelu' or activation='quick_gelu'"
+        )
+    return _bare(tensors, activation, path, "openai")
+
+
+def _bare(tensors: dict[str, Tensor], activation: str, path: Path, layout: str) -> Checkpoint:
+    config = configfiles.from_shapes(tensors, activation, str(path))
+    return Checkpoint(config, layouts.convert(tensors, layouts.openai(config), str(path)), layout)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Named tensors, and whether their container leaves open which activation they were trained with."""
+
+    tensors: dict[str, Tensor]
+    silent: bool
+
+
+def _weights(path: Path) -> _Weights:
+    """Named tensors of a weight file, or of all the files an index names."""
+    if path.name.endswith(".index.json"):
+        return _Weights(_sharded(path), silent=True)
+    with path.open("rb") as file:
+        start = file.read(9)
+    if path.suffix == ".safetensors" or start[8:9] == b"{":
+        return _Weights(read_safetensors(path, what="safetensors checkpoint")[0], silent=True)
+    return _pickled(path)
+
+
+def _sharded(index: Path) -> dict[str, Tensor]:
+    """All tensors an index names."""
+    tensors: dict[str, Tensor] = {}
+    for name in shards(index):
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index}: the file {name} is missing beside it")
+        tensors.update(_weights(index.parent / name).tensors)
+    lost = [name for name in _weight_map(index) if name not in tensors]
+    if lost:
+        raise CheckpointError(f"{index}: its files lack the tensors {layouts.some(lost)}")
+    return tensors
+
+
+def shards(index: Path) -> list[str]:
+    """The weight files an index names; all must lie in its own folder.
+
+    Raises:
+        CheckpointError: no index, or one that names a file elsewhere.
+    """
+    names = sorted({str(file) for file in _weight_map(index).values()})
+    for name in names:
+        if not _PLAIN_NAME.fullmatch(name) or name.endswith(".json"):
+            raise CheckpointError(f"{index}: names the file {name!r}, which is not in its own folder")
+    return names
+
+
+def _weight_map(index: Path) -> dict[str, Any]:
+    raw = _config(index)
+    where = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(where, dict) or not where:
+        raise CheckpointError(f"{index}: has no weight_map")
+    return where
+
+
+def _pickled(path: Path) -> _Weights:
+    """A state dict written by `torch.save`, read with `weights_only`: anything but tensors is refused."""
+    if zipfile.is_zipfile(path):
+        check_zip(path)
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path}: holds more than tensors, or is no PyTorch file; a pickle that could run code stays shut"
+        ) from None
+    except Exception as error:  # torch names damage in many ways, none of them for users
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path}: is cut or damaged ({reason}); get it again") from None
+    wrapped = isinstance(value, Mapping) and isinstance(value.get("state_dict"), Mapping)
+    if wrapped:
+        value = {str(name).removeprefix("module."): tensor for name, tensor in value["state_dict"].items()}
+    if not isinstance(value, Mapping) or not value:
+        raise CheckpointError(f"{path}: holds no state dict (named tensors)")
+    tensors = {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if size > path.stat().st_size:
+        raise CheckpointError(f"{path}: claims more numbers than the file has, so it is refused")
+    return _Weights(tensors, silent=wrapped)  # OpenCLIP's training runs wrap theirs; OpenAI's files do not
+
+
+def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write `clip` as a Hugging Face `CLIPModel` folder that transformers and `dear.load` read.
+
+    A shortened token table is written with its row map, which only `dear.load` understands.
+
+    Args:
+        clip: the model.
+        folder: where `config.json`, `preprocessor_config.json` and `model.safetensors` go; each is written
+            whole or not at all, the weights before the configuration that announces them.
+        dtype: precision of the stored weights.
+    """
+    folder, config = Path(folder), clip.config
+    state = clip.state_dict()
+    rows = len(state["text.tokens"]) if "text.rows" in state else None
+    tensors = layouts.publish(state, layouts.huggingface(config, rows))
+    stored = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+    write_safetensors(folder / HF_WEIGHTS[0], stored, {"format": "pt"})
+    write_json(folder / HF_PICTURES, configfiles.to_pictures(config))
+    write_json(folder / HF_CONFIG, configfiles.to_huggingface(config, str(dtype).removeprefix("torch.")))

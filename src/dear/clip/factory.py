@@ -1,0 +1,112 @@
+"""One call for any CLIP: `load` takes an embedded name, a hub name, a folder or a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dear.clip import hub
+from dear.clip.checkpoint import Checkpoint, read_checkpoint
+from dear.clip.fingerprint import fingerprint
+from dear.clip.model import Clip
+from dear.errors import CheckpointError, UsageError
+
+EMBEDDED = Path(__file__).parent / "weights"
+
+
+def load(
+    source: str | os.PathLike[str],
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    activation: str | None = None,
+) -> Clip:
+    """Load a CLIP, frozen and in eval mode.
+
+    Args:
+        source: an embedded name ("mini"), a hub name ("openai/clip-vit-base-patch16"), a folder in Hugging
+            Face's or OpenCLIP's layout, or a weight file (also OpenAI's `ViT-B-16.pt`). A folder or file that
+            exists goes before a name.
+        device: where the weights go.
+        dtype: their precision. Norms and the logit scale keep the checkpoint's, where that is higher.
+        activation: "quick_gelu" or "gelu", only for a bare weight file that does not say.
+
+    Raises:
+        CheckpointError: nothing is called so, it cannot be downloaded, or it is not a whole CLIP.
+        UsageError: an unknown device, precision or activation.
+
+    Example:
+        >>> dear.load("no such backbone")
+        Traceback (most recent call last):
+        dear.errors.CheckpointError: 'no such backbone' is not a backbone: ...
+    """
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device {device!r} is not known ({str(error).splitlines()[0]})") from None
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise UsageError(f"dtype {dtype} cannot hold a CLIP; use float32, bfloat16 or float16")
+    name, path = locate(source)
+    return build(read_checkpoint(path, activation), name, device, dtype)
+
+
+def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
+    """The name a source goes by and the folder or file on this machine, downloaded first if need be."""
+    text = os.fspath(source)
+    path = Path(text).expanduser()
+    if text in embedded():
+        return text, EMBEDDED / text
+    if path.exists():
+        return path.name or text, path
+    if isinstance(source, str) and hub.is_hub_name(text):
+        return text, hub.fetch(text)
+    raise CheckpointError(
+        f"{text!r} is not a backbone: no such file or folder, and no name; known names are "
+        f"{', '.join(list_backbones())}"
+    )
+
+
+def embedded() -> tuple[str, ...]:
+    """Names of the backbones that come with this package."""
+    return tuple(sorted(folder.parent.name for folder in EMBEDDED.glob("*/config.json")))
+
+
+def list_backbones() -> tuple[str, ...]:
+    """Names that `load` takes: those that come with this package, then those on the hub.
+
+    Example:
+        >>> "openai/clip-vit-base-patch16" in list_backbones()
+        True
+    """
+    return embedded() + tuple(hub.backbones())
+
+
+def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Clip:
+    """Put a checkpoint's tensors into a model without allocating them twice."""
+    state = checkpoint.state
+    rows = len(state["text.tokens"]) if "text.rows" in state else None
+    with torch.device("meta"):
+        clip = Clip(checkpoint.config, name, rows)
+    placed = {key: _place(key, tensor, device, dtype) for key, tensor in state.items()}
+    clip.load_state_dict(placed, assign=True)
+    clip.requires_grad_(False)
+    if dtype in (torch.float16, torch.bfloat16):
+        # The identity is that of the checkpoint's values, before this call rounds them.
+        visual = {key.removeprefix("visual."): t for key, t in state.items() if key.startswith("visual.")}
+        clip.__dict__["fingerprint"] = fingerprint(visual)
+    return clip
+
+
+def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.to(device)
+    if ".ln_" in name or name == "log_scale":
+        stored = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+        dtype = torch.promote_types(dtype, stored)
+    try:
+        return tensor.to(device, dtype)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"the weights cannot be placed on {device} ({reason}); try device='cpu'") from None
