@@ -1,0 +1,6 @@
+"""Phrases that heads are described with: our own, or a user's."""
+
+from dear.heads.corpus.build import Phrase
+from dear.heads.corpus.load import Corpus, load_corpus
+
+__all__ = ["Corpus", "Phrase", "load_corpus"]

@@ -1,0 +1,102 @@
+"""Opening a corpus by name, or from a user's own file."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dear.errors import DearError, InputError
+from dear.files import parse_json
+from dear.heads.corpus.build import Phrase, general
+
+_MOST_PHRASES = 200_000
+_LONGEST = 400  # characters; CLIP reads about 75 tokens
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Different phrases, in a fixed order, with the concepts they were written for where known."""
+
+    name: str
+    phrases: tuple[Phrase, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The phrases' wordings."""
+        return tuple(phrase.text for phrase in self.phrases)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Concept of each phrase that has one."""
+        return {phrase.text: phrase.concept for phrase in self.phrases if phrase.concept is not None}
+
+    def counts(self) -> dict[str, int]:
+        """Phrases a concept, largest first; phrases without a concept under ""."""
+        found = Counter(phrase.concept or "" for phrase in self.phrases)
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+    def __len__(self) -> int:
+        """Number of phrases."""
+        return len(self.phrases)
+
+
+def load_corpus(name: str | os.PathLike[str] = "general") -> Corpus:
+    """A corpus: "general" (the default), "world" (the attribute world's words), or a file.
+
+    A `.txt` file holds a phrase a line, optionally followed by a tab and its concept; a `.jsonl` file holds
+    an object a line: `{"phrase": "…", "concept": "…"}`, `concept` optional. Empty lines and repeated phrases
+    are passed over.
+
+    Raises:
+        InputError: there is no such corpus, or a line of the file cannot be used.
+
+    >>> corpus = load_corpus("general")
+    >>> len(corpus) > 3400, corpus.tags["a photo taken in Albania"]
+    (True, 'Location')
+    """
+    if str(name) == "general":
+        return Corpus("general", general())
+    if str(name) == "world":
+        from dear.heads.corpus.world import world
+
+        return Corpus("world", world())
+    path = Path(name)
+    if path.suffix not in (".txt", ".jsonl"):
+        raise InputError(f"{name}: a corpus is 'general', 'world', or a .txt or .jsonl file of phrases")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a corpus ({error})") from error
+    seen: dict[str, Phrase] = {}
+    for phrase in _lines(text, path):
+        seen.setdefault(phrase.text, phrase)
+    if not 0 < len(seen) <= _MOST_PHRASES:
+        raise InputError(f"{path}: holds {len(seen):,} phrases; a corpus has 1 to {_MOST_PHRASES:,}")
+    return Corpus(path.stem, tuple(seen.values()))
+
+
+def _lines(text: str, path: Path) -> Iterator[Phrase]:
+    """The phrases of a user's file, checked line by line."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        phrase: object
+        concept: object
+        if path.suffix == ".txt":
+            phrase, _, concept = line.partition("\t")
+        else:
+            try:
+                entry = parse_json(line, f"{path}, line {number}", "corpus line")
+            except DearError as error:
+                raise InputError(str(error)) from None
+            if not isinstance(entry, dict) or not set(entry) <= {"phrase", "concept"}:
+                raise InputError(f'{path}, line {number}: must be {{"phrase": "…", "concept": "…"}}')
+            phrase, concept = entry.get("phrase"), entry.get("concept")
+        if not isinstance(phrase, str) or not phrase.strip() or len(phrase) > _LONGEST:
+            raise InputError(f"{path}, line {number}: needs a phrase of 1 to {_LONGEST} characters")
+        if concept is not None and not isinstance(concept, str):
+            raise InputError(f"{path}, line {number}: the concept must be text")
+        yield Phrase(phrase.strip(), (concept or "").strip() or None)
