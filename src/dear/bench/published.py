@@ -1,0 +1,153 @@
+"""The paper's tables as data: what is printed, what its own columns say, and a note where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from dear.errors import UsageError
+from dear.files import parse_json
+
+
+@dataclass(frozen=True)
+class Number:
+    """One printed number, in percent.
+
+    Attributes:
+        value: what to compare with: the printed number, or the corrected one where it is a slip.
+        printed: as it stands in the paper.
+        note: why the two differ; empty where they do not.
+        std: standard deviation over seeds where the paper gives one.
+    """
+
+    value: float
+    printed: float
+    note: str = ""
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a published table.
+
+    Attributes:
+        label: the name in the paper.
+        method: our name of the method, or None where we have none.
+        variant: our name of an ablation's variant, or None.
+        venue: where the method was published, or "".
+        cells: number of each (data set, column); the data set "Average" is the mean row.
+    """
+
+    label: str
+    method: str | None
+    variant: str | None
+    venue: str
+    cells: Mapping[tuple[str, str], Number]
+
+    def number(self, dataset: str, column: str) -> Number | None:
+        """The number of a data set and column, or None where the paper gives none."""
+        return self.cells.get((dataset, column))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A published table: `name` as in "main-2" or "supplement-5", its columns and its rows."""
+
+    name: str
+    title: str
+    protocol: str
+    study: str | None
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def row(self, label: str) -> Row:
+        """The row with that label in the paper.
+
+        Raises:
+            UsageError: the table has no such row.
+        """
+        for row in self.rows:
+            if row.label == label:
+                return row
+        raise UsageError(f"table {self.name} has no row {label!r}; it has {[row.label for row in self.rows]}")
+
+
+def harmonic_mean(base: float, novel: float) -> float:
+    """HM of two accuracies; 0 where both are 0.
+
+    >>> round(harmonic_mean(85.94, 79.73), 2)
+    82.72
+    """
+    return 2 * base * novel / (base + novel) if base + novel > 0 else 0.0
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    text = resources.files("dear.bench").joinpath("published.json").read_text(encoding="utf-8")
+    document: Mapping[str, Any] = parse_json(text, "published.json", "table of published numbers")
+    return document
+
+
+def slips() -> tuple[Mapping[str, Any], ...]:
+    """Printed numbers that the paper's own columns contradict: table, row, dataset, column, printed, ..."""
+    return tuple(_document()["slips"])
+
+
+def claims() -> tuple[Mapping[str, Any], ...]:
+    """Sentences of the paper whose figure its tables do not give."""
+    return tuple(_document()["claims"])
+
+
+@cache
+def table(name: str) -> Table:
+    """A published table with its slips corrected and noted.
+
+    Raises:
+        UsageError: no table of that name is stored.
+
+    >>> dear = table("main-2").row("DeAR")
+    >>> number = dear.number("Caltech101", "hm")
+    >>> number.printed, number.value
+    (96.95, 97.37)
+    """
+    stored = _document()["tables"]
+    if name not in stored:
+        raise UsageError(f"no published table {name!r}; there are {', '.join(stored)}")
+    raw = stored[name]
+    corrections = {
+        (slip["row"], slip["dataset"], slip["column"]): slip for slip in slips() if slip["table"] == name
+    }
+    rows = []
+    for entry in raw["rows"]:
+        cells: dict[tuple[str, str], Number] = {}
+        for dataset, values in entry["values"].items():
+            deviations = entry.get("std", {}).get(dataset, [None] * len(values))
+            for column, value, std in zip(raw["columns"], values, deviations, strict=True):
+                slip = corrections.get((entry["label"], dataset, column))
+                cells[dataset, column] = (
+                    Number(value, value, std=std)
+                    if slip is None
+                    else Number(slip["corrected"], value, slip["note"], std)
+                )
+        rows.append(
+            Row(entry["label"], entry.get("method"), entry.get("variant"), entry.get("venue", ""), cells)
+        )
+    return Table(name, raw["title"], raw["protocol"], raw.get("study"), tuple(raw["columns"]), tuple(rows))
+
+
+def tables() -> tuple[Table, ...]:
+    """All stored tables, in the order of the paper."""
+    return tuple(table(name) for name in _document()["tables"])
+
+
+def for_protocol(protocol: str) -> Table | None:
+    """The main table of a protocol (not of an ablation), or None where the paper has none."""
+    return next((found for found in tables() if found.protocol == protocol and found.study is None), None)
+
+
+def for_study(study: str) -> Table | None:
+    """The published table of an ablation study, or None where the paper has none."""
+    return next((found for found in tables() if found.study == study), None)
