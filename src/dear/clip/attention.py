@@ -46,7 +46,7 @@ def attend_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: b
 
 
 class Linear(nn.Module):
-    """x W^T + b, with weights left unset: a checkpoint or `Clip` fills them."""
+    """x W^T + b in the precision of its weights, which are left unset: a checkpoint or `Clip` fills them."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
 class Attention(nn.Module):
@@ -98,6 +98,7 @@ class Attention(nn.Module):
             [B, H, R, d] and, if asked for, the pattern [B, H, R, N].
         """
         edit = edit or _NOTHING
+        x = x.to(self.q.weight.dtype)  # once for q, k, v: the residual stream may be wider
         rows = x if read is None else take_rows(x, read)
         q = self._project(self.q, rows, edit.q)  # [B, H, R, d]
         k = self._project(self.k, x, edit.k)  # [B, H, N, d]

@@ -28,8 +28,8 @@ class LowRank:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The change of the projection's output for inputs x [B, N, D]: [B, H, N, d]."""
-        inner = torch.einsum("bnw,hrw->bhnr", x, self.down)
-        return self.scale * torch.einsum("bhnr,hdr->bhnd", inner, self.up)
+        inner = torch.einsum("bnw,hrw->bhnr", x, self.down.to(x.dtype))
+        return self.scale * torch.einsum("bhnr,hdr->bhnd", inner, self.up.to(x.dtype))
 
     def matrix(self) -> Tensor:
         """The change as one matrix [H*d, D], to be added to the projection's weight."""

@@ -1,1 +1,75 @@
 """Methods: what each learns and what it changes in the towers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.heads.roles import RoleMap
+from dear.methods.base import Batch, Batches, Loss, Method
+from dear.methods.dear import DeAR, DeARConfig
+from dear.methods.masks import layer_mask
+from dear.methods.zeroshot import ZeroShot
+
+METHODS: dict[str, type[Method]] = {
+    "zeroshot": ZeroShot,
+    "dear": DeAR,
+}
+"""Every method by the name that the command line uses."""
+
+
+def list_methods() -> list[str]:
+    """Names of the methods, in the order of tables.
+
+    >>> "dear" in list_methods()
+    True
+    """
+    return list(METHODS)
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a method by name.
+
+    Raises:
+        UsageError: no method has that name.
+    """
+    try:
+        return METHODS[name.lower()]
+    except KeyError:
+        raise UsageError(f"no method is called {name!r}; known are {', '.join(METHODS)}") from None
+
+
+def method_modes(name: str) -> tuple[str, ...]:
+    """The ways a method can predict, the usual one first.
+
+    >>> method_modes("dear")
+    ('fused', 'decoupled')
+    """
+    return find_method(name).modes
+
+
+def build_method(
+    name: str, clip: Clip, classes: Sequence[str], *, roles: RoleMap | None = None, **options: Any
+) -> Method:
+    """A method by name; a role map is handed on only to methods that use one."""
+    kind = find_method(name)
+    return kind(clip, classes, roles=roles if kind.uses_roles else None, **options)
+
+
+__all__ = [
+    "METHODS",
+    "Batch",
+    "Batches",
+    "DeAR",
+    "DeARConfig",
+    "Loss",
+    "Method",
+    "ZeroShot",
+    "build_method",
+    "find_method",
+    "layer_mask",
+    "list_methods",
+    "method_modes",
+]

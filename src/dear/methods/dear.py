@@ -1,0 +1,268 @@
+"""DeAR: attribute tokens that only the right heads may read (main text, section 3.3; supplement A).
+
+Attribute tokens enter the image tower at layer J; in every later layer each head's role decides who may read
+whom (eq. 7-9). The class token's feature stays close to the frozen one, each attribute gets a feature of its
+own, and a learned softmax weighs their votes.
+
+The step does only work whose result is used: the layers before J are the same for the frozen and the adapted
+pass and run once without gradient; the text tower's layers before J are constant for a task; texts end at
+the longest EOT; the last layer computes the rows that are read; isolated heads run without masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.edit import BlockMask, Edit, LayerEdit
+from dear.errors import RoleError, UsageError
+from dear.heads.roles import RoleMap
+from dear.methods.base import Loss, Method
+from dear.methods.masks import ISOLATIONS, find_attribute, layer_mask
+from dear.methods.prompts import unit
+
+PROJECTIONS = ("copy", "random", "low-rank")
+FUSION_LOSSES = ("log", "linear")
+
+
+@dataclass(frozen=True)
+class DeARConfig:
+    """Options of DeAR; the defaults are the paper's."""
+
+    attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
+    tokens_per_attribute: int = 1  #: an attribute's feature is the mean of its tokens' features
+    tokens_per_layer: bool = False  #: a raw set of tokens a layer instead of one for all layers
+    first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
+    text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
+    text_tokens: int = 5  #: K
+    beta: float = 0.9  #: weight of the raw token against the layer before (eq. 5 and 6)
+    isolation: str = "bidirectional"  #: or "readonly": attribute tokens may read the originals
+    projection: str = "copy"  #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
+    rank: int = 16  #: of the low-rank projection
+    fusion_loss: str = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
+    lambda_reg: float = 1.0  #: weight of L_img + L_txt
+    lambda_fusion: float = 0.7  #: weight of L_fusion
+
+    def __post_init__(self) -> None:
+        def demand(good: bool, message: str) -> None:
+            if not good:
+                raise UsageError(message)
+
+        if self.attributes is not None:
+            object.__setattr__(self, "attributes", tuple(self.attributes))
+            names = [a.casefold() for a in self.attributes or ()]
+            demand(bool(names), "attributes is empty: DeAR needs at least one")
+            demand(len(set(names)) == len(names), f"attributes {self.attributes} name one twice")
+        demand(self.tokens_per_attribute >= 1, "tokens_per_attribute must be at least 1")
+        demand(self.text_tokens >= 0, "text_tokens cannot be negative")
+        demand(0.0 <= self.beta <= 1.0, f"beta = {self.beta} is not between 0 and 1")
+        demand(self.rank >= 1, "rank must be at least 1")
+        demand(
+            self.lambda_reg >= 0 and self.lambda_fusion >= 0,
+            "lambda_reg and lambda_fusion cannot be negative",
+        )
+        for name, value, known in (
+            ("isolation", self.isolation, ISOLATIONS),
+            ("projection", self.projection, PROJECTIONS),
+            ("fusion_loss", self.fusion_loss, FUSION_LOSSES),
+        ):
+            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
+
+
+def last_third(layers: int) -> int:
+    """First layer of the last third.
+
+    >>> last_third(12), last_third(24), last_third(1)
+    (9, 17, 1)
+    """
+    return layers - max(1, round(layers / 3)) + 1
+
+
+class DeAR(Method):
+    """DeAR on a frozen CLIP.
+
+    Example:
+        >>> import dear, torch
+        >>> from dear.heads.roles import RoleMap
+        >>> clip = dear.Clip(dear.ClipConfig.named("ViT-B-32"))
+        >>> ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
+        >>> model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids)
+        >>> model.trainable_numbers, model.logits(torch.zeros(1, 3, 224, 224), mode="decoupled").shape
+        (399622, torch.Size([1, 2]))
+    """
+
+    name: ClassVar[str] = "dear"
+    title: ClassVar[str] = "DeAR"
+    modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
+    uses_roles: ClassVar[bool] = True
+    Config: ClassVar[type] = DeARConfig
+    config: DeARConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
+        config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
+        self.roles = self._take_roles(self.roles)
+        self.attributes = config.attributes or self.roles.core
+        self.first = _layer(config.first_layer, last_third(vision.layers), vision.layers, "first_layer")
+        same = self.first if text.layers == vision.layers else last_third(text.layers)
+        self.text_first = _layer(config.text_first_layer, same, text.layers, "text_first_layer")
+        each = config.tokens_per_attribute
+        self.masks: Mapping[int, BlockMask] = {
+            layer: layer_mask(self.roles, layer, self.attributes, each, config.isolation)
+            for layer in range(self.first, vision.layers + 1)
+        }
+
+        def normal(*shape: int, std: float = 0.02) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
+
+        def raw(first: int, layers: int, count: int, width: int) -> Tensor:
+            sets = (layers - first + 1,) if config.tokens_per_layer else ()
+            return normal(*sets, count, width)
+
+        self.tokens = self.learn(raw(self.first, vision.layers, len(self.attributes) * each, vision.width))
+        self.text_tokens = self.learn(raw(self.text_first, text.layers, config.text_tokens, text.width))
+        shape = (vision.width, self.clip.config.embed_dim)
+        if config.projection == "low-rank":
+            self.p_down = self.learn(normal(shape[0], config.rank, std=shape[0] ** -0.5))
+            self.p_up = self.learn(torch.zeros(config.rank, shape[1]))
+        else:
+            copy = config.projection == "copy"
+            self.p_attr = self.learn(self.clip.visual.proj if copy else normal(*shape, std=shape[0] ** -0.5))
+        self.v = self.learn(torch.zeros(1 + len(self.attributes)))
+
+    def _take_roles(self, roles: RoleMap | None) -> RoleMap:
+        """The role map to use, checked against the backbone."""
+        vision = self.clip.config.vision
+        if roles is None:
+            if (vision.layers, vision.heads) != (12, 12):
+                raise RoleError(
+                    f"DeAR needs a role map for this tower of {vision.layers} x {vision.heads} heads: "
+                    "make one with `dear roles discover` (dear.discover_roles) and pass it as roles"
+                )
+            roles = RoleMap.table2()
+        self.notice = roles.check(self.clip, self.allow_other_roles)
+        return roles
+
+    # -- image side -------------------------------------------------------------------------------
+
+    def image_edit(self) -> Edit:
+        """Attribute tokens and role masks, layer by layer."""
+        layers = {
+            layer: LayerEdit(tokens=_raw(self.tokens, i), anchor=self.config.beta, mask=mask)
+            for i, (layer, mask) in enumerate(self.masks.items())
+        }
+        return Edit(layers, count=self.tokens.shape[-2])
+
+    def _prefix(self, pixels: Tensor) -> Tensor:
+        """Layers before J, the same for frozen and adapted: [B, 3, S, S] -> [B, N, D]."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
+            visual = self.clip.visual
+            return visual.run(visual.embed(pixels), last=self.first - 1)
+
+    def _frozen(self, prefix: Tensor) -> Tensor:
+        """Frozen image features [B, E] from the shared prefix."""
+        with torch.no_grad():
+            visual = self.clip.visual
+            read = torch.zeros(1, dtype=torch.long, device=prefix.device)
+            return visual.project(visual.run(prefix, first=self.first, read=read)[:, 0])
+
+    def _adapted(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
+        visual, count = self.clip.visual, self.tokens.shape[-2]
+        end = prefix.shape[1]
+        read = torch.tensor([0, *range(end, end + count)], device=prefix.device)
+        x = visual.run(prefix, first=self.first, edit=self.image_edit(), read=read)  # [B, 1 + T, D]
+        x = visual.ln_post(x)
+        f_cls = x[:, 0] @ visual.proj  # eq. 10
+        own = x[:, 1:].unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
+        return f_cls, self._project(own)
+
+    def _project(self, x: Tensor) -> Tensor:
+        """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""
+        if self.config.projection == "low-rank":
+            low = x.to(self.p_down.dtype) @ self.p_down @ self.p_up
+            return (x @ self.clip.visual.proj).to(low.dtype) + low
+        return x.to(self.p_attr.dtype) @ self.p_attr
+
+    # -- text side --------------------------------------------------------------------------------
+
+    def _texts(self) -> Tensor:
+        """Adapted unit text features [C, E]."""
+        if self.text_tokens.shape[-2] == 0:
+            return self.prompts.frozen
+        last = self.clip.config.text.layers
+        layers = {
+            layer: LayerEdit(tokens=_raw(self.text_tokens, i), anchor=self.config.beta)
+            for i, layer in enumerate(range(self.text_first, last + 1))
+        }
+        edit = Edit(layers, count=self.text_tokens.shape[-2], at=1)  # between BOT and the words
+        return unit(self.prompts.features(edit, first=self.text_first))
+
+    # -- logits and loss --------------------------------------------------------------------------
+
+    def _logits(self, f_cls: Tensor, f_attr: Tensor, texts: Tensor) -> dict[str, Tensor]:
+        """Logits of both modes from unit features (eq. 17-19).
+
+        The weighted sum of cosines with w_c is the cosine product of the weighted sum: one matrix product.
+        """
+        alpha = self.v.softmax(dim=0)
+        mix = alpha[0] * f_cls + torch.einsum("a,bae->be", alpha[1:], f_attr)
+        scale = self.clip.logit_scale
+        return {"fused": scale * mix @ texts.T, "decoupled": scale * f_cls @ texts.T}
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits of both modes, [B, C] each."""
+        f_cls, f_attr = self._adapted(self._prefix(pixels))
+        return self._logits(unit(f_cls), unit(f_attr), self.cached("texts", self._texts))
+
+    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16)."""
+        config = self.config
+        prefix = self._prefix(pixels)
+        f_cls, f_attr = (unit(f) for f in self._adapted(prefix))
+        texts = self._texts()
+        ce = F.cross_entropy(self._logits(f_cls, f_attr, texts)["fused"], labels)
+        log_alpha = self.v.log_softmax(dim=0)[0]
+        fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()
+        parts = {"ce": ce, "fusion": fusion}
+        total = ce + config.lambda_fusion * fusion
+        if config.lambda_reg > 0:
+            parts["reg_image"] = (1 - (f_cls * unit(self._frozen(prefix))).sum(-1)).mean()
+            parts["reg_text"] = (1 - (texts * self.prompts.frozen).sum(-1)).mean()
+            total = total + config.lambda_reg * (parts["reg_image"] + parts["reg_text"])
+        return Loss(total, {name: part.detach() for name, part in parts.items()})
+
+    # -- what DeAR knows beside the answer --------------------------------------------------------
+
+    @torch.no_grad()
+    def attribute_features(self, pixels: Tensor) -> Tensor:
+        """Features in each attribute's own space, [B, A, E], not of unit length."""
+        return self._adapted(self._prefix(pixels.to(self.clip.device)))[1]
+
+    def attribute_index(self, name: str) -> int:
+        """Place of an attribute in `attribute_features`, whatever the case of its name."""
+        return find_attribute(name, self.attributes)
+
+    def fusion_weights(self) -> dict[str, float]:
+        """alpha: the weight of the class token and of each attribute; they sum to 1."""
+        alpha = self.v.detach().double().softmax(dim=0).tolist()
+        return dict(zip(("class", *self.attributes), alpha, strict=True))
+
+
+def _raw(tokens: Tensor, place: int) -> Tensor:
+    """The raw tokens of one layer: the shared set, or the layer's own."""
+    return tokens if tokens.ndim == 2 else tokens[place]
+
+
+def _layer(asked: int | None, default: int, layers: int, option: str) -> int:
+    """A layer number that exists."""
+    if asked is None:
+        return default
+    if not 1 <= asked <= layers:
+        raise UsageError(f"{option} = {asked} is not a layer of a tower of {layers}")
+    return asked

@@ -1,0 +1,65 @@
+"""Zero-shot CLIP (Radford et al. 2021): the frozen model, one prompt a class or the mean of several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dear.errors import UsageError
+from dear.methods.base import Loss, Method
+from dear.methods.prompts import fill, unit
+
+ENSEMBLE = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+"""The seven prompts that CLIP's authors found to serve ImageNet about as well as their eighty."""
+
+
+@dataclass(frozen=True)
+class ZeroShotConfig:
+    """Options of the frozen model."""
+
+    ensemble: bool = False  #: average the unit features of the task's prompt and of `templates`
+    templates: tuple[str, ...] = ENSEMBLE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "templates", tuple(self.templates))
+
+
+class ZeroShot(Method):
+    """The frozen CLIP as a method: nothing is learned."""
+
+    name: ClassVar[str] = "zeroshot"
+    title: ClassVar[str] = "CLIP"
+    Config: ClassVar[type] = ZeroShotConfig
+    config: ZeroShotConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """Nothing is learned; an ensemble needs words, not ids."""
+        if self.config.ensemble and self.prompts.given is not None:
+            raise UsageError("an ensemble of templates needs class names, not token ids")
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]: temperature times cosine."""
+        texts = self.cached("ensemble", self._ensemble) if self.config.ensemble else self.prompts.frozen
+        return {"default": self.clip.logit_scale * unit(self.clip.encode_image(pixels)) @ texts.T}
+
+    def _ensemble(self) -> Tensor:
+        """Unit mean over prompts of unit text features, [C, E]."""
+        features = [self.prompts.frozen]
+        for template in self.config.templates:
+            features.append(unit(self.clip.encode_text([fill(template, name) for name in self.classes])))
+        return unit(torch.stack(features).mean(dim=0))
+
+    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """Cross-entropy, for comparison: there is nothing it could teach."""
+        return super().loss(pixels, labels, domains)

@@ -1,0 +1,119 @@
+"""Small models, role maps, prompts and pictures for the tests of methods and training."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from PIL import Image
+
+from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
+from dear.heads.names import CORE
+from dear.heads.roles import Role, RoleMap
+
+BOT, EOT = 49_406, 49_407
+
+
+def tiny_clip(seed: int = 0, dtype: torch.dtype = torch.float64, activation: str = "quick_gelu") -> Clip:
+    """A random CLIP of odd sizes: 6 layers of 4 heads, text 5 layers of 3; no bias is zero."""
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    clip = Clip(
+        ClipConfig(
+            VisionConfig(width=36, layers=6, heads=4, activation=activation, image_size=24, patch_size=8),
+            TextConfig(width=24, layers=5, heads=3, activation=activation),
+            embed_dim=20,
+        ),
+        name="tiny",
+    ).to(dtype)
+    with torch.no_grad():
+        for name, tensor in clip.named_parameters():
+            if name.endswith("bias"):
+                tensor.normal_(std=0.2)
+            if "ln_" in name and name.endswith("weight"):
+                tensor.normal_(1.0, 0.2)
+    torch.set_rng_state(generator_state)
+    return clip
+
+
+def token_ids(lengths: tuple[int, ...] = (2, 5, 3), context: int = 77, seed: int = 0) -> torch.Tensor:
+    """Rows of BOT, some words, EOT and padding."""
+    rng = random.Random(seed)
+    ids = torch.zeros(len(lengths), context, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        words = [rng.randrange(300, 40_000) for _ in range(length)]
+        ids[row, : length + 2] = torch.tensor([BOT, *words, EOT])
+    return ids
+
+
+def mixed_roles(layers: range = range(4, 7), heads: int = 4, seed: int = 3) -> RoleMap:
+    """Every kind of head somewhere, in an order that seed decides."""
+    kinds = [Role("generalization"), Role("other", "Animal"), Role("mixed")]
+    kinds += [Role("core", concept) for concept in CORE]
+    rng = random.Random(seed)
+    dealt: list[Role] = []
+    while len(dealt) < len(layers) * heads:
+        dealt += rng.sample(kinds, len(kinds))
+    keys = [(layer, head) for layer in layers for head in range(heads)]
+    return RoleMap(dict(zip(keys, dealt, strict=False)), heads)
+
+
+def pictures(
+    count: int = 4, size: int = 24, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Normal noise as normalised pixels."""
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+class Colours:
+    """A PictureSet in memory: noisy pictures whose mean colour tells the class."""
+
+    name = "colours"
+    template = "a photo of a {}."
+
+    def __init__(
+        self, classes: int = 3, each: int = 4, size: int = 24, seed: int = 0, domains: int = 0
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.classes = tuple(["red", "green", "blue", "grey"][:classes])
+        self.labels = torch.arange(classes).repeat_interleave(each)
+        noise = torch.randint(0, 120, (classes * each, 3, size, size), generator=generator)
+        for index, label in enumerate(self.labels.tolist()):
+            if label < 3:
+                noise[index, label] += 110
+        self.data = noise.to(torch.uint8)
+        names = tuple(f"d{i % domains}" for i in range(len(self.labels))) if domains else None
+        self.domains: tuple[str, ...] | None = names
+        self.root = "colours"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pixels(self, indices, size: int) -> torch.Tensor:
+        chosen = self.data[list(indices)]
+        if size == chosen.shape[-1]:
+            return chosen
+        resized = torch.nn.functional.interpolate(chosen.float(), size=(size, size), mode="nearest")
+        return resized.to(torch.uint8)
+
+    def picture(self, index: int) -> Image.Image:
+        return Image.fromarray(self.data[index].permute(1, 2, 0).numpy())
+
+    def key(self, index: int) -> str:
+        return f"colours/{index:04d}"
+
+    def subset(self, indices):
+        other = Colours.__new__(Colours)
+        other.__dict__.update(self.__dict__)
+        chosen = list(indices)
+        other.labels, other.data = self.labels[chosen], self.data[chosen]
+        other.domains = None if self.domains is None else tuple(self.domains[i] for i in chosen)
+        return other
+
+    def select_classes(self, names):
+        keep = [i for i, label in enumerate(self.labels.tolist()) if self.classes[label] in names]
+        other = self.subset(keep)
+        order = {name: i for i, name in enumerate(names)}
+        other.labels = torch.tensor([order[self.classes[int(label)]] for label in other.labels])
+        other.classes = tuple(names)
+        return other
