@@ -1,0 +1,201 @@
+"""Concepts: groups of phrases with a readable name, and which group a phrase belongs to.
+
+The paper's way is `cluster_concepts`: HDBSCAN over the sentence embeddings of all picked phrases. HDBSCAN
+finds many small, pure groups (German cities, kinds of dogs) rather than twelve; each gets the name of a
+concept, and groups of one name count as one concept. `fixed_concepts` names the concepts beforehand, and
+`tagged_concepts` takes the corpus' own tags.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dear.errors import RoleError
+from dear.heads.embed import Embedder, Floats, unit
+from dear.heads.names import PROTOTYPES
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One group of phrases: its concept's name, its centre and how many phrases made it."""
+
+    concept: str
+    centroid: tuple[float, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Concepts:
+    """How phrases are told apart.
+
+    Attributes:
+        of: concept of each phrase (eq. 2).
+        clusters: the groups behind the names; empty for tags.
+        way: "clusters", "fixed" or "tags".
+        noise: share of phrases HDBSCAN left alone, which went to the nearest centroid.
+        agreement: how well the concepts fit the corpus' tags, where it has tags.
+    """
+
+    of: Mapping[str, str]
+    clusters: tuple[Cluster, ...] = ()
+    way: str = "clusters"
+    noise: float = 0.0
+    agreement: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Concepts that have phrases, the largest first."""
+        counts = Counter(self.of.values())
+        return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
+
+    def summary(self) -> dict[str, Any]:
+        """What was found, as plain values for `roles.json`."""
+        counts = Counter(self.of.values())
+        groups = Counter(cluster.concept for cluster in self.clusters)
+        return {
+            "way": self.way,
+            "phrases": len(self.of),
+            "clusters": len(self.clusters),
+            "noise": round(self.noise, 4),
+            "agreement": {name: round(value, 4) for name, value in self.agreement.items()},
+            "concepts": {name: {"phrases": counts[name], "clusters": groups[name]} for name in self.names},
+        }
+
+
+def cluster_concepts(
+    phrases: Sequence[str],
+    embed: Embedder,
+    tags: Mapping[str, str] | None = None,
+    min_cluster_size: int = 3,
+    min_samples: int = 1,
+) -> Concepts:
+    """Concepts as HDBSCAN finds them.
+
+    Leaf clusters of at least three phrases: over picked phrases the alternative (excess of mass, larger
+    clusters) mostly ends in two clusters, one of which holds nearly everything. A cluster is named by the
+    majority of its phrases' tags, or, without tags, by the nearest of the twelve concepts' prototypes.
+
+    Args:
+        phrases: different phrases.
+        embed: their sentence embedding.
+        tags: concept a phrase was written for, where known.
+        min_cluster_size: HDBSCAN's smallest cluster.
+        min_samples: HDBSCAN's neighbourhood.
+
+    Raises:
+        RoleError: there are too few phrases to cluster.
+    """
+    from sklearn.cluster import HDBSCAN
+
+    if len(phrases) <= min_cluster_size:
+        raise RoleError(f"{len(phrases)} phrases are too few to cluster; use concepts='fixed' or 'tags'")
+    vectors = embed(phrases)  # [n, d], unit: euclidean distance is monotone in cosine
+    search = HDBSCAN(
+        min_cluster_size=min_cluster_size,
+        min_samples=min_samples,
+        cluster_selection_method="leaf",
+        copy=True,
+    )
+    labels: NDArray[np.int64] = search.fit(vectors).labels_
+    if labels.max() < 0:
+        raise RoleError(f"HDBSCAN finds no cluster in {len(phrases)} phrases; use concepts='fixed' or 'tags'")
+    members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+    centroids = unit(np.stack([vectors[rows].mean(axis=0) for rows in members]))
+    names = _names(
+        [[phrases[row] for row in rows.tolist()] for rows in members], centroids, embed, tags or {}
+    )
+    nearest = (vectors @ centroids.T).argmax(axis=1)  # eq. 2; noise too goes to the nearest centroid
+    of = {phrase: names[cluster] for phrase, cluster in zip(phrases, nearest, strict=True)}
+    clusters = tuple(
+        Cluster(name, tuple(np.round(centroid, 6).tolist()), len(rows))
+        for name, centroid, rows in zip(names, centroids, members, strict=True)
+    )
+    agreement = tag_agreement(of, dict(zip(phrases, nearest.tolist(), strict=True)), tags or {})
+    return Concepts(of, clusters, "clusters", float((labels < 0).mean()), agreement)
+
+
+def fixed_concepts(
+    phrases: Sequence[str],
+    embed: Embedder,
+    prototypes: Mapping[str, Sequence[str]] = PROTOTYPES,
+    tags: Mapping[str, str] | None = None,
+) -> Concepts:
+    """Concepts named beforehand, each by a few sentences; a phrase goes to the nearest (eq. 2).
+
+    Raises:
+        RoleError: a concept has no sentence.
+    """
+    if not prototypes or not all(prototypes.values()):
+        raise RoleError("fixed concepts need a name and at least one sentence each")
+    names = tuple(prototypes)
+    centroids = unit(np.stack([embed(list(prototypes[name])).mean(axis=0) for name in names]))
+    nearest = (embed(phrases) @ centroids.T).argmax(axis=1)
+    of = {phrase: names[place] for phrase, place in zip(phrases, nearest, strict=True)}
+    clusters = tuple(
+        Cluster(name, tuple(np.round(centroid, 6).tolist()), len(prototypes[name]))
+        for name, centroid in zip(names, centroids, strict=True)
+    )
+    return Concepts(of, clusters, "fixed", 0.0, tag_agreement(of, of, tags or {}))
+
+
+def tagged_concepts(phrases: Sequence[str], tags: Mapping[str, str]) -> Concepts:
+    """The concepts the phrases were written for.
+
+    Raises:
+        RoleError: a phrase has no tag.
+    """
+    bare = next((phrase for phrase in phrases if phrase not in tags), None)
+    if bare is not None:
+        raise RoleError(f"concepts='tags' needs a concept for every phrase of the corpus; {bare!r} has none")
+    return Concepts({phrase: tags[phrase] for phrase in phrases}, way="tags")
+
+
+def tag_agreement(
+    of: Mapping[str, str], cluster_of: Mapping[str, int | str], tags: Mapping[str, str]
+) -> dict[str, float]:
+    """How well found concepts and written tags agree, over the phrases that have tags.
+
+    `same_name`: share of phrases whose concept is their tag. `purity`: share of phrases that bear the
+    commonest tag of their cluster. `adjusted_rand` and `mutual_information` (normalised) compare named
+    concepts with tags; `cluster_mutual_information` the clusters before naming.
+    """
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    known = [phrase for phrase in of if phrase in tags]
+    if not known:
+        return {}
+    truth = [tags[phrase] for phrase in known]
+    found = [of[phrase] for phrase in known]
+    clusters = [str(cluster_of[phrase]) for phrase in known]
+    inside: dict[str, Counter[str]] = {}
+    for cluster, tag in zip(clusters, truth, strict=True):
+        inside.setdefault(cluster, Counter())[tag] += 1
+    pure = sum(counts.most_common(1)[0][1] for counts in inside.values())
+    return {
+        "same_name": sum(a == b for a, b in zip(truth, found, strict=True)) / len(known),
+        "purity": pure / len(known),
+        "adjusted_rand": float(adjusted_rand_score(truth, found)),
+        "mutual_information": float(normalized_mutual_info_score(truth, found)),
+        "cluster_mutual_information": float(normalized_mutual_info_score(truth, clusters)),
+    }
+
+
+def _names(
+    groups: Sequence[Sequence[str]], centroids: Floats, embed: Embedder, tags: Mapping[str, str]
+) -> list[str]:
+    """A concept's name for each cluster: its commonest tag, else the nearest of the twelve concepts."""
+    concepts = tuple(PROTOTYPES)
+    prototypes = unit(np.stack([embed(list(PROTOTYPES[name])).mean(axis=0) for name in concepts]))
+    nearest = (centroids @ prototypes.T).argmax(axis=1)
+    names = []
+    for place, group in enumerate(groups):
+        counts = Counter(tags[phrase] for phrase in group if phrase in tags)
+        best = min(counts.items(), key=lambda item: (-item[1], item[0]))[0] if counts else None
+        names.append(best or concepts[nearest[place]])
+    return names
