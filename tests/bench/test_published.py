@@ -1,4 +1,4 @@
-"""The stored tables against their own arithmetic: every disagreement is a listed slip, and every slip is real."""
+"""The stored tables against their own arithmetic: every disagreement is a listed slip, every slip is real."""
 
 import pytest
 

@@ -1,0 +1,214 @@
+"""Engines: who computes the cells of a grid, here or on a Ray cluster, with the same numbers."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from dear.bench.cells import Cell, Outcome, Place
+from dear.bench.grid import Engine, Report
+from dear.errors import DearError, UsageError
+
+Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]  #: (cell, place) -> result, plain JSON
+
+
+def attempt(work: Work, cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    """`work`'s result, or its error as data: {"result"} or {"error"}.
+
+    >>> attempt(lambda cell, place: {"accuracy": 0.5}, {}, {})
+    {'result': {'accuracy': 0.5}}
+    """
+    try:
+        return {"result": dict(work(cell, place))}
+    except Exception as error:  # any fault of one cell must leave the others alone
+        known = isinstance(error, DearError)
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        trace = "" if known else traceback.format_exc()
+        return {"error": {"type": type(error).__name__, "message": message, "trace": trace}}
+
+
+def _outcome(cell: Cell, answer: Mapping[str, Any]) -> Outcome:
+    return Outcome(cell, answer.get("result"), answer.get("error"))
+
+
+def _died(cell: Cell, how: str) -> Outcome:
+    return Outcome(cell, error={"type": "WorkerDied", "message": how, "trace": ""})
+
+
+class Local:
+    """This machine: one cell after the other in this process, or in several processes at a time.
+
+    Args:
+        work: computes one cell.
+        workers: processes; 1 computes here.
+        retries: how often a cell is tried again whose process died (killed, out of memory).
+    """
+
+    def __init__(self, work: Work, workers: int = 1, retries: int = 1) -> None:
+        if workers < 1:
+            raise UsageError(f"--workers {workers}: at least one is needed")
+        self.work, self.workers, self.retries = work, workers, retries
+
+    def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
+        """Compute every cell and report each once."""
+        if self.workers == 1:
+            for cell in cells:
+                report(_outcome(cell, attempt(self.work, cell.plain(), place.plain())))
+            return
+        todo = deque((cell, 0) for cell in cells)
+        crew = [_Worker(self.work) for _ in range(min(self.workers, len(cells)))]
+        try:
+            self._drive(crew, todo, place, report)
+        finally:
+            for worker in crew:
+                worker.stop()
+
+    def _drive(
+        self, crew: list[_Worker], todo: deque[tuple[Cell, int]], place: Place, report: Report
+    ) -> None:
+        """Keep every worker busy; a worker that died is replaced and its cell tried again."""
+        busy: dict[Connection, tuple[_Worker, Cell, int]] = {}
+        while todo or busy:
+            for worker in crew:
+                if todo and worker.pipe not in busy:
+                    cell, tries = todo.popleft()
+                    worker.pipe.send((cell.plain(), place.plain()))
+                    busy[worker.pipe] = (worker, cell, tries)
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                worker, cell, tries = busy.pop(ready)
+                try:
+                    answer = ready.recv()
+                except (EOFError, OSError):
+                    code = worker.stop()
+                    crew[crew.index(worker)] = _Worker(self.work)
+                    if tries < self.retries:
+                        todo.append((cell, tries + 1))
+                    else:
+                        report(_died(cell, f"its process died {tries + 1} times (exit status {code})"))
+                else:
+                    report(_outcome(cell, answer))
+
+
+class _Worker:
+    """A process that computes the cells it is sent."""
+
+    def __init__(self, work: Work) -> None:
+        context = mp.get_context("spawn")  # a forked PyTorch may hang
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def stop(self) -> int | None:
+        """End the process; returns its exit status."""
+        self.pipe.close()
+        self.process.join(timeout=0.2)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+        return self.process.exitcode
+
+
+def _serve(pipe: Connection, work: Work) -> None:
+    """Answer cells until the other side hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    while True:
+        try:
+            cell, place = pipe.recv()
+            pipe.send(attempt(work, cell, place))
+        except (EOFError, OSError):
+            return
+
+
+class OnRay:
+    """A Ray cluster, or a Ray started on this machine: cells as tasks with CPU and GPU resources.
+
+    A killed worker loses the cell it was computing, which Ray starts again elsewhere.
+
+    Args:
+        work: computes one cell; importable on every node.
+        address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
+        cpus: CPUs a cell takes.
+        gpus: GPUs a cell takes; parts of one are allowed.
+        retries: how often a cell is started again whose worker died.
+
+    Raises:
+        UsageError: Ray is not installed.
+    """
+
+    def __init__(
+        self, work: Work, address: str | None = None, cpus: float = 1, gpus: float = 0, retries: int = 3
+    ) -> None:
+        self.ray = _import_ray()
+        self.work, self.address = work, address
+        self.cpus, self.gpus, self.retries = cpus, gpus, retries
+
+    def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
+        """Compute every cell and report each once.
+
+        Raises:
+            UsageError: no cluster answers at the address.
+        """
+        ray = self.ray
+        mine = not ray.is_initialized()
+        if mine:
+            try:
+                ray.init(
+                    address=self.address,
+                    log_to_driver=False,
+                    **({} if self.address else {"include_dashboard": False}),
+                )
+            except ConnectionError as error:
+                raise UsageError(f"--address {self.address}: no Ray cluster answers ({error})") from None
+        try:
+            task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries, max_calls=0)(
+                attempt
+            )
+            pending = {task.remote(self.work, cell.plain(), place.plain()): cell for cell in cells}
+            while pending:
+                ready, _ = ray.wait(list(pending), num_returns=1)
+                for reference in ready:
+                    cell = pending.pop(reference)
+                    try:
+                        answer = ray.get(reference)
+                    except ray.exceptions.RayError as error:
+                        report(_died(cell, f"its Ray worker was lost: {str(error).splitlines()[0]}"))
+                    else:
+                        report(_outcome(cell, answer))
+        finally:
+            if mine:
+                ray.shutdown()
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise UsageError(
+            "--engine ray needs Ray, which is not installed; add it with `pip install 'dear-vlm[cluster]'`"
+        ) from None
+    return ray
+
+
+def make_engine(
+    name: str, work: Work, workers: int = 1, address: str | None = None, cpus: float = 1, gpus: float = 0
+) -> Engine:
+    """An engine by its name on the command line: "local" or "ray".
+
+    Raises:
+        UsageError: the name is neither, or Ray is not installed.
+    """
+    if name == "local":
+        if address is not None:
+            raise UsageError("--address belongs to --engine ray")
+        return Local(work, workers)
+    if name == "ray":
+        return OnRay(work, address, cpus, gpus)
+    raise UsageError(f"--engine {name}: choose local or ray")

@@ -1,0 +1,174 @@
+"""A grid: cells on disk, one file each; what is there is kept, what is missing is computed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dear.bench.cells import SCHEMA, Cell, Outcome, Place, digest
+from dear.errors import DearError, RunError
+from dear.files import read_json, write_atomic, write_json
+
+Report = Callable[[Outcome], None]  #: called when a cell is done or has failed
+
+
+class Engine(Protocol):
+    """Something that computes cells, in any order, anywhere."""
+
+    def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
+        """Compute every cell and report each once; a failed one must not stop the others."""
+
+
+@dataclass
+class Summary:
+    """What a run of a grid did.
+
+    Attributes:
+        kept: cells that were there already.
+        computed: cells computed now.
+        failed: message of each failed cell.
+        notices: sentences the user should see.
+    """
+
+    kept: list[Cell] = field(default_factory=list)
+    computed: list[Cell] = field(default_factory=list)
+    failed: dict[Cell, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+class Grid:
+    """The folder of a grid: `cells/*.json`, `cells/*.error.json` and `draws/*.jsonl`.
+
+    Args:
+        folder: made when the first cell is written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def path(self, cell: Cell) -> Path:
+        """The file of a cell's result."""
+        return self.folder / "cells" / f"{cell.stem}.json"
+
+    def error_path(self, cell: Cell) -> Path:
+        """The file that says why a cell failed."""
+        return self.folder / "cells" / f"{cell.stem}.error.json"
+
+    def read(self, cell: Cell) -> Mapping[str, Any] | None:
+        """The stored result of a cell, or None where there is none.
+
+        Raises:
+            DearError: there is a file, but it is damaged or belongs to another configuration.
+        """
+        path = self.path(cell)
+        if not path.exists():
+            return None
+        document = _checked(read_json(path, "cell of a grid"), path)
+        if document["key"] != cell.key:
+            raise RunError(f"{path}: holds another configuration than its name says")
+        result: Mapping[str, Any] = document["result"]
+        return result
+
+    def store(self, outcome: Outcome) -> None:
+        """Write a cell's result, or its error, whole; the few-shot draw goes to a file of its own."""
+        cell, error = outcome.cell, self.error_path(outcome.cell)
+        if outcome.result is None:
+            write_json(error, {"key": cell.key, "cell": cell.plain(), "error": dict(outcome.error or {})})
+            return
+        result = dict(outcome.result)
+        if "draw" in result:
+            result["draw"] = self._store_draw(cell, result["draw"])
+        document = {"schema": SCHEMA, "key": cell.key, "cell": cell.plain(), "result": result}
+        write_json(self.path(cell), document)
+        error.unlink(missing_ok=True)
+
+    def _store_draw(self, cell: Cell, draw: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the drawn pictures as JSONL once, and return its name and hash for the cell's record."""
+        text = str(draw["jsonl"])
+        mark = digest(text)[:12]
+        name = f"{cell.dataset}-{cell.shots or 'all'}shot-seed{cell.seed}-{mark}.jsonl"
+        path = self.folder / "draws" / name.replace("/", "-").replace(":", "-").replace(os.sep, "-")
+        if not path.exists():
+            write_atomic(path, text)
+        kept = {key: value for key, value in draw.items() if key != "jsonl"}
+        return {**kept, "file": f"draws/{path.name}", "digest": mark}
+
+    def documents(self) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
+        """(cell, result) of every whole cell file in the folder, in the order of names."""
+        for path in sorted((self.folder / "cells").glob("*.json")):
+            if path.name.endswith(".error.json"):
+                continue
+            try:
+                document = _checked(read_json(path, "cell of a grid"), path)
+            except DearError:
+                continue  # reported when the grid runs; a table shows what is whole
+            yield Cell(**document["cell"]), document["result"]
+
+    def run(
+        self,
+        cells: Iterable[Cell],
+        place: Place,
+        engine: Engine,
+        watch: Callable[[Outcome | None, int, int], None] = lambda outcome, done, total: None,
+    ) -> Summary:
+        """Compute the cells that are missing and write each the moment it is done.
+
+        Args:
+            cells: what the grid should hold; repeated ones count once.
+            place: where data and backbone are.
+            engine: who computes.
+            watch: called with (outcome, done, total); outcome is None for the first call.
+
+        Returns:
+            What was kept, computed and failed.
+        """
+        summary, missing = Summary(), []
+        wanted = list(dict.fromkeys(cells))
+        for cell in wanted:
+            try:
+                found = self.read(cell)
+            except DearError as error:
+                summary.notices.append(f"{error}; it is computed again")
+                found = None
+            if found is None:
+                missing.append(cell)
+            else:
+                summary.kept.append(cell)
+        done = len(summary.kept)
+        watch(None, done, len(wanted))
+
+        def report(outcome: Outcome) -> None:
+            nonlocal done
+            self.store(outcome)
+            done += 1
+            if outcome.result is None:
+                summary.failed[outcome.cell] = str((outcome.error or {}).get("message", "unknown"))
+            else:
+                summary.computed.append(outcome.cell)
+            watch(outcome, done, len(wanted))
+
+        if missing:
+            engine.run(missing, place, report)
+        return summary
+
+
+def _checked(document: Any, path: Path) -> dict[str, Any]:
+    """A cell document whose key fits its configuration.
+
+    Raises:
+        RunError: it does not, or parts are missing.
+    """
+    if not isinstance(document, dict) or not {"schema", "key", "cell", "result"} <= set(document):
+        raise RunError(f"{path}: is not a whole cell of a grid")
+    if document["schema"] != SCHEMA:
+        raise RunError(f"{path}: written by another version (schema {document['schema']}, here {SCHEMA})")
+    try:
+        key = Cell(**document["cell"]).key
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{path}: its configuration cannot be read ({error})") from None
+    if key != document["key"] or not isinstance(document["result"], dict):
+        raise RunError(f"{path}: was changed by hand: its key does not fit its configuration")
+    return document

@@ -1,0 +1,118 @@
+"""Engines compute the same cells: in this process, in several, on a real local Ray; workers may be killed."""
+
+import sys
+import textwrap
+
+import pytest
+
+from dear.bench import engines
+from dear.bench.cells import Cell, Place
+from dear.bench.engines import Local, OnRay, make_engine
+from dear.bench.grid import Grid
+from dear.errors import UsageError
+
+CELLS = [Cell("base-to-novel", "dear", "d", seed, 16, "mini", "f") for seed in range(1, 7)]
+MODULE = """
+    import os, random, signal, time
+    from pathlib import Path
+
+    def value(cell, place):
+        return {"number": random.Random(cell["seed"]).random(), "place": place["data_root"]}
+
+    def fragile(cell, place):
+        mark = Path(place["data_root"]) / f"killed-{cell['seed']}"
+        if cell["seed"] in (2, 5) and not mark.exists():
+            mark.write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value(cell, place)
+
+    def doomed(cell, place):
+        if cell["seed"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value(cell, place)
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A module that worker processes can import too."""
+    (tmp_path / "grid_work_for_tests.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("grid_work_for_tests", None)
+    import grid_work_for_tests
+
+    return grid_work_for_tests
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A real Ray with two workers on this machine."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield ray
+    ray.shutdown()
+
+
+def _numbers(folder, engine, place):
+    grid = Grid(folder)
+    summary = grid.run(CELLS, place, engine)
+    files = {path.name: path.read_bytes() for path in sorted((folder / "cells").glob("*.json"))}
+    return files, summary
+
+
+def test_processes_write_the_same_bytes_as_one_process_and_survive_a_kill(tmp_path, work):
+    place = Place("mini", data_root=str(tmp_path))
+    alone, _ = _numbers(tmp_path / "one", Local(work.value), place)
+    several, summary = _numbers(tmp_path / "two", Local(work.fragile, workers=2), place)
+    assert several == alone
+    assert len(several) == 6
+    assert summary.failed == {}
+    assert (tmp_path / "killed-2").exists()
+    assert (tmp_path / "killed-5").exists()
+
+
+def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):
+    _, summary = _numbers(tmp_path / "out", Local(work.doomed, workers=2), Place("mini", str(tmp_path)))
+    assert [cell.seed for cell in summary.failed] == [3]
+    assert "died 2 times" in summary.failed[CELLS[2]]
+    assert len(summary.computed) == 5
+
+
+def test_ray_writes_the_same_bytes_and_survives_a_killed_worker(tmp_path, work, ray):
+    place = Place("mini", data_root=str(tmp_path))
+    alone, _ = _numbers(tmp_path / "one", Local(work.value), place)
+    import ray.cloudpickle as cloudpickle
+
+    cloudpickle.register_pickle_by_value(work)  # the tests' module is not installed on the workers
+    on_ray, summary = _numbers(tmp_path / "ray", OnRay(work.fragile), place)
+    assert on_ray == alone
+    assert summary.failed == {}
+    assert (tmp_path / "killed-2").exists()
+
+
+def test_ray_reports_a_cell_whose_worker_is_always_lost(tmp_path, work, ray):
+    import ray.cloudpickle as cloudpickle
+
+    cloudpickle.register_pickle_by_value(work)
+    _, summary = _numbers(tmp_path / "out", OnRay(work.doomed, retries=0), Place("mini", str(tmp_path)))
+    assert [cell.seed for cell in summary.failed] == [3]
+    assert "lost" in summary.failed[CELLS[2]]
+
+
+def test_missing_ray_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'dear-vlm\[cluster\]'"):
+        make_engine("ray", engines.attempt)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("slurm", {}, "local or ray"),
+        ("local", {"address": "x"}, "--engine ray"),
+        ("local", {"workers": 0}, "one"),
+    ],
+)
+def test_wrong_engines_are_refused(name, options, message):
+    with pytest.raises(UsageError, match=message):
+        make_engine(name, engines.attempt, **options)
