@@ -1,4 +1,4 @@
-"""The shape of a published checkpoint: from Hugging Face's or OpenCLIP's configuration, or its own tensors."""
+"""The shape of a published checkpoint: from its configuration file, or from its own tensors."""
 
 from __future__ import annotations
 

@@ -1,0 +1,165 @@
+"""Downloads against a hub on this machine: checked, resumed, whole or not at all, offline once cached."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from fake_hub import FakeHub
+
+import dear
+from dear.clip import hub
+from dear.clip.checkpoint import save_hf
+from dear.clip.config import ClipConfig, TextConfig, VisionConfig
+from dear.clip.model import Clip
+from dear.errors import CheckpointError
+
+NAME = "someone/tiny-clip"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A tiny model as a hub would hold it, with files nobody needs."""
+    torch.manual_seed(0)
+    vision = VisionConfig(width=64, layers=2, heads=1, image_size=16, patch_size=8)
+    clip = Clip(ClipConfig(vision, TextConfig(width=64, layers=1, heads=1, vocab=99, context=8), 8))
+    folder = tmp_path_factory.mktemp("repository")
+    save_hf(clip, folder)
+    (folder / "README.md").write_text("a model")
+    (folder / "flax_model.msgpack").write_bytes(b"x" * 1000)
+    return folder, clip.fingerprint
+
+
+@pytest.fixture
+def server(files, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    server = FakeHub(NAME, files[0])
+    yield server
+    server.close()
+
+
+def fetch(server, tmp_path):
+    return hub.fetch(NAME, cache_dir=tmp_path, endpoint=server.endpoint)
+
+
+def blobs(tmp_path):
+    return sorted(path for path in tmp_path.rglob("*") if path.is_file() and "blobs" in path.parts)
+
+
+def test_only_what_is_needed_is_downloaded_and_then_never_asked_for_again(server, files, tmp_path):
+    folder = fetch(server, tmp_path)
+    assert dear.load(folder).fingerprint == files[1]
+    got = sorted(path.name for path in folder.iterdir())
+    assert got == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    before = len(server.requests)
+    assert fetch(server, tmp_path) == folder
+    assert len(server.requests) == before
+
+
+def test_offline_works_once_it_is_cached(server, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match=r"HF_HUB_OFFLINE is set.*pass its folder"):
+        fetch(server, tmp_path)
+    assert not server.requests
+    assert not hub.is_cached(NAME, tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    fetch(server, tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    server.down = True
+    assert hub.is_cached(NAME, tmp_path)
+    assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
+
+
+def test_a_cut_transfer_resumes_where_it_broke(server, files, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # a transfer resumes after the last whole chunk
+    server.cut["model.safetensors"] = 50_000
+    assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
+    assert server.transfers("model.safetensors") == [None, "bytes=50000-"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_file_damaged_on_the_way_is_not_kept(server, files, tmp_path, file):
+    server.corrupt.add(file)
+    with pytest.raises(CheckpointError, match=rf"{file}.*damaged"):
+        fetch(server, tmp_path)
+    damaged = server.checksum(file)
+    assert not [path for path in blobs(tmp_path) if path.name.startswith(damaged)]
+    assert len(server.transfers(file)) == 2
+    server.corrupt.clear()
+    assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
+
+
+def test_a_file_that_rots_in_the_cache_is_noticed_and_replaced(server, files, tmp_path, monkeypatch):
+    folder = fetch(server, tmp_path)
+    target = (folder / "model.safetensors").resolve()
+    target.chmod(0o644)
+    target.write_bytes(target.read_bytes()[:-4] + b"\0\0\0\1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
+        fetch(server, tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
+
+
+def test_an_interrupted_set_of_files_is_completed(server, files, tmp_path):
+    folder = fetch(server, tmp_path)
+    (folder / "model.safetensors").resolve().unlink()
+    (folder / "model.safetensors").unlink()
+    assert not hub.is_cached(NAME, tmp_path)
+    assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
+    assert len(server.transfers("config.json")) == 1
+
+
+def test_a_hub_that_does_not_answer_is_named_with_a_way_out(server, tmp_path):
+    server.down = True
+    with pytest.raises(CheckpointError, match=rf"{NAME} could not be downloaded.*pass its folder"):
+        fetch(server, tmp_path)
+    with pytest.raises(CheckpointError, match="pass its folder"):
+        hub.fetch(NAME, cache_dir=tmp_path, endpoint="http://127.0.0.1:9")
+    assert not blobs(tmp_path)
+
+
+def test_a_model_that_does_not_exist(server, tmp_path):
+    with pytest.raises(CheckpointError, match="neither a folder here nor a model on the Hugging Face hub"):
+        hub.fetch("someone/else", cache_dir=tmp_path, endpoint=server.endpoint)
+
+
+def test_a_repository_without_a_clip(tmp_path, server):
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "repo" / "model.safetensors").write_bytes(b"never asked for")
+    other = FakeHub("someone/bert", tmp_path / "repo")
+    with pytest.raises(CheckpointError, match="holds no CLIP"):
+        hub.fetch("someone/bert", cache_dir=tmp_path / "cache", endpoint=other.endpoint)
+    assert not other.transfers("model.safetensors")
+    other.close()
+
+
+def test_the_environment_is_honoured_through_dear_load(server, files, tmp_path):
+    program = f"import dear; print(dear.load({NAME!r}).fingerprint)"
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": server.endpoint,
+        "HF_HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    for offline in ("0", "1"):
+        if offline == "1":
+            server.close()
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment | {"HF_HUB_OFFLINE": offline},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.strip() == files[1], done.stderr
