@@ -10,7 +10,7 @@ from dear.errors import DearError, RoleError
 from dear.heads.entropy import concept_entropy, concept_shares
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
-from dear.heads.rules import Measured, dominant, quantile
+from dear.heads.rules import Measured, assign, dominant, quantile, rerule
 
 PRINT = "sha256:" + "ab" * 32
 
@@ -22,7 +22,7 @@ def clip(layers=12, heads=12, fingerprint=PRINT):
 
 def head(**counts):
     concepts = tuple(c for c, n in counts.items() for _ in range(n))
-    return Measured(tuple(f"phrase {i}" for i in range(len(concepts))), concepts)
+    return Measured.of([f"phrase {i}" for i in range(len(concepts))], concepts)
 
 
 def small_map(**kwargs):
@@ -92,7 +92,12 @@ def test_dominant_by_hand():
     assert [(r.kind, r.concept) for r in table.values()] == [
         ("core", "Color"), ("generalization", "Style"), ("other", "Animal"), ("mixed", None),
     ]  # fmt: skip
-    assert table[1, 3].shares == {"Animal": 0.3, "Color": 0.3, "Text": 0.3, "Number": 0.1}
+    assert list(table[1, 3].shares.items()) == [
+        ("Color", 0.3),
+        ("Animal", 0.3),
+        ("Text", 0.3),
+        ("Number", 0.1),
+    ]
     with pytest.raises(RoleError):
         dominant({(1, 0): head(Color=1)}, 0)
 
@@ -222,3 +227,31 @@ def test_select_and_missing_heads():
     with pytest.raises(RoleError, match="once"):
         RoleMap({(1, 0): Role("mixed")}, 2)
     assert roles.core == CORE
+
+
+def test_another_rule_on_the_same_measurements(tmp_path):
+    small_map().save(tmp_path / "roles.json")
+    roles = RoleMap.load(tmp_path / "roles.json")
+    strict = rerule(roles, "dominant", 0.8)
+    assert [role.kind for _, role in strict] == ["core", "mixed", "generalization", "mixed"]
+    ranked = rerule(roles, "quantile", 0.25)
+    assert [role.kind for _, role in ranked] == ["core", "mixed", "mixed", "generalization"]
+    assert ranked.parameters == {"q": 0.25}
+    assert rerule(ranked, "dominant", 0.6).table == roles.table
+    with pytest.raises(RoleError, match="no measured shares"):
+        rerule(RoleMap.table2(), "quantile")
+    with pytest.raises(RoleError, match="no rule"):
+        rerule(roles, "best")
+
+
+def test_heads_without_phrases_are_mixed():
+    for rule in ("quantile", "dominant"):
+        table, _ = assign({(1, 0): head(), (1, 1): head(Color=3)}, rule)
+        assert table[1, 0].kind == "mixed"
+
+
+def test_chance_of_reaching_the_default_threshold():
+    """7 of 20 phrases in some one of twelve concepts, drawn evenly, is rarer than one in a hundred."""
+    rng = random.Random(0)
+    hits = sum(max(map([rng.randrange(12) for _ in range(20)].count, range(12))) >= 7 for _ in range(3000))
+    assert hits / 3000 < 0.01

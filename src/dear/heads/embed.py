@@ -39,7 +39,7 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
             "concepts need sentence embeddings: pip install 'dear-vlm[roles]', or use concepts='tags'"
         ) from None
     source = str(_packaged()) if name == DEFAULT else name
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model = SentenceTransformer(source, device="cpu")
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 
 def concept_shares(concepts: Iterable[str]) -> dict[str, float]:
-    """Share of a head's phrases in each concept, largest first, ties by name (eq. 3).
+    """Share of a head's phrases in each concept, largest first, ties by first appearance (eq. 3).
 
     Args:
         concepts: the concept of each phrase of the head.
@@ -18,7 +18,7 @@ def concept_shares(concepts: Iterable[str]) -> dict[str, float]:
     """
     counts = Counter(concepts)
     total = sum(counts.values())
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ordered = sorted(counts.items(), key=lambda item: -item[1])  # stable: ties stay in order
     return {concept: count / total for concept, count in ordered}
 
 

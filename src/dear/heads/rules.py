@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dear.errors import RoleError
 from dear.heads.entropy import concept_entropy, concept_shares
 from dear.heads.names import CORE, GENERAL
-from dear.heads.roles import Role
+from dear.heads.roles import Role, RoleMap
 
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rule may look at: a head's phrases and the concept of each."""
+    """What a rule may look at: a head's phrases and the share of them in each concept, largest first."""
 
     phrases: tuple[str, ...]
-    concepts: tuple[str, ...]
+    shares: Mapping[str, float]
+
+    @classmethod
+    def of(cls, phrases: Sequence[str], concepts: Sequence[str]) -> Measured:
+        """From the concept of each phrase (eq. 3)."""
+        return cls(tuple(phrases), concept_shares(concepts))
 
     @property
-    def shares(self) -> dict[str, float]:
-        """Share of the phrases in each concept (eq. 3)."""
-        return concept_shares(self.concepts)
+    def leading(self) -> tuple[str, float]:
+        """The concept with the largest share, and that share; on a tie the one of the earlier phrase.
+
+        >>> Measured.of(("b", "a"), ("Shape", "Color")).leading
+        ('Shape', 0.5)
+        """
+        return next(iter(self.shares.items()), ("", 0.0))
 
     @property
     def entropy(self) -> float:
@@ -35,17 +44,6 @@ class Measured:
         # Six decimals, so that a map and its file are the same.
         shares = {name: round(share, 6) for name, share in self.shares.items()}
         return Role(kind, concept, round(self.entropy, 6), shares, self.phrases)
-
-
-def leading(head: Measured) -> tuple[str, float]:
-    """The concept with the largest share, and that share; on a tie the concept named earlier in the list.
-
-    >>> leading(Measured(("b", "a"), ("Shape", "Color")))
-    ('Shape', 0.5)
-    """
-    shares = head.shares
-    best = max(shares.values())
-    return next((c, best) for c in head.concepts if shares[c] == best)
 
 
 def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ...] = CORE) -> dict[Key, Role]:
@@ -60,7 +58,7 @@ def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ..
     """
     if not 0 < q <= 0.5:
         raise RoleError(f"quantile q = {q} must lie above 0 and not above 0.5")
-    order = sorted(heads, key=lambda key: (round(heads[key].entropy, 9), -leading(heads[key])[1], key))
+    order = sorted(heads, key=lambda key: (round(heads[key].entropy, 9), -heads[key].leading[1], key))
     count = round(q * len(order))
     table: dict[Key, Role] = {}
     for rank, key in enumerate(order):
@@ -90,8 +88,8 @@ def dominant(
         raise RoleError(f"dominant tau = {tau} must lie above 0 and not above 1")
     table: dict[Key, Role] = {}
     for key, head in heads.items():
-        concept, share = leading(head)
-        if share < tau - 1e-9:
+        concept, share = head.leading
+        if share < tau - 1e-6:
             table[key] = head.role("mixed", None)
         elif concept == GENERAL and GENERAL not in core:
             table[key] = head.role("generalization", concept)
@@ -102,5 +100,43 @@ def dominant(
 
 def _specialised(head: Measured, core: tuple[str, ...]) -> Role:
     """Core if the leading concept is core, else other."""
-    concept, _ = leading(head)
+    concept, _ = head.leading
     return head.role("core" if concept in core else "other", concept)
+
+
+def assign(
+    heads: Mapping[Key, Measured],
+    rule: str = "dominant",
+    value: float | None = None,
+    core: tuple[str, ...] = CORE,
+) -> tuple[dict[Key, Role], dict[str, float]]:
+    """Roles by the rule of that name, with its default q or tau unless `value` is given; and the parameters.
+
+    Heads without any phrase (their output never varies) are mixed under every rule.
+
+    Raises:
+        RoleError: there is no such rule.
+    """
+    mute = {key: head.role("mixed", None) for key, head in heads.items() if not head.shares}
+    spoken = {key: head for key, head in heads.items() if head.shares}
+    if rule == "quantile":
+        q = 0.20 if value is None else value
+        return quantile(spoken, q, core) | mute, {"q": q}
+    if rule == "dominant":
+        tau = 0.35 if value is None else value
+        return dominant(spoken, tau, core) | mute, {"tau": tau}
+    raise RoleError(f"no rule is called {rule!r}; choose quantile or dominant (table2 is RoleMap.table2())")
+
+
+def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
+    """The same measured heads under another rule or threshold: nothing is computed on pictures again.
+
+    Raises:
+        RoleError: the map holds no shares to judge by (Table 2, uniform maps).
+    """
+    if not any(role.shares for role in roles.table.values()):
+        raise RoleError(f"a role map made by {roles.rule!r} holds no measured shares to apply {rule!r} to")
+    heads = {key: Measured(role.phrases, role.shares) for key, role in roles}
+    table, parameters = assign(heads, rule, value, roles.core)
+    kept = {name: value for name, value in roles.parameters.items() if name not in ("q", "tau", "of", "seed")}
+    return replace(roles, table=table, rule=rule, parameters=kept | parameters)
