@@ -88,7 +88,7 @@ def image_tower(
 def text_tower(w, ids, *, layers, heads, quick, eps, tokens=None, first=None, beta=None):
     """Features [C, E] from full rows of ids [C, 77]."""
     x = w["text.tokens"][ids] + w["text.positions"][: ids.shape[1]]
-    c, n = ids.shape
+    c, _n = ids.shape
     count = 0 if tokens is None else tokens[first].shape[0]
     for layer in range(1, layers + 1):
         if tokens is not None and layer >= first:
@@ -132,14 +132,19 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
                 kind = "other"
             per_head.append(role_mask(kind, concept, attributes, each, n, o["isolation"]))
         masks[layer] = torch.stack(per_head)
-    v_shape = dict(
-        layers=vision.layers,
-        heads=vision.heads,
-        patch=vision.patch_size,
-        quick=vision.activation == "quick_gelu",
-        eps=vision.eps,
-    )
-    t_shape = dict(layers=text.layers, heads=text.heads, quick=text.activation == "quick_gelu", eps=text.eps)
+    v_shape = {
+        "layers": vision.layers,
+        "heads": vision.heads,
+        "patch": vision.patch_size,
+        "quick": vision.activation == "quick_gelu",
+        "eps": vision.eps,
+    }
+    t_shape = {
+        "layers": text.layers,
+        "heads": text.heads,
+        "quick": text.activation == "quick_gelu",
+        "eps": text.eps,
+    }
     frozen = image_tower(w, pixels, **v_shape)[:, 0] @ w["visual.proj"]
     x = image_tower(
         w,

@@ -31,17 +31,17 @@ def literal(model: DeAR, pixels: torch.Tensor, labels: torch.Tensor):
     c = model.config
     learned = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     roles = {key: (role.kind, role.concept) for key, role in model.roles}
-    options = dict(
-        first=model.first,
-        text_first=model.text_first,
-        beta=c.beta,
-        each=c.tokens_per_attribute,
-        attributes=list(model.attributes),
-        isolation=c.isolation,
-        fusion_loss=c.fusion_loss,
-        lambda_reg=c.lambda_reg,
-        lambda_fusion=c.lambda_fusion,
-    )
+    options = {
+        "first": model.first,
+        "text_first": model.text_first,
+        "beta": c.beta,
+        "each": c.tokens_per_attribute,
+        "attributes": list(model.attributes),
+        "isolation": c.isolation,
+        "fusion_loss": c.fusion_loss,
+        "lambda_reg": c.lambda_reg,
+        "lambda_fusion": c.lambda_fusion,
+    }
     state = model.clip.state_dict()
     result = literal_dear.step(state, model.clip.config, learned, roles, token_ids(), pixels, labels, options)
     return learned, *result
@@ -49,17 +49,17 @@ def literal(model: DeAR, pixels: torch.Tensor, labels: torch.Tensor):
 
 CASES = {
     "defaults": {},
-    "readonly": dict(isolation="readonly"),
-    "linear": dict(fusion_loss="linear", lambda_fusion=1.3, lambda_reg=0.4),
-    "several tokens": dict(tokens_per_attribute=3),
-    "a set a layer": dict(tokens_per_layer=True, beta=0.6),
-    "random projection": dict(projection="random"),
-    "low rank": dict(projection="low-rank", rank=3),
-    "other attributes": dict(attributes=("Texture", "Color", "Animal")),
-    "early": dict(first_layer=4, text_first_layer=2, text_tokens=2),
-    "last layer": dict(first_layer=6, text_first_layer=5),
-    "beta 1": dict(beta=1.0),
-    "beta 0": dict(beta=0.0),
+    "readonly": {"isolation": "readonly"},
+    "linear": {"fusion_loss": "linear", "lambda_fusion": 1.3, "lambda_reg": 0.4},
+    "several tokens": {"tokens_per_attribute": 3},
+    "a set a layer": {"tokens_per_layer": True, "beta": 0.6},
+    "random projection": {"projection": "random"},
+    "low rank": {"projection": "low-rank", "rank": 3},
+    "other attributes": {"attributes": ("Texture", "Color", "Animal")},
+    "early": {"first_layer": 4, "text_first_layer": 2, "text_tokens": 2},
+    "last layer": {"first_layer": 6, "text_first_layer": 5},
+    "beta 1": {"beta": 1.0},
+    "beta 0": {"beta": 0.0},
 }
 
 
@@ -236,7 +236,8 @@ def test_gradient_reaches_pixels_only_when_asked() -> None:
     model = build()
     pixels = pictures().requires_grad_()
     model(pixels)["fused"].sum().backward()
-    assert pixels.grad is not None and pixels.grad.abs().sum() > 0
+    assert pixels.grad is not None
+    assert pixels.grad.abs().sum() > 0
 
 
 def test_adapter_state_that_does_not_fit_is_named() -> None:
@@ -253,13 +254,13 @@ def test_adapter_state_that_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(beta=1.5), "beta"),
-        (dict(isolation="none"), "bidirectional, readonly"),
-        (dict(attributes=("Color", "color")), "twice"),
-        (dict(attributes=()), "at least one"),
-        (dict(first_layer=7), "tower of 6"),
-        (dict(colour=1), "no option 'colour'"),
-        (dict(fusion_loss="exp"), "log, linear"),
+        ({"beta": 1.5}, "beta"),
+        ({"isolation": "none"}, "bidirectional, readonly"),
+        ({"attributes": ("Color", "color")}, "twice"),
+        ({"attributes": ()}, "at least one"),
+        ({"first_layer": 7}, "tower of 6"),
+        ({"colour": 1}, "no option 'colour'"),
+        ({"fusion_loss": "exp"}, "log, linear"),
     ],
 )
 def test_nonsense_is_refused_with_a_sentence(options: dict, words: str) -> None:

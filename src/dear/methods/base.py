@@ -136,6 +136,10 @@ class Method(nn.Module):
     def make_room(self, state: Mapping[str, Tensor]) -> None:
         """Called before `state` is loaded: give tensors the shapes that the training set decided."""
 
+    def facts(self) -> dict[str, Any]:
+        """Plain values worth keeping beside a run's metrics."""
+        return {}
+
     def merge(self) -> Clip:
         """A plain CLIP that gives the same image features, for methods with `mergeable`."""
         raise UsageError(f"the method {self.name!r} cannot be folded into a plain CLIP")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -240,9 +240,13 @@ class DeAR(Method):
     # -- what DeAR knows beside the answer --------------------------------------------------------
 
     @torch.no_grad()
+    def image_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
+        return self._adapted(self._prefix(pixels.to(self.clip.device)))
+
     def attribute_features(self, pixels: Tensor) -> Tensor:
         """Features in each attribute's own space, [B, A, E], not of unit length."""
-        return self._adapted(self._prefix(pixels.to(self.clip.device)))[1]
+        return self.image_features(pixels)[1]
 
     def attribute_index(self, name: str) -> int:
         """Place of an attribute in `attribute_features`, whatever the case of its name."""
@@ -252,6 +256,10 @@ class DeAR(Method):
         """alpha: the weight of the class token and of each attribute; they sum to 1."""
         alpha = self.v.detach().double().softmax(dim=0).tolist()
         return dict(zip(("class", *self.attributes), alpha, strict=True))
+
+    def facts(self) -> dict[str, Any]:
+        """The fusion weights."""
+        return {"fusion_weights": self.fusion_weights()}
 
 
 def _raw(tokens: Tensor, place: int) -> Tensor:

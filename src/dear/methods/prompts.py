@@ -21,6 +21,11 @@ def unit(x: Tensor) -> Tensor:
     return F.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1)
 
 
+def scores(clip: Clip, images: Tensor, texts: Tensor) -> Tensor:
+    """CLIP's logits [B, C]: temperature times the cosines of features [B, E] and [C, E]."""
+    return clip.logit_scale * unit(images) @ unit(texts).T
+
+
 def fill(template: str, name: str) -> str:
     """The prompt of one class.
 

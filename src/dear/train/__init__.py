@@ -1,1 +1,18 @@
 """The training loop, schedules, precision and run folders."""
+
+from dear.train.evaluate import Evaluation, evaluate
+from dear.train.folder import add_metrics, load_run, read_config
+from dear.train.recipe import Recipe
+from dear.train.run import Paused, Trained, train
+
+__all__ = [
+    "Evaluation",
+    "Paused",
+    "Recipe",
+    "Trained",
+    "add_metrics",
+    "evaluate",
+    "load_run",
+    "read_config",
+    "train",
+]

@@ -1,0 +1,56 @@
+"""CoOp: a learned context in front of the class names (Zhou, Yang, Loy, Liu, IJCV 2022).
+
+Prompt: `t_c = [V]_1 ... [V]_M [class c].`; all classes share V, nothing else is learned, and
+p(y|x) is CLIP's softmax over cosines.
+
+Departures from the authors' code:
+- The default is the setting of CoOp in base-to-novel tables (from the CoCoOp paper): M = 4, started at
+  "a photo of a", 50 epochs. `context=16, words=""` with 200 epochs is the IJCV paper's.
+- Contexts of their own for each class ("CSC") and class names in the middle are left out: they cannot name
+  novel classes, or gained nothing.
+- The last epoch is kept, always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dear.methods.base import Method
+from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.prompts import scores
+
+
+@dataclass(frozen=True)
+class CoOpConfig:
+    """Options of CoOp."""
+
+    context: int = 4  #: M, how many vectors
+    words: str = WORDS  #: where they start; empty: random
+
+
+class CoOp(Method):
+    """Learned context vectors; image tower untouched."""
+
+    name: ClassVar[str] = "coop"
+    title: ClassVar[str] = "CoOp"
+    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 50, "batch": 32}
+    Config: ClassVar[type] = CoOpConfig
+    config: CoOpConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """One learned tensor: the context [M, D]."""
+        self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
+        self.ctx = self.learn(self.context.start(self.clip, generator))
+
+    def _texts(self) -> Tensor:
+        return self.context.features(self.clip, {1: self.ctx})
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        texts = self.cached("texts", self._texts)
+        return {"default": scores(self.clip, self.clip.encode_image(pixels), texts)}

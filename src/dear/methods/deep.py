@@ -1,0 +1,34 @@
+"""Deep visual prompts: tokens beside the patches, put in fresh at every layer down to a depth."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dear.clip.edit import Edit, LayerEdit
+from dear.clip.model import Clip
+from dear.errors import UsageError
+
+
+def depth_of(asked: int | None, layers: int, share: float = 0.75) -> int:
+    """How many layers get tokens of their own: what was asked for, or a share of the layers.
+
+    >>> depth_of(None, 12), depth_of(None, 6), depth_of(3, 12)
+    (9, 4, 3)
+
+    Raises:
+        UsageError: more layers than the tower has, or none.
+    """
+    depth = max(1, round(share * layers)) if asked is None else asked
+    if not 1 <= depth <= layers:
+        raise UsageError(f"depth = {depth} is not between 1 and the tower's {layers} layers")
+    return depth
+
+
+def visual_prompts(clip: Clip, tokens: Tensor) -> Edit:
+    """The edit that brings tokens [layers, T, D] in at layers 1, 2, ...; after the last they flow on.
+
+    The first layer's tokens pass the norm before the blocks, as the patches do.
+    """
+    layers = {1: LayerEdit(tokens=clip.visual.ln_pre(tokens[0]))}
+    layers |= {layer: LayerEdit(tokens=own) for layer, own in enumerate(tokens[1:], start=2)}
+    return Edit(layers, count=tokens.shape[-2])

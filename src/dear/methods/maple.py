@@ -1,0 +1,66 @@
+"""MaPLe: prompts in both towers, the visual ones made from the textual ones (Khattak et al., CVPR 2023).
+
+The first `context` words of "a photo of a {}." are learned; in layers 2 to J fresh vectors replace them in the
+text tower. The image tower's tokens of layer i are a linear function of the text's,
+`F_i(P_i) = P_i W_i^T + b_i`, and replace each other in the same layers. J = 9 of 12, context 2.
+
+Departures: in towers of other depths J is three quarters of the shallower one; last epoch kept; 5 epochs for
+every data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dear.methods.base import Method
+from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.deep import depth_of, visual_prompts
+from dear.methods.prompts import scores
+from dear.methods.starts import normal, uniform
+
+
+@dataclass(frozen=True)
+class MaPLeConfig:
+    """Options of MaPLe."""
+
+    context: int = 2  #: vectors a layer
+    words: str = WORDS  #: the prompt's first words, of which `context` are replaced; empty: random start
+    depth: int | None = None  #: J, layers with vectors of their own; None: three quarters (9 of 12)
+
+
+class MaPLe(Method):
+    """Coupled prompts of both towers."""
+
+    name: ClassVar[str] = "maple"
+    title: ClassVar[str] = "MaPLe"
+    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
+    Config: ClassVar[type] = MaPLeConfig
+    config: MaPLeConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """Text vectors [J, T, D_text] and coupling functions [J, D, D_text], [J, D]."""
+        vision, text = self.clip.config.vision, self.clip.config.text
+        depth = depth_of(self.config.depth, min(vision.layers, text.layers))
+        self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
+        first = self.context.start(self.clip, generator).cpu().double()
+        deeper = normal(generator, depth - 1, self.config.context, text.width)
+        self.vectors = self.learn(torch.cat([first[None], deeper]))
+        self.couple = self.learn(uniform(generator, depth, vision.width, text.width, inputs=text.width))
+        self.couple_bias = self.learn(uniform(generator, depth, vision.width, inputs=text.width))
+
+    def _texts(self) -> Tensor:
+        return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
+
+    def _tokens(self) -> Tensor:
+        """The visual tokens [J, T, D]."""
+        return torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        images = self.clip.visual(pixels, edit=visual_prompts(self.clip, self._tokens()))
+        return {"default": scores(self.clip, images, self.cached("texts", self._texts))}

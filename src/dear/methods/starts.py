@@ -1,0 +1,21 @@
+"""Where learned tensors start: random numbers from a method's own generator, in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def normal(generator: torch.Generator, *shape: int, std: float = 0.02) -> Tensor:
+    """Normal numbers around 0; 0.02 is CLIP's own spread of token embeddings."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
+
+
+def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
+    """Uniform within 1/sqrt(inputs): how PyTorch starts the weight and bias of a linear layer.
+
+    >>> float(uniform(torch.Generator().manual_seed(0), 1000, inputs=4).abs().max()) < 0.5
+    True
+    """
+    bound = max(1, inputs) ** -0.5
+    return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 2 - 1) * bound

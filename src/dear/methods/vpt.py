@@ -1,0 +1,51 @@
+"""VPT-deep: learned tokens in the image tower (Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim, ECCV 2022).
+
+At every layer T fresh tokens stand beside the patches and replace what the layer before made of the last ones
+(`[x_i, _, E_i] = L_i([x_{i-1}, P_{i-1}, E_{i-1}])`). On CLIP the classifier is the text features of the task's prompts, which stay frozen.
+
+Departures: VPT was written for ViT with a learned linear head; the setting here is the one in which prompt
+papers compare with it on CLIP (8 tokens, all layers, SGD), last epoch kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dear.methods.base import Method
+from dear.methods.deep import depth_of, visual_prompts
+from dear.methods.prompts import scores
+from dear.methods.starts import normal
+
+
+@dataclass(frozen=True)
+class VPTConfig:
+    """Options of VPT-deep."""
+
+    tokens: int = 8  #: T, tokens a layer; 0 is frozen CLIP
+    depth: int | None = None  #: layers with tokens of their own; None: all
+
+
+class VPT(Method):
+    """Deep visual prompts; text tower untouched."""
+
+    name: ClassVar[str] = "vpt"
+    title: ClassVar[str] = "VPT"
+    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
+    Config: ClassVar[type] = VPTConfig
+    config: VPTConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """One learned tensor: tokens [depth, T, D]."""
+        vision = self.clip.config.vision
+        depth = depth_of(self.config.depth, vision.layers, share=1.0)
+        self.tokens = self.learn(normal(generator, depth, self.config.tokens, vision.width))
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        images = self.clip.visual(pixels, edit=visual_prompts(self.clip, self.tokens))
+        return {"default": scores(self.clip, images, self.prompts.frozen)}

@@ -1,0 +1,120 @@
+"""Accuracy of a method on a labelled set, overall and per class, in every mode at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear.clip.images import normalise
+from dear.data.pictures import PictureSet
+from dear.errors import DataError
+from dear.methods.base import Method
+from dear.train.precision import backbone_in
+
+BATCH = 250  #: the supplement's test batch
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a method answered on a set.
+
+    Attributes:
+        classes: class names, in the order of the labels.
+        labels: [n], the truth.
+        answers: mode -> [n], the class answered.
+        confidence: mode -> [n], its probability under CLIP's temperature.
+    """
+
+    classes: tuple[str, ...]
+    labels: Tensor
+    answers: dict[str, Tensor]
+    confidence: dict[str, Tensor]
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Share of pictures answered rightly, by mode."""
+        return {mode: float((a == self.labels).double().mean()) for mode, a in self.answers.items()}
+
+    @property
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """The same for the pictures of each class that has any."""
+        result: dict[str, dict[str, float]] = {}
+        for mode, answers in self.answers.items():
+            right = (answers == self.labels).double()
+            total = torch.bincount(self.labels, minlength=len(self.classes))
+            hits = torch.bincount(self.labels, weights=right, minlength=len(self.classes))
+            result[mode] = {
+                name: float(hits[i] / total[i]) for i, name in enumerate(self.classes) if total[i] > 0
+            }
+        return result
+
+    def report(self, mode: str | None = None) -> dict[str, Any]:
+        """Plain values for JSON: accuracy and per_class of one mode, and the accuracies of all."""
+        mode = next(iter(self.answers)) if mode is None else mode
+        return {
+            "mode": mode,
+            "accuracy": self.accuracy[mode],
+            "per_class": self.per_class[mode],
+            "pictures": len(self.labels),
+            "modes": self.accuracy,
+        }
+
+
+def fit_classes(method: Method, pictures: PictureSet) -> tuple[Method, Tensor]:
+    """The method that can answer for a set, and the set's labels in that method's numbering [n].
+
+    When the method knows all the set's classes, it chooses among all of its own; otherwise the adapter is
+    put on the set's classes.
+    """
+    known = {name: number for number, name in enumerate(method.classes)}
+    if all(name in known for name in pictures.classes):
+        numbers = torch.tensor([known[name] for name in pictures.classes], dtype=torch.long)
+        return method, numbers[pictures.labels]
+    return method.with_classes(pictures.classes, pictures.template), pictures.labels
+
+
+def evaluate(
+    method: Method,
+    pictures: PictureSet,
+    batch: int = BATCH,
+    precision: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Answer every picture of a set in every mode; what the modes share is computed once.
+
+    Args:
+        method: the method; on classes it does not know, its adapter is put on the set's classes.
+        pictures: the labelled set.
+        batch: pictures at once.
+        precision: of the matrices, as in the recipe.
+        progress: told (pictures done, pictures in all).
+
+    Raises:
+        DataError: the set is empty.
+    """
+    if len(pictures) == 0:
+        raise DataError(f"{pictures.name}: there is no picture to evaluate on")
+    method, labels = fit_classes(method, pictures)
+    found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
+    sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
+    config = method.clip.config
+    with backbone_in(method, precision), torch.no_grad():
+        for start in range(0, len(pictures), batch):
+            indices: Sequence[int] = range(start, min(start + batch, len(pictures)))
+            raw = pictures.pixels(list(indices), config.vision.image_size).to(method.clip.device)
+            for mode, logits in method.all_logits(normalise(raw, config.mean, config.std)).items():
+                best = logits.softmax(dim=-1).max(dim=-1)
+                found[mode].append(best.indices)
+                sure[mode].append(best.values)
+            if progress is not None:
+                progress(indices[-1] + 1, len(pictures))
+    return Evaluation(
+        method.classes,
+        labels.cpu(),
+        {mode: torch.cat(parts).cpu() for mode, parts in found.items()},
+        {mode: torch.cat(parts).cpu() for mode, parts in sure.items()},
+    )

@@ -1,0 +1,88 @@
+"""Batches of a training set: a function of the seed and the step alone, so that a resumed run agrees."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dear.clip.augment import augment_batch
+from dear.clip.images import normalise
+from dear.clip.model import Clip
+from dear.data.pictures import PictureSet
+from dear.data.training import TrainingPixels
+from dear.errors import DataError
+from dear.methods.base import Batch
+from dear.train.recipe import Recipe
+
+
+def stream(seed: int, purpose: str, number: int) -> torch.Generator:
+    """Random numbers for one purpose at one place of the run, whatever was drawn before."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+class Feed:
+    """Batches of a training set: decoded once, kept as bytes on the device, augmented there.
+
+    Args:
+        pictures: the training set.
+        clip: the backbone, for the size and normalisation of its input and for the device.
+        recipe: batch size, crops, flips and seed.
+    """
+
+    def __init__(self, pictures: PictureSet, clip: Clip, recipe: Recipe) -> None:
+        if len(pictures) == 0:
+            raise DataError(f"{pictures.name}: there is no picture to train on")
+        self.pictures, self.recipe = pictures, recipe
+        self.size, self.device = clip.config.vision.image_size, clip.device
+        self.mean, self.std = clip.config.mean, clip.config.std
+        self.labels = pictures.labels.to(self.device)
+        self.domains: Tensor | None = None
+        if pictures.domains is not None:
+            names = sorted(set(pictures.domains))
+            self.domains = torch.tensor([names.index(d) for d in pictures.domains], device=self.device)
+        self.decoded = TrainingPixels(pictures, self.size, self.device)
+        self._order: tuple[int, list[int]] = (-1, [])
+        self._walks = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that walk the set once; the last may be smaller."""
+        return -(-len(self.pictures) // self.recipe.batch)
+
+    def batch(self, indices: Sequence[int], generator: torch.Generator | None) -> Batch:
+        """Random views of some pictures, or CLIP's own view of them without a generator."""
+        if generator is None:
+            views = self.pictures.pixels(list(indices), self.size).to(self.device)
+        else:
+            raw, sizes = self.decoded.batch(indices)
+            scale, flip = self.recipe.scale, self.recipe.flip
+            views = augment_batch(raw, self.size, generator, scale=scale, flip=flip, sizes=sizes)
+        rows = torch.tensor(list(indices), device=self.device)
+        domains = None if self.domains is None else self.domains[rows]
+        return Batch(normalise(views, self.mean, self.std), self.labels[rows], domains)
+
+    def order(self, epoch: int) -> list[int]:
+        """The order in which epoch `epoch` (from 0) walks the set."""
+        if self._order[0] != epoch:
+            generator = stream(self.recipe.seed, "order", epoch)
+            self._order = (epoch, torch.randperm(len(self.pictures), generator=generator).tolist())
+        return self._order[1]
+
+    def at(self, step: int) -> Batch:
+        """The batch of a training step (from 0)."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        start = place * self.recipe.batch
+        indices = self.order(epoch)[start : start + self.recipe.batch]
+        return self.batch(indices, stream(self.recipe.seed, "views", step))
+
+    def walk(self, augment: bool = False) -> Iterator[Batch]:
+        """Walk the set once in its own order: what `Method.prepare` is given. Every walk has new views."""
+        self._walks += 1
+        for start in range(0, len(self.pictures), self.recipe.batch):
+            indices = range(start, min(start + self.recipe.batch, len(self.pictures)))
+            views = stream(self.recipe.seed, f"walk {self._walks}", start) if augment else None
+            yield self.batch(indices, views)

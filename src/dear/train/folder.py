@@ -1,0 +1,217 @@
+"""Run folders: what a training run leaves behind, written whole or not at all.
+
+A folder holds `config.json` (all that is needed to build the method again), `adapter.safetensors` (learned
+tensors only), `roles.json` where the method uses roles, `metrics.json`, `log.jsonl`, and while training is
+not complete `resume.safetensors`. It does not matter here which method was trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+
+from dear.clip.factory import load
+from dear.clip.model import Clip
+from dear.data.pictures import PictureSet
+from dear.errors import RunError
+from dear.files import parse_json, read_json, read_safetensors, require_finite, write_atomic, write_json
+from dear.heads.roles import RoleMap
+from dear.methods import find_method
+from dear.methods.base import Method
+from dear.train.loop import Line
+from dear.train.recipe import Recipe
+
+FORMAT, SCHEMA = "dear run", 1
+
+
+def describe(method: Method, recipe: Recipe, pictures: PictureSet) -> dict[str, Any]:
+    """`config.json`: what was trained, on what, how. Everything that must agree for a run to be continued."""
+    from dear import __version__
+
+    keys = hashlib.sha256()
+    for index, label in enumerate(pictures.labels.tolist()):
+        keys.update(f"{label} {pictures.key(index)}\n".encode())
+    given = method.prompts.given
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "dear": __version__,
+        "method": method.name,
+        "options": plain(dataclasses.asdict(method.config)),
+        "classes": list(method.classes),
+        "template": method.template,
+        "ids": None if given is None else given.tolist(),
+        "backbone": method.clip.name,
+        "fingerprint": method.clip.fingerprint,
+        "allow_other_roles": method.allow_other_roles,
+        "recipe": plain(dataclasses.asdict(recipe)),
+        "data": {"name": pictures.name, "pictures": len(pictures), "digest": keys.hexdigest()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists, all the way down: what JSON gives back."""
+    return json.loads(json.dumps(value))
+
+
+def open_folder(folder: Path, config: dict[str, Any], resume: bool) -> str:
+    """What the folder holds: "new", "resumable" or "finished"."""
+    finished = (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
+    if not (folder / "config.json").exists():
+        return "new"
+    if not resume:
+        how = (
+            "a finished run; choose another folder"
+            if finished
+            else "a run that was not completed; --resume it"
+        )
+        raise RunError(f"{folder}: holds {how}, or delete it first")
+    old = read_json(folder / "config.json", "run configuration")
+    for key, value in config.items():
+        if key != "dear" and (not isinstance(old, dict) or old.get(key) != value):
+            raise RunError(f"{folder}: cannot be resumed: its {key} differs from what was asked for now")
+    if finished:
+        return "finished"
+    return "resumable" if (folder / "resume.safetensors").exists() else "new"
+
+
+def read_log(folder: Path) -> list[Line]:
+    """The log as it was saved."""
+    path = folder / "log.jsonl"
+    if not path.exists():
+        return []
+    return [parse_json(line, str(path), "log line") for line in path.read_text("utf-8").splitlines()]
+
+
+def write_log(folder: Path, lines: list[Line]) -> None:
+    """Write the log, one line a JSON object."""
+    write_atomic(folder / "log.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+
+
+def load_adapter(method: Method, folder: Path) -> None:
+    """Give a method the learned tensors of a finished run."""
+    path = folder / "adapter.safetensors"
+    state, _ = read_safetensors(path, "adapter")
+    require_finite(state, str(path))
+    method.load_adapter_state(state, str(path))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; a second one is told so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except filelock.Timeout:
+        raise RunError(f"{folder}: another process is training in this folder; choose another") from None
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be used as a run folder ({error.strerror or error})") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        with suppress(OSError):
+            (folder / ".lock").unlink()
+
+
+def load_run(
+    path: str | os.PathLike[str],
+    backbone: Any = None,
+    device: str | torch.device = "cpu",
+    allow_other: bool = False,
+) -> Method:
+    """The method of a finished run, ready to answer.
+
+    Args:
+        path: the run folder.
+        backbone: a `Clip`, or what `dear.load` takes; None: the one the run names.
+        device: where to load the backbone.
+        allow_other: accept a backbone with other weights of the same shape.
+
+    Raises:
+        RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise RunError(
+            f"{folder}: is not a run folder (no config.json); `dear adapt --out {folder}` makes one"
+        )
+    config = read_config(folder)
+    if not (folder / "adapter.safetensors").is_file():
+        raise RunError(f"{folder}: this run was not completed; continue it with `dear adapt --resume`")
+    if isinstance(backbone, Clip):
+        clip = backbone
+    else:
+        clip = load(config["backbone"] if backbone is None else backbone, device=device)
+    if clip.fingerprint != config["fingerprint"] and not allow_other:
+        raise RunError(
+            f"{folder}: was trained on {config['backbone']} ({config['fingerprint'][:19]}…), but this is "
+            f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
+        )
+    kind = find_method(config["method"])
+    ids = None if config["ids"] is None else torch.tensor(config["ids"], dtype=torch.long)
+    try:
+        method = kind(
+            clip,
+            config["classes"],
+            template=config["template"],
+            roles=RoleMap.load(folder / "roles.json") if kind.uses_roles else None,
+            allow_other_roles=allow_other or config["allow_other_roles"],
+            ids=ids,
+            **config["options"],
+        )
+    except TypeError as error:
+        raise RunError(f"{folder / 'config.json'}: cannot be used ({error})") from error
+    load_adapter(method, folder)
+    return method
+
+
+_TYPES: dict[str, Any] = {
+    "method": str,
+    "options": dict,
+    "classes": list,
+    "template": str,
+    "ids": (list, type(None)),
+    "backbone": str,
+    "fingerprint": str,
+    "allow_other_roles": bool,
+    "recipe": dict,
+    "data": dict,
+}
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """`config.json` of a run, checked.
+
+    Raises:
+        RunError: it is not one, or of another version.
+    """
+    path = Path(folder) / "config.json"
+    config = read_json(path, "run configuration")
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise RunError(f"{path}: is not the configuration of a run")
+    if config.get("schema") != SCHEMA:
+        raise RunError(f"{path}: has schema {config.get('schema')!r}; this version of dear reads {SCHEMA}")
+    for key, kind in _TYPES.items():
+        if key not in config or not isinstance(config[key], kind):
+            raise RunError(f"{path}: {key!r} is missing or not as it should be")
+    return config
+
+
+def add_metrics(folder: str | os.PathLike[str], **entries: Any) -> None:
+    """Add entries to a run's `metrics.json` (an evaluation, say)."""
+    path = Path(folder) / "metrics.json"
+    metrics = read_json(path, "run metrics")
+    if not isinstance(metrics, dict):
+        raise RunError(f"{path}: is not the metrics of a run")
+    write_json(path, {**metrics, **plain(entries)})

@@ -1,0 +1,189 @@
+"""The training loop: a method, batches and a recipe in, learned tensors out; it knows no files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dear.errors import RunError
+from dear.methods.base import Method
+from dear.train.feed import Feed, stream
+from dear.train.recipe import Recipe
+
+LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
+
+Line = dict[str, float | int]
+Progress = Callable[[int, int, Mapping[str, float | int]], None]  #: (steps done, steps in all, last line)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Why a loop returned before its last step."""
+
+    step: int
+    steps: int
+
+
+class Loop:
+    """Optimises a method's learned tensors.
+
+    All randomness is a function of the seed and the step, so the state to continue from is: learned tensors,
+    optimiser, step, and the losses since the last line of the log.
+    """
+
+    def __init__(
+        self, method: Method, feed: Feed, recipe: Recipe, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.method, self.feed, self.recipe = method, feed, recipe
+        self.steps = recipe.epochs * feed.steps_per_epoch
+        self.step = 0
+        self.learned = [p for p in method.parameters() if p.requires_grad]
+        if not self.learned:
+            self.steps = 0
+        self.optimiser = _optimiser(self.learned, recipe)
+        self.scaler = torch.amp.GradScaler(feed.device.type, enabled=dtype == torch.float16)
+        self.lines: list[Line] = []
+        self._window: list[Tensor] = []  # [1 + parts] a step, on the device
+        self._names: tuple[str, ...] = ()
+
+    def run(
+        self,
+        progress: Progress | None = None,
+        save: Callable[[], None] | None = None,
+        save_every: int = 200,
+        stop: Callable[[], bool] | None = None,
+    ) -> Pause | None:
+        """Train from the present step to the last.
+
+        Args:
+            progress: told after every step.
+            save: called after every epoch and every `save_every` steps, and before a pause.
+            save_every: see `save`.
+            stop: asked after every step; True pauses.
+
+        Returns:
+            None when training is complete, else where it paused.
+
+        Raises:
+            RunError: a part of the loss is not finite; the step and the part are named.
+        """
+        per_epoch = self.feed.steps_per_epoch
+        devices = [self.feed.device] if self.feed.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            if self.step == 0:
+                torch.manual_seed(stream(self.recipe.seed, "prepare", 0).initial_seed())
+                self.method.prepare(self.feed.walk)
+            while self.step < self.steps:
+                self._one()
+                ended = self.step % per_epoch == 0
+                if ended or self.step % LOG_EVERY == 0:
+                    self._flush()
+                if ended:
+                    self.method.after_epoch(self.step // per_epoch, self.recipe.epochs)
+                if progress is not None:
+                    progress(self.step, self.steps, self.lines[-1] if self.lines else {})
+                paused = stop is not None and self.step < self.steps and stop()
+                if save is not None and (paused or ended or self.step % save_every == 0):
+                    self.check()
+                    save()
+                if paused:
+                    return Pause(self.step, self.steps)
+            self.method.finish()
+        return None
+
+    def _one(self) -> None:
+        """One step."""
+        torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
+        rate = self.recipe.rate(self.step, self.feed.steps_per_epoch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        pixels, labels, domains = self.feed.at(self.step)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self.method.loss(pixels, labels, domains)
+        self.method.backward(loss, self.scaler.scale)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self._names = ("loss", *loss.parts)
+        self._window.append(torch.stack([loss.total.detach(), *loss.parts.values()]))
+        self.step += 1
+
+    def check(self) -> list[list[float]]:
+        """Losses since the last line, read from the device: [steps][1 + parts].
+
+        Raises:
+            RunError: one of them is not finite.
+        """
+        rows: list[list[float]] = torch.stack(self._window).tolist() if self._window else []
+        for place, row in enumerate(rows):
+            broken = [n for n, value in zip(self._names, row, strict=True) if not math.isfinite(value)]
+            if broken:
+                at = self.step - len(rows) + place + 1
+                part = next((n for n in broken if n != "loss"), "loss")
+                raise RunError(
+                    f"training stopped: {part} is not a finite number at step {at} of {self.steps} "
+                    f"(learning rate {self.recipe.rate(at - 1, self.feed.steps_per_epoch):g}); lower lr, "
+                    "or use precision float32"
+                )
+        return rows
+
+    def _flush(self) -> None:
+        """Turn the losses since the last line into a line of the log: their means."""
+        rows = self.check()
+        if not rows:
+            return
+        epoch = (self.step - 1) // self.feed.steps_per_epoch + 1
+        line: Line = {"step": self.step, "epoch": epoch}
+        line["lr"] = self.recipe.rate(self.step - 1, self.feed.steps_per_epoch)
+        for column, name in enumerate(self._names):
+            line[name] = math.fsum(row[column] for row in rows) / len(rows)
+        self.lines.append(line)
+        self._window.clear()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """All that is needed to continue: tensors by name, and words."""
+        tensors = {f"method.{name}": t for name, t in self.method.adapter_state().items()}
+        for number, entries in self.optimiser.state_dict()["state"].items():
+            for key, value in entries.items():
+                if value is not None:
+                    tensors[f"optimiser.{number}.{key}"] = torch.as_tensor(value)
+        if self._window:
+            tensors["window"] = torch.stack(self._window)
+        if self.scaler.is_enabled():
+            tensors["scaler"] = torch.tensor([self.scaler.get_scale(), self.scaler._get_growth_tracker()])
+        return tensors, {"step": str(self.step), "parts": " ".join(self._names)}
+
+    def restore(self, tensors: Mapping[str, Tensor], words: Mapping[str, str], lines: list[Line]) -> None:
+        """Continue from what `state` gave; `lines` is the log, cut to the state's step."""
+        self.step = int(words["step"])
+        self._names = tuple(words["parts"].split())
+        self.lines = [line for line in lines if line["step"] <= self.step]
+        own = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
+        self.method.load_adapter_state(own, "the saved state")
+        entries: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimiser."):
+                _, number, key = name.split(".", 2)
+                entries.setdefault(int(number), {})[key] = tensor
+        self.optimiser.load_state_dict(
+            {"state": entries, "param_groups": self.optimiser.state_dict()["param_groups"]}
+        )
+        if "window" in tensors:
+            self._window = list(tensors["window"].to(self.feed.device))
+        if "scaler" in tensors and self.scaler.is_enabled():
+            scale, tracker = tensors["scaler"].tolist()
+            state = {**self.scaler.state_dict(), "scale": scale, "_growth_tracker": int(tracker)}
+            self.scaler.load_state_dict(state)
+
+
+def _optimiser(learned: list[torch.nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimiser of the recipe over the learned tensors."""
+    parameters = learned or [torch.nn.Parameter(torch.zeros(0))]  # zero-shot has none; optimisers want one
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(
+            parameters, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+    return torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)

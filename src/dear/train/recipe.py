@@ -1,0 +1,84 @@
+"""How a method is trained: one frozen dataclass, the supplement's numbers as defaults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dear.errors import UsageError
+from dear.methods.base import Method
+
+OPTIMISERS = ("adamw", "sgd")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The training recipe (supplement A), fixed for all data sets.
+
+    The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
+    `lr` towards 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does).
+
+    >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
+    (1e-05, 0.001)
+    """
+
+    epochs: int = 10
+    batch: int = 16
+    lr: float = 1e-3
+    weight_decay: float = 5e-4
+    optimiser: str = "adamw"  #: or "sgd" with momentum
+    momentum: float = 0.9  #: of sgd
+    warmup_epochs: int = 1
+    warmup_lr: float = 1e-5
+    cosine_by: str = "step"  #: or "epoch"
+    scale: tuple[float, float] = (0.5, 1.0)  #: share of the picture's area that a training crop covers
+    flip: float = 0.5
+    precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
+    deterministic: bool = False  #: refuse kernels whose result may differ from run to run
+    compile: bool = False  #: torch.compile the layers: minutes to start, pays in long runs on a GPU
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", tuple(self.scale))
+
+        def demand(good: bool, message: str) -> None:
+            if not good:
+                raise UsageError(message)
+
+        demand(self.epochs >= 0, f"epochs = {self.epochs} cannot be negative")
+        demand(self.batch >= 1, f"batch = {self.batch} must be at least 1")
+        demand(self.lr > 0 and math.isfinite(self.lr), f"lr = {self.lr} must be positive")
+        demand(self.warmup_lr >= 0 and self.warmup_epochs >= 0, "the warm-up cannot be negative")
+        demand(self.weight_decay >= 0, f"weight_decay = {self.weight_decay} cannot be negative")
+        demand(0 < self.scale[0] <= self.scale[1] <= 1, f"scale = {self.scale} must lie in (0, 1]")
+        demand(0 <= self.flip <= 1, f"flip = {self.flip} is not a probability")
+        for name, value, known in (
+            ("optimiser", self.optimiser, OPTIMISERS),
+            ("precision", self.precision, PRECISIONS),
+            ("cosine_by", self.cosine_by, ("step", "epoch")),
+        ):
+            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
+
+    @classmethod
+    def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:
+        """The recipe of a method: the usual one, what the method's paper changes, then `changes`.
+
+        Raises:
+            UsageError: a change names no field of the recipe.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise UsageError(f"the recipe has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        return cls(**{**method.recipe, **changes})
+
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        epoch = step // steps_per_epoch
+        if epoch < self.warmup_epochs:
+            return self.warmup_lr
+        start, end = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
+        at = step if self.cosine_by == "step" else epoch * steps_per_epoch
+        return 0.5 * self.lr * (1 + math.cos(math.pi * (at - start) / (end - start)))

@@ -1,0 +1,187 @@
+"""Training with a run folder: saved as it goes, continued after a kill, stopped cleanly by Ctrl-C."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dear.data.pictures import PictureSet
+from dear.errors import RunError
+from dear.files import read_json, read_safetensors, write_json, write_safetensors
+from dear.methods.base import Method
+from dear.train.feed import Feed
+from dear.train.folder import describe, load_adapter, locked, open_folder, plain, read_log, write_log
+from dear.train.loop import Line, Loop, Pause, Progress
+from dear.train.precision import backbone_in
+from dear.train.recipe import Recipe
+
+
+class Paused(RunError):  # noqa: N818 (a state, not a mistake)
+    """Training was stopped by the user and can be continued."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a training run came to."""
+
+    method: Method
+    steps: int
+    seconds: float
+    lines: list[Line]
+    path: Path | None
+
+
+def train(
+    method: Method,
+    pictures: PictureSet,
+    recipe: Recipe | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    save_every: int = 200,
+) -> Trained:
+    """Train a method on a set, and leave a run folder if `out` is given.
+
+    Args:
+        method: freshly built; its learned tensors are changed in place.
+        pictures: the training set; its labels number the method's classes.
+        recipe: how; None: the method's own.
+        out: the run folder; None keeps everything in memory.
+        resume: continue the run in `out` where it was saved last; the result has the same bits as that of
+            a run never interrupted (on the CPU).
+        progress: told (steps done, steps in all, last line of the log) after every step.
+        stop: asked after every step; True stops as Ctrl-C does.
+        save_every: steps between saves within an epoch.
+
+    Raises:
+        RunError: the folder is in use or holds another run, or the loss is not finite.
+        Paused: stopped by Ctrl-C or `stop`; the folder can be resumed.
+    """
+    recipe = Recipe.of(method) if recipe is None else recipe
+    check_labels(method, pictures)
+    if out is None:
+        with _manners(recipe), _interrupts(stop) as asked:
+            return _train(method, pictures, recipe, None, False, progress, asked, save_every)
+    folder = Path(out)
+    with locked(folder), _manners(recipe), _interrupts(stop) as asked:
+        return _train(method, pictures, recipe, folder, resume, progress, asked, save_every)
+
+
+def _train(
+    method: Method,
+    pictures: PictureSet,
+    recipe: Recipe,
+    folder: Path | None,
+    resume: bool,
+    progress: Progress | None,
+    stop: Callable[[], bool],
+    save_every: int,
+) -> Trained:
+    began = time.perf_counter()
+    config = describe(method, recipe, pictures)
+    if folder is not None:
+        state = open_folder(folder, config, resume)
+        if state == "finished":
+            load_adapter(method, folder)
+            steps = read_json(folder / "metrics.json", "run metrics")["steps"]
+            return Trained(method, steps, 0.0, read_log(folder), folder)
+        if state == "new":
+            write_json(folder / "config.json", config)
+            if method.uses_roles and method.roles is not None:
+                method.roles.save(folder / "roles.json")
+    with backbone_in(method, recipe.precision) as dtype:
+        loop = Loop(method, Feed(pictures, method.clip, recipe), recipe, dtype)
+        if folder is not None and state == "resumable":
+            tensors, words = read_safetensors(folder / "resume.safetensors", "saved training state")
+            loop.restore(tensors, words, read_log(folder))
+
+        def save() -> None:
+            if folder is not None:
+                write_log(folder, loop.lines)
+                write_safetensors(folder / "resume.safetensors", *loop.state())
+
+        pause = loop.run(progress, save, save_every, stop)
+    if pause is not None:
+        raise Paused(_paused(pause, folder))
+    seconds = time.perf_counter() - began
+    if folder is not None:
+        write_log(folder, loop.lines)
+        # One key: safetensors writes several in an order that changes from run to run.
+        words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
+        write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
+        write_json(folder / "metrics.json", _metrics(method, loop, seconds))
+        with suppress(FileNotFoundError):
+            (folder / "resume.safetensors").unlink()
+    return Trained(method, loop.steps, seconds, loop.lines, folder)
+
+
+def check_labels(method: Method, pictures: PictureSet) -> None:
+    """Refuse labels that name no class of the method."""
+    labels = pictures.labels
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(method.classes):
+        raise RunError(
+            f"{pictures.name}: labels reach from {int(labels.min())} to {int(labels.max())}, but the method "
+            f"has {len(method.classes)} classes"
+        )
+
+
+def _metrics(method: Method, loop: Loop, seconds: float) -> dict[str, Any]:
+    return {
+        "steps": loop.steps,
+        "seconds": round(seconds, 3),
+        "trainable_numbers": method.trainable_numbers,
+        "loss": loop.lines[-1] if loop.lines else None,
+        **plain(method.facts()),
+    }
+
+
+def _paused(pause: Pause, folder: Path | None) -> str:
+    where = "nothing is kept" if folder is None else f"continue it with --resume --out {folder}"
+    return f"stopped after step {pause.step} of {pause.steps}; {where}"
+
+
+@contextmanager
+def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C end training between two steps; the second is as usual."""
+    pressed = threading.Event()
+
+    def asked() -> bool:
+        return pressed.is_set() or (stop is not None and stop())
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def first(number: int, frame: Any) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _manners(recipe: Recipe) -> Iterator[None]:
+    """Deterministic kernels while training, if the recipe asks for them."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
