@@ -70,6 +70,8 @@ def fit_classes(method: Method, pictures: PictureSet) -> tuple[Method, Tensor]:
     When the method knows all the set's classes, it chooses among all of its own; otherwise the adapter is
     put on the set's classes.
     """
+    if tuple(pictures.classes) == method.classes:  # also where two classes share a name
+        return method, pictures.labels
     known = {name: number for number, name in enumerate(method.classes)}
     if all(name in known for name in pictures.classes):
         numbers = torch.tensor([known[name] for name in pictures.classes], dtype=torch.long)
