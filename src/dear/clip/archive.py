@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from dear.errors import CheckpointError
 _MAX_TREE_BYTES = 64 * 1024 * 1024
 _MAX_PROGRAM_BYTES = 64 * 1024 * 1024
 _MAX_NODES = 200_000
+_MAX_NAME = 512
 _STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -34,6 +36,16 @@ _STORAGES = {
     "CharStorage": torch.int8,
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
+}
+
+
+# The opcodes PyTorch writes; pickle has others that take memory or reach names in roundabout ways.
+_OPCODES = {
+    *("PROTO", "STOP", "MARK", "POP", "GLOBAL", "NEWOBJ", "BUILD", "REDUCE", "BINPERSID"),
+    *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BINUNICODE"),
+    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS"),
 }
 
 
@@ -90,7 +102,9 @@ def read_archive(path: Path) -> Archive:
                 raise pickle.UnpicklingError("its module tree is larger than any CLIP's")
             if f"{root}/byteorder" in file.namelist() and file.read(f"{root}/byteorder") != b"little":
                 raise pickle.UnpicklingError("only little-endian tensors can be read")
-            tree = _Tree(io.BytesIO(file.read(f"{root}/data.pkl"))).load()
+            described = file.read(f"{root}/data.pkl")
+            _check_opcodes(described)
+            tree = _Tree(io.BytesIO(described)).load()
             return Archive(_collect(tree, _Records(file, root)), _activation(_program(file)))
     except Exception as error:  # the bytes are a stranger's: opcodes, records and sizes may fail in any way
         raise CheckpointError(f"{path}: is not a whole TorchScript archive of a CLIP ({error})") from None
@@ -115,6 +129,17 @@ def _program(file: zipfile.ZipFile) -> str:
 def _activation(program: str) -> str:
     """QuickGELU is written with a sigmoid; a program that calls gelu instead says so."""
     return "gelu" if "gelu(" in program and "sigmoid(" not in program else "quick_gelu"
+
+
+def _check_opcodes(described: bytes) -> None:
+    """Refuse a tree that uses more of pickle than PyTorch does."""
+    for opcode, argument, _ in pickletools.genops(described):
+        if opcode.name not in _OPCODES:
+            raise pickle.UnpicklingError(
+                f"its module tree uses the opcode {opcode.name}, which PyTorch does not"
+            )
+        if opcode.name == "LONG_BINPUT" and not 0 <= int(argument or 0) <= len(described):
+            raise pickle.UnpicklingError("its module tree numbers more values than it has bytes")
 
 
 class _Module:
@@ -205,8 +230,10 @@ def _collect(tree: object, records: _Records) -> dict[str, Tensor]:
         if not waiting:
             return tensors
         prefix, value = waiting.pop()
+        if len(prefix) > _MAX_NAME:  # a module that contains itself would never end
+            break
         if isinstance(value, _View):
             tensors[prefix] = records.tensor(*value.described)
         elif isinstance(value, _Module) and isinstance(value.attributes, dict):
             waiting += [(f"{prefix}.{name}".lstrip("."), child) for name, child in value.attributes.items()]
-    raise pickle.UnpicklingError("it holds more modules than any CLIP")
+    raise pickle.UnpicklingError("its modules are more, or deeper, than any CLIP's")

@@ -106,12 +106,23 @@ def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Che
     )
     short = layouts.TOKEN_ROWS in tensors and tensors.get(layouts.TOKEN_TABLE, torch.empty(())).dim() == 2
     rows = len(tensors[layouts.TOKEN_TABLE]) if short else None
+    _check_depth(config, tensors, folder / HF_CONFIG)
     state = layouts.convert(tensors, layouts.huggingface(config, rows), str(weights))
     return Checkpoint(config, state, "huggingface")
 
 
+def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Refuse a depth that the weights cannot have, before anything as long as it is built."""
+    layers = config.vision.layers + config.text.layers
+    if layers > len(tensors):
+        raise CheckpointError(
+            f"{source}: asks for {layers} layers, but the weights are {len(tensors)} tensors"
+        )
+
+
 def _openclip(tensors: dict[str, Tensor], config_path: Path, weights: Path) -> Checkpoint:
     config = configfiles.from_openclip(_config(config_path), str(config_path))
+    _check_depth(config, tensors, config_path)
     return Checkpoint(config, layouts.convert(tensors, layouts.openai(config), str(weights)), "openclip")
 
 
