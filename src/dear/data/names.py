@@ -1,0 +1,144 @@
+"""Class names as a person would read them, and the prompts made from them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from dear.errors import DataError, InputError
+
+TEMPLATE = "a photo of a {}."
+MAX_NAME = 200
+MAX_TEMPLATE = 1000
+
+_WORDNET = re.compile(r"n[0-9]{8}")
+_NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
+_CAMEL = re.compile(r"[A-Z][a-z]{2,}(?:[A-Z][a-z]+)+")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# Characters that turn the reading direction: shown text could say something else than it does.
+_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def readable(raw: str) -> str:
+    """The natural reading of a folder's or label's name.
+
+    Underscores become spaces; a leading "001." goes; a name that is all CamelCase is parted ("SeaLake" is
+    "Sea Lake", but "McDonald" stays); WordNet ids stay as they are. Case is kept: the tokeniser ignores it.
+
+    Raises:
+        InputError: nothing readable is left, or the name is too long or holds control characters.
+
+    >>> [readable(raw) for raw in ("golden_retriever", "SeaLake", "001.Black_footed_Albatross", "n01440764")]
+    ['golden retriever', 'Sea Lake', 'Black footed Albatross', 'n01440764']
+    """
+    check_name(raw)
+    name = unicodedata.normalize("NFC", raw).strip()
+    if _WORDNET.fullmatch(name):
+        return name
+    name = _NUMBER.sub("", name, count=1) if _NUMBER.match(name) else name
+    if _CAMEL.fullmatch(name):
+        name = _HUMP.sub(" ", name)
+    name = spaced(name)
+    if not name:
+        raise InputError(f"the class name {raw!r} has nothing to read; rename it")
+    return name
+
+
+def spaced(name: str) -> str:
+    """A published class name as the field reads it: underscores are spaces, nothing else changes.
+
+    >>> spaced("american_pit_bull_terrier")
+    'american pit bull terrier'
+    """
+    return " ".join(name.replace("_", " ").split())
+
+
+def check_name(name: str) -> str:
+    """A class name that can stand in a prompt and on a page; returned as it came.
+
+    Raises:
+        InputError: it is blank, longer than 200 characters, or holds control characters.
+    """
+    if not name.strip():
+        raise InputError(f"the class name {name!r} is blank; give it a name")
+    if len(name) > MAX_NAME:
+        raise InputError(
+            f"the class name {name[:40]!r}… has {len(name)} characters; at most {MAX_NAME} are allowed"
+        )
+    _refuse_control(name, "class name")
+    return name
+
+
+def _refuse_control(text: str, what: str) -> None:
+    for letter in text:
+        if letter in _TURNING or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp"):
+            raise InputError(
+                f"the {what} {text!r} holds the control character U+{ord(letter):04X}; remove it"
+            )
+
+
+def check_template(template: str) -> str:
+    """A prompt template with exactly one `{}` and no other braces; returned as it came.
+
+    Raises:
+        InputError: it has none, several, or other braces, or holds control characters.
+
+    >>> check_template("a photo of a {}, a type of pet.")
+    'a photo of a {}, a type of pet.'
+    """
+    if len(template) > MAX_TEMPLATE:
+        raise InputError(f"the template {template[:40]!r}… is too long; at most {MAX_TEMPLATE} characters")
+    _refuse_control(template, "template")
+    count = template.count("{}")
+    if count != 1:
+        raise InputError(
+            f"the template {template!r} must hold {{}} once, where the class name goes, not {count} times"
+        )
+    if re.search(r"[{}]", template.replace("{}", "")):
+        raise InputError(f"the template {template!r} holds a brace beside its {{}}; leave only {{}}")
+    return template
+
+
+def prompt(template: str, name: str) -> str:
+    """The template with the class name in its place; braces in the name mean nothing.
+
+    >>> prompt("a photo of a {}.", "golden retriever")
+    'a photo of a golden retriever.'
+    """
+    return check_template(template).replace("{}", name)
+
+
+def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple[str, ...]:
+    """The names, if every two of them read differently.
+
+    Args:
+        raw: what the data calls its classes (folders, labels), for messages.
+        names: their readings.
+        where: the data set, for messages.
+
+    Raises:
+        DataError: two classes read the same, whatever their case; both are named.
+    """
+    seen: dict[str, str] = {}
+    for original, name in zip(raw, names, strict=True):
+        reading = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        if reading in seen:
+            raise DataError(
+                f"{where}: the classes {seen[reading]!r} and {original!r} both read {name!r}; "
+                f"rename or merge them"
+            )
+        seen[reading] = original
+    return tuple(names)
+
+
+def natural_key(text: str) -> tuple[object, ...]:
+    """Sorts as a person does: case does not matter, and "img2" comes before "img10".
+
+    >>> sorted(["b10", "B2", "a"], key=natural_key)
+    ['a', 'B2', 'b10']
+    """
+    parts = re.split(r"([0-9]+)", text.casefold())
+    # Odd places hold digits: fewer digits (without leading zeros) is less, then by value.
+    numbers = [(len(part.lstrip("0")), part.lstrip("0")) for part in parts[1::2]]
+    return (tuple(x for pair in zip(parts[::2], [*numbers, (0, "")], strict=True) for x in pair), text)

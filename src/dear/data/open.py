@@ -1,0 +1,80 @@
+"""One call for every kind of data: a folder, a table, a benchmark, or a task of the attribute world."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from dear.data.benchmarks import BENCHMARKS, find_benchmark, open_benchmark
+from dear.data.folder import open_folder
+from dear.data.pictures import PictureSet
+from dear.data.table import open_table
+from dear.errors import DataError, UsageError
+
+WORLD = "world:"
+TABLES = (".csv", ".jsonl", ".ndjson")
+
+
+def open_data(
+    spec: str | os.PathLike[str],
+    split: str = "test",
+    root: str | os.PathLike[str] | None = None,
+    template: str | None = None,
+    name: str | None = None,
+    allow_empty: bool = False,
+) -> PictureSet:
+    """Open one split of a data set.
+
+    Args:
+        spec: a folder of class folders; a `.csv` or `.jsonl` table; a benchmark's name (with `root`); or
+            `world:NAME`.
+        split: "train", "test", "val" where there is one, or "all".
+        root: the folder that holds the benchmarks; for a table, the folder its paths start from.
+        template: prompt with `{}`, instead of the data set's own.
+        name: of the data set, instead of its own (few-shot draws depend on it).
+        allow_empty: accept class folders without pictures.
+
+    Raises:
+        DataError: the data is missing or malformed.
+        UsageError: a benchmark without `root`.
+    """
+    text = os.fspath(spec)
+    if text.startswith(WORLD):
+        return _open_world(text, split, template)
+    path = Path(text).expanduser()
+    benchmark = find_benchmark(text)
+    if benchmark is not None and root is not None:
+        return open_benchmark(benchmark.name, split, root, template=template)
+    if path.is_dir():
+        return open_folder(path, split, template=template, name=name, allow_empty=allow_empty)
+    if path.suffix.lower() in TABLES:
+        return open_table(path, split, template=template, name=name, root=root)
+    if benchmark is not None:
+        raise UsageError(
+            f"{benchmark.name}: is a benchmark; say with --data-root which folder holds {benchmark.folder}/"
+        )
+    if path.exists():
+        raise DataError(f"{path}: is neither a folder nor a .csv or .jsonl table")
+    near = difflib.get_close_matches(text.casefold(), [known.casefold() for known in BENCHMARKS], 1)
+    hint = next(
+        (f"; did you mean {known}?" for known in BENCHMARKS if near and known.casefold() == near[0]), ""
+    )
+    raise DataError(f"{text}: no such folder, table or data set{hint}")
+
+
+def _open_world(spec: str, split: str, template: str | None) -> PictureSet:
+    """A task of the attribute world, with its own template unless another is asked for."""
+    from dear.data import world
+
+    task: PictureSet = world.task(spec.removeprefix(WORLD), split)
+    if template is not None and template != task.template:
+        raise UsageError(f"{spec}: tasks of the attribute world have their own template, {task.template!r}")
+    return task
+
+
+def list_datasets() -> tuple[str, ...]:
+    """Names of all data sets that are known by name: the benchmarks, and the tasks of the attribute world."""
+    from dear.data import world
+
+    return (*BENCHMARKS, *(f"{WORLD}{name}" for name in world.list_tasks()))

@@ -1,0 +1,59 @@
+"""Paths that come from files: kept inside the folder they belong to."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from dear.errors import DataError
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+class Inside:
+    """Checks that relative paths stay inside a root, links followed.
+
+    The root itself may be a link, as people keep data sets elsewhere. Folders are resolved once each.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self._real = os.path.realpath(self.root)
+        self._folders: dict[str, bool] = {}
+
+    def check(self, path: str, where: str) -> str:
+        """The path in plain form (`/`, no `.` or inner `..`); it need not exist.
+
+        Args:
+            path: as written in the file.
+            where: file and row, for messages.
+
+        Raises:
+            DataError: the path is empty, absolute, or leads out of the root by `..` or by a link.
+        """
+        plain = path.strip().replace("\\", "/")
+        if not plain or "\0" in plain:
+            raise DataError(f"{where}: the path {path!r} is empty or malformed")
+        if plain.startswith("/") or _DRIVE.match(plain):
+            raise DataError(f"{where}: the path {path!r} is absolute; give it relative to {self.root}")
+        plain = os.path.normpath(plain).replace(os.sep, "/")
+        if plain == ".." or plain.startswith("../"):
+            raise DataError(
+                f"{where}: the path {path!r} leaves {self.root}; only pictures inside it are read"
+            )
+        folder, name = os.path.split(plain)
+        if folder not in self._folders:
+            self._folders[folder] = self._stays(folder)
+        full = os.path.join(self._real, plain)
+        if not self._folders[folder] or (os.path.islink(full) and not self._stays(plain)):
+            raise DataError(
+                f"{where}: the path {path!r} leads out of {self.root} by a link; copy the picture there"
+            )
+        if not name or plain == ".":
+            raise DataError(f"{where}: the path {path!r} names a folder, not a picture")
+        return plain
+
+    def _stays(self, relative: str) -> bool:
+        real = os.path.realpath(os.path.join(self._real, relative))
+        return real == self._real or real.startswith(self._real.rstrip(os.sep) + os.sep)
