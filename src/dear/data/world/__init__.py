@@ -8,7 +8,7 @@ torch.Size([2, 3, 64, 64])
 """
 
 from dear.data.world.captions import Captions, CaptionTable, true_of
-from dear.data.world.render import render
+from dear.data.world.renderer import render
 from dear.data.world.scenes import Scenes, held_out, sample
 
 __all__ = ["CaptionTable", "Captions", "Scenes", "held_out", "render", "sample", "true_of"]
