@@ -1,1 +1,49 @@
-"""What each attention head does: contributions, TEXTSPAN, concepts, entropy, roles."""
+"""What every head does: contributions, phrases, concepts, roles."""
+
+from dear.heads.ablate import Collected, Task, collect, concept_table, layer_effects, role_effects, task
+from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
+from dear.heads.contributions import Contributions, decompose, head_maps, head_outputs
+from dear.heads.corpus import Corpus, Phrase, load_corpus
+from dear.heads.discover import discover_roles
+from dear.heads.entropy import concept_entropy, concept_shares
+from dear.heads.moments import Moments, moments
+from dear.heads.roles import Role, RoleMap
+from dear.heads.rules import dominant, quantile, rerule
+from dear.heads.store import ContributionStore, StoreWriter
+from dear.heads.textspan import Spans, textspan, textspan_moments
+
+__all__ = [
+    "Collected",
+    "Concepts",
+    "ContributionStore",
+    "Contributions",
+    "Corpus",
+    "Moments",
+    "Phrase",
+    "Role",
+    "RoleMap",
+    "Spans",
+    "StoreWriter",
+    "Task",
+    "cluster_concepts",
+    "collect",
+    "concept_entropy",
+    "concept_shares",
+    "concept_table",
+    "decompose",
+    "discover_roles",
+    "dominant",
+    "fixed_concepts",
+    "head_maps",
+    "head_outputs",
+    "layer_effects",
+    "load_corpus",
+    "moments",
+    "quantile",
+    "rerule",
+    "role_effects",
+    "tagged_concepts",
+    "task",
+    "textspan",
+    "textspan_moments",
+]

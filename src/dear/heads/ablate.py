@@ -1,0 +1,196 @@
+"""Mean-ablation: how well the model still does when heads say the same about every picture.
+
+The *direct* effect: a head's contribution to the feature is replaced by its mean over the pictures, and
+everything else stays as it is. Since the feature is the sum of contributions, that is a subtraction: no
+picture runs through the tower again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.heads.batches import Images, batches
+from dear.heads.contributions import check_layers, head_maps, head_outputs
+from dear.heads.names import KINDS
+from dear.heads.roles import RoleMap
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Features of n pictures and the parts of them that heads added.
+
+    Attributes:
+        features: [n, E].
+        outputs: [n, L, H, d], the heads' small form (see `contributions`).
+        maps: [L, H, d, E].
+        layers: the L layers, counted from 1.
+    """
+
+    features: Tensor
+    outputs: Tensor
+    maps: Tensor
+    layers: tuple[int, ...]
+
+    def change(self, heads: Iterable[Key], mean: Tensor | None = None) -> Tensor:
+        """What mean-ablating `heads` [(layer, head), …] adds to the features, [n, E].
+
+        Args:
+            heads: which heads.
+            mean: [L, H, d], mean outputs to put in their place; None: the mean over these pictures.
+
+        Raises:
+            UsageError: a head was not collected.
+        """
+        centre = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
+        total = torch.zeros_like(self.features)
+        for layer, head in heads:
+            if layer not in self.layers or not 0 <= head < self.outputs.shape[2]:
+                raise UsageError(f"head ({layer}, {head}) was not collected; layers {self.layers} were")
+            place = self.layers.index(layer)
+            total += (centre[place, head] - self.outputs[:, place, head]) @ self.maps[place, head]
+        return total
+
+
+def collect(
+    clip: Clip,
+    images: Images,
+    layers: Iterable[int] | None = None,
+    batch_size: int = 64,
+    progress: Callable[[int], None] | None = None,
+) -> Collected:
+    """Run the pictures once and keep what ablations need (d numbers a head and picture)."""
+    chosen = check_layers(clip, layers)
+    features, outputs, done = [], [], 0
+    for batch in batches(clip, images, batch_size):
+        result = head_outputs(clip, batch, chosen)
+        features.append(result.features.cpu())
+        outputs.append(result.outputs.cpu())
+        done += len(batch)
+        if progress is not None:
+            progress(done)
+    if not features:
+        raise UsageError("there are no pictures to collect contributions from")
+    return Collected(torch.cat(features), torch.cat(outputs), head_maps(clip, chosen).cpu(), chosen)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A zero-shot question: collected pictures, their labels [n] and class features [C, E]."""
+
+    pictures: Collected
+    labels: Tensor
+    classes: Tensor
+
+    def accuracy(self, heads: Iterable[Key] = ()) -> float:
+        """Share of pictures classified rightly with `heads` mean-ablated."""
+        heads = tuple(heads)
+        features = self.pictures.features
+        if heads:
+            features = features + self.pictures.change(heads)
+        scores = features @ torch.nn.functional.normalize(self.classes.float(), dim=-1).T
+        return float((scores.argmax(dim=1) == self.labels).float().mean())
+
+
+def task(
+    clip: Clip,
+    images: Images,
+    labels: Tensor,
+    classes: Sequence[str],
+    template: str = "a photo of a {}.",
+    layers: Iterable[int] | None = None,
+    batch_size: int = 64,
+) -> Task:
+    """Collect a labelled picture set for ablations of zero-shot accuracy."""
+    words = clip.encode_text([template.format(name) for name in classes]).float().cpu()
+    return Task(collect(clip, images, layers, batch_size), labels.cpu(), words)
+
+
+def layer_effects(task: Task) -> list[dict[str, float]]:
+    """Direct effect of each collected layer, to show why the last layers are the ones with roles.
+
+    Returns:
+        A row a layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with
+        the heads of all layers up to it mean-ablated.
+    """
+    count = task.pictures.outputs.shape[2]
+    rows, before = [], []
+    for layer in task.pictures.layers:
+        here = [(layer, head) for head in range(count)]
+        before += here
+        rows.append(
+            {"layer": layer, "accuracy": task.accuracy(here), "accuracy_up_to": task.accuracy(before)}
+        )
+    return rows
+
+
+def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, Any]]:
+    """Accuracy with each kind of head, and each concept's heads, mean-ablated.
+
+    Returns:
+        A row each: `kind`, `concept` (None for the whole kind), `heads`, `accuracy`, and `control`, the mean
+        accuracy when as many heads drawn at random from the map are ablated instead (`seeds` draws).
+    """
+    groups: list[tuple[str, str | None]] = [(kind, None) for kind in KINDS]
+    groups += [("core", concept) for concept in roles.core]
+    groups += [("other", concept) for concept in roles.concept_counts("other")]
+    rows: list[dict[str, Any]] = []
+    for kind, concept in groups:
+        heads = roles.select(kind, concept)
+        if heads:
+            rows.append(
+                {
+                    "kind": kind,
+                    "concept": concept,
+                    "heads": len(heads),
+                    "accuracy": task.accuracy(heads),
+                    "control": _control(task, roles, len(heads), seeds),
+                }
+            )
+    return rows
+
+
+def concept_table(
+    tasks: Mapping[str, Task], roles: RoleMap, seeds: int = 10
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """The table concept by task: what ablating a concept's heads costs on every task.
+
+    Args:
+        tasks: zero-shot questions by name, for instance one a core concept.
+        roles: the map under test.
+        seeds: random draws for the control.
+
+    Returns:
+        (drop, control): `drop[concept][task]`, accuracy lost with the core heads of that concept ablated,
+        and the accuracy lost on average with as many random heads of the map ablated. Concepts without a
+        head have no row.
+    """
+    drop: dict[str, dict[str, float]] = {}
+    control: dict[str, dict[str, float]] = {}
+    for concept in roles.core:
+        heads = roles.select("core", concept)
+        if heads:
+            whole = {name: task.accuracy() for name, task in tasks.items()}
+            drop[concept] = {name: whole[name] - task.accuracy(heads) for name, task in tasks.items()}
+            control[concept] = {
+                name: whole[name] - _control(task, roles, len(heads), seeds) for name, task in tasks.items()
+            }
+    return drop, control
+
+
+def _control(task: Task, roles: RoleMap, count: int, seeds: int) -> float:
+    """Mean accuracy with `count` random heads of the map ablated."""
+    keys = sorted(roles.table)
+    total = 0.0
+    for seed in range(seeds):
+        order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed))[:count]
+        total += task.accuracy([keys[place] for place in order.tolist()])
+    return total / max(seeds, 1)

@@ -1,0 +1,72 @@
+"""Pictures in batches, whatever they come as: a picture set, a tensor, or batches already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from dear.clip.images import normalise
+from dear.clip.model import Clip
+from dear.errors import InputError
+
+
+@runtime_checkable
+class Pictures(Protocol):
+    """The part of a picture set that discovery needs: a length, and pixels by number."""
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+
+    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+        """uint8 [b, 3, size, size]."""
+
+
+Images = Pictures | Tensor | Iterable[Tensor]
+"""A picture set, normalised pixels [n, 3, S, S], or an iterable of such batches."""
+
+
+def count(images: Images) -> int | None:
+    """How many pictures there are, where that can be told beforehand."""
+    return len(images) if isinstance(images, Pictures | Tensor) else None
+
+
+def batches(clip: Clip, images: Images, batch_size: int = 64) -> Iterator[Tensor]:
+    """Normalised pixels [b, 3, S, S] on the backbone's device, in order.
+
+    Pictures of a set are decoded one batch ahead, in a thread, while the backbone works on the last one.
+
+    Raises:
+        InputError: what came is none of the three kinds of `Images`.
+    """
+    if isinstance(images, Tensor):
+        yield from images.to(clip.device).split(batch_size)
+    elif isinstance(images, Pictures):
+        yield from _decoded(clip, images, batch_size)
+    else:
+        for batch in images:
+            if not isinstance(batch, Tensor):
+                raise InputError(
+                    f"batches of pictures must be tensors [B, 3, S, S], not {type(batch).__name__}"
+                )
+            yield from batch.to(clip.device).split(batch_size)
+
+
+def _decoded(clip: Clip, images: Pictures, batch_size: int) -> Iterator[Tensor]:
+    config = clip.config
+    size, total = config.vision.image_size, len(images)
+
+    def decode(start: int) -> Tensor:
+        return images.pixels(range(start, min(start + batch_size, total)), size)
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting = pool.submit(decode, 0) if total else None
+        for start in range(0, total, batch_size):
+            assert waiting is not None
+            ready = waiting.result()
+            if start + batch_size < total:
+                waiting = pool.submit(decode, start + batch_size)
+            yield normalise(ready.to(clip.device), config.mean, config.std).to(torch.float32)

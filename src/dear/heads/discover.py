@@ -1,0 +1,177 @@
+"""From pictures and phrases to a role map: the whole pipeline of section 3.2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import RoleError
+from dear.heads.batches import Images, batches, count
+from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
+from dear.heads.contributions import check_layers, last_third
+from dear.heads.corpus import Corpus, load_corpus
+from dear.heads.embed import DEFAULT, sentence_embedder
+from dear.heads.moments import moments
+from dear.heads.names import CORE, PROTOTYPES
+from dear.heads.roles import RoleMap
+from dear.heads.rules import Measured, assign
+from dear.heads.textspan import Spans, textspan_moments
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with the stage ("phrases", "pictures", "heads", "concepts"), how much of it is done, of how much."""
+
+_TEXTS_AT_ONCE = 256
+
+
+def discover_roles(
+    clip: Clip,
+    images: Images,
+    *,
+    rule: str = "dominant",
+    value: float | None = None,
+    layers: Iterable[int] | None = None,
+    corpus: str | PathLike[str] | Corpus | None = None,
+    phrases: int = 20,
+    concepts: str | Mapping[str, Sequence[str]] = "clusters",
+    core: tuple[str, ...] = CORE,
+    sentences: str = DEFAULT,
+    batch_size: int = 64,
+    progress: Progress | None = None,
+) -> RoleMap:
+    """Find what every head of the last layers does.
+
+    Args:
+        clip: the backbone.
+        images: a picture set, normalised pixels [n, 3, S, S], or an iterable of such batches. Labels are not
+            used. Thousands of varied pictures are best.
+        rule: "dominant" or "quantile"; `value` is its tau or q (defaults 0.35 and 0.20).
+        value: the rule's threshold.
+        layers: layers counted from 1; None for the last third (9-12 of 12).
+        corpus: "general", "world", a .txt or .jsonl file, or a `Corpus`. None: "world" for the embedded
+            backbone, whose text tower knows no other words, else "general".
+        phrases: how many phrases describe a head.
+        concepts: "clusters" (HDBSCAN, the paper's way), "fixed" (the twelve named concepts), "tags" (what
+            the corpus' writer said), or your own names with a few sentences each.
+        core: concepts that get an attribute token.
+        sentences: sentence-transformers model that tells phrases apart.
+        batch_size: pictures at once.
+        progress: told about each stage.
+
+    Returns:
+        A role map bound to the backbone's weights.
+
+    Raises:
+        RoleError: an option does not exist, or there is too little to judge by.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    chosen = last_third(clip) if layers is None else check_layers(clip, layers)
+    words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus or default_corpus(clip))
+    assign({}, rule, value)  # a wrong rule or threshold is told before the work, not after it
+    texts, features, dropped = text_features(clip, words.texts, tell)
+    total = count(images)
+    tell("pictures", 0, total)
+    seen = moments(
+        clip, batches(clip, images, batch_size), chosen, lambda done: tell("pictures", done, total)
+    )
+    if seen.count < 2:
+        raise RoleError(f"roles need at least two pictures; {seen.count} came")
+    tell("heads", 0, None)
+    spans = textspan_moments(seen, features, phrases)
+    picked = _phrases(spans, texts, chosen)
+    tell("concepts", 0, None)
+    found = _concepts(picked, concepts, words.tags, sentences)
+    heads = {key: Measured.of(said, [found.of[phrase] for phrase in said]) for key, said in picked.items()}
+    table, parameters = assign(heads, rule, value, core)
+    evidence: dict[str, Any] = {
+        "pictures": seen.count,
+        "images": name if isinstance(name := getattr(images, "name", None), str) else "",
+        "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
+        "phrases_a_head": phrases,
+        "concepts": found.summary(),
+        "explained": _explained(spans, chosen),
+        "concept_of": dict(sorted(found.of.items())),
+    }
+    return RoleMap(
+        table,
+        clip.config.vision.heads,
+        backbone=clip.name,
+        fingerprint=clip.fingerprint,
+        depth=clip.config.vision.layers,
+        rule=rule,
+        parameters=parameters,
+        core=core,
+        evidence=evidence,
+    )
+
+
+def default_corpus(clip: Clip) -> str:
+    """The corpus whose words the text tower knows: a reduced vocabulary means the attribute world's."""
+    return "general" if clip.text.rows is None else "world"
+
+
+def text_features(
+    clip: Clip, texts: Sequence[str], tell: Progress | None = None
+) -> tuple[tuple[str, ...], Tensor, int]:
+    """The phrases the text tower can tell apart, their unit features [m, E], and how many fell out.
+
+    A tower with a reduced vocabulary reads all words it does not know alike; of phrases with the same
+    feature only the first stays, or the choice between them would be made by rounding.
+    """
+    parts = []
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        parts.append(clip.encode_text(list(texts[start : start + _TEXTS_AT_ONCE])).float())
+        if tell is not None:
+            tell("phrases", min(start + _TEXTS_AT_ONCE, len(texts)), len(texts))
+    features = torch.nn.functional.normalize(torch.cat(parts), dim=-1)
+    keep: list[int] = []
+    for start in range(0, len(features), 1024):
+        close = features[start : start + 1024] @ features.T > 1 - 1e-6  # [b, m]
+        first = close.float().argmax(dim=1)  # the earliest phrase that reads the same, maybe itself
+        rows = torch.arange(start, start + len(first), device=first.device)
+        keep += rows[first >= rows].tolist()
+    return tuple(texts[row] for row in keep), features[keep], len(texts) - len(keep)
+
+
+def _phrases(
+    spans: Spans, texts: Sequence[str], layers: Sequence[int]
+) -> dict[tuple[int, int], tuple[str, ...]]:
+    """The picked phrases of each (layer, head)."""
+    return {
+        (layer, head): tuple(texts[pick] for pick in row.tolist() if pick >= 0)
+        for place, layer in enumerate(layers)
+        for head, row in enumerate(spans.picks[place])
+    }
+
+
+def _explained(spans: Spans, layers: Sequence[int]) -> dict[str, list[float]]:
+    """Share of each head's variance that its phrases explain, a list a layer."""
+    total = spans.explained.sum(dim=-1)  # [L, H]
+    return {
+        str(layer): [round(share, 4) for share in total[place].tolist()] for place, layer in enumerate(layers)
+    }
+
+
+def _concepts(
+    picked: Mapping[tuple[int, int], tuple[str, ...]],
+    way: str | Mapping[str, Sequence[str]],
+    tags: Mapping[str, str],
+    sentences: str,
+) -> Concepts:
+    """The concepts of all picked phrases, by the asked way."""
+    different = list(dict.fromkeys(phrase for _, said in sorted(picked.items()) for phrase in said))
+    if not different:
+        raise RoleError("no head's output varies over these pictures; give pictures that differ")
+    if way == "tags":
+        return tagged_concepts(different, tags)
+    if isinstance(way, Mapping):
+        return fixed_concepts(different, sentence_embedder(sentences), way, tags)
+    if way == "fixed":
+        return fixed_concepts(different, sentence_embedder(sentences), PROTOTYPES, tags)
+    if way == "clusters":
+        return cluster_concepts(different, sentence_embedder(sentences), tags)
+    raise RoleError(f"concepts = {way!r} is not a way to find concepts; use 'clusters', 'fixed' or 'tags'")

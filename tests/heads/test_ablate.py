@@ -1,0 +1,158 @@
+"""Mean-ablation, kept contributions, and pictures in batches."""
+
+import pytest
+import torch
+from heads_oracles import tiny_clip
+
+from dear.errors import DearError, InputError, UsageError
+from dear.heads.ablate import Task, collect, concept_table, layer_effects, role_effects
+from dear.heads.batches import batches, count
+from dear.heads.contributions import decompose
+from dear.heads.roles import Role, RoleMap
+from dear.heads.store import ContributionStore, StoreWriter
+
+
+class FewPictures:
+    """A picture set in memory."""
+
+    name = "few"
+
+    def __init__(self, n=11):
+        self.values = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8)
+
+    def __len__(self):
+        return len(self.values)
+
+    def pixels(self, indices, size):
+        assert size == 32
+        return self.values[list(indices)]
+
+
+def test_ablation_is_the_feature_with_the_mean_in_place(clip, pictures):
+    parts = decompose(clip, pictures)
+    kept = collect(clip, pictures, batch_size=5)
+    chosen = [(1, 0), (3, 2), (4, 1)]
+    expected = parts.total().clone()
+    for layer, head in chosen:
+        term = parts.heads[:, layer - 1, head]
+        expected += term.mean(0) - term
+    torch.testing.assert_close(kept.features + kept.change(chosen), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kept.change([]), torch.zeros_like(expected))
+    with pytest.raises(UsageError, match="not collected"):
+        collect(clip, pictures, [4]).change([(3, 0)])
+
+
+def test_ablating_everything_but_the_rest_leaves_only_the_rest_varying(clip, pictures):
+    parts = decompose(clip, pictures)
+    kept = collect(clip, pictures)
+    every = [(layer, head) for layer in range(1, 5) for head in range(3)]
+    varying = kept.features + kept.change(every)
+    torch.testing.assert_close(
+        varying - varying.mean(0), parts.rest - parts.rest.mean(0), rtol=1e-3, atol=1e-4
+    )
+
+
+def planted(n=40):
+    """A question that only head (4, 1) can answer: labels are the sign of its contribution along a class."""
+    clip = tiny_clip(seed=3)
+    pixels = torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    kept = collect(clip, pixels)
+    term = kept.outputs[:, 3, 1] @ kept.maps[3, 1]
+    direction = torch.linalg.svd(term - term.mean(0))[2][0]
+    labels = ((term - term.mean(0)) @ direction > 0).long()
+    # Features without any other variation: the rest is the mean, the head's term is all that differs.
+    features = term.expand_as(kept.features).clone()
+    lone = type(kept)(features - term.mean(0), kept.outputs, kept.maps, kept.layers)
+    return Task(lone, labels, torch.stack([-direction, direction])), kept
+
+
+def test_effects_show_where_the_answer_comes_from():
+    task, _ = planted()
+    assert task.accuracy() == 1
+    assert task.accuracy([(4, 1)]) < 0.8
+    table = {(layer, head): Role("mixed") for layer in (3, 4) for head in range(3)}
+    table[4, 1] = Role("core", "Color")
+    table[3, 0] = Role("core", "Shape")
+    roles = RoleMap(table, 3)
+    rows = {(row["kind"], row["concept"]): row for row in role_effects(task, roles, seeds=4)}
+    assert rows["core", "Color"]["heads"] == 1
+    assert rows["core", "Color"]["accuracy"] < rows["core", "Color"]["control"]
+    drop, control = concept_table({"question": task}, roles, seeds=4)
+    assert set(drop) == {"Color", "Shape"} == set(control)
+    assert drop["Color"]["question"] > 0.2
+    layers = layer_effects(task)
+    assert [row["layer"] for row in layers] == [1, 2, 3, 4]
+    assert all(0 <= row["accuracy"] <= 1 for row in layers)
+
+
+def test_pictures_come_in_three_forms(pictures):
+    clip = tiny_clip()
+    few = FewPictures()
+    together = torch.cat(list(batches(clip, few, 4)))
+    assert together.shape == (11, 3, 32, 32)
+    mean, std = torch.tensor(clip.config.mean), torch.tensor(clip.config.std)
+    expected = (few.values.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    torch.testing.assert_close(together, expected)
+    assert [len(batch) for batch in batches(clip, pictures, 5)] == [5, 5, 2]
+    assert [len(batch) for batch in batches(clip, iter(pictures.split(8)), 5)] == [5, 3, 4]
+    assert (count(few), count(pictures), count(iter([]))) == (11, 12, None)
+    with pytest.raises(InputError, match="tensors"):
+        list(batches(clip, ["a.jpg"]))
+
+
+def test_an_error_while_decoding_is_not_lost():
+    class Broken(FewPictures):
+        def pixels(self, indices, size):
+            if 4 in indices:
+                raise InputError("four.jpg: the picture is damaged")
+            return super().pixels(indices, size)
+
+    with pytest.raises(InputError, match=r"four\.jpg"):
+        list(batches(tiny_clip(), Broken(), 4))
+
+
+def test_store_keeps_contributions_and_appears_whole(tmp_path, pictures):
+    clip = tiny_clip()
+    with StoreWriter(tmp_path / "kept", clip, [3, 4]) as writer:
+        for batch in pictures.split(5):
+            writer.add(batch)
+        assert not (tmp_path / "kept").exists()
+    store = ContributionStore(tmp_path / "kept")
+    assert len(store) == 12
+    assert store.fingerprint == clip.fingerprint
+    expected = decompose(clip, pictures, [3, 4])
+    for place, layer in enumerate((3, 4)):
+        torch.testing.assert_close(
+            store.contributions(layer, 2), expected.heads[:, place, 2], rtol=1e-2, atol=1e-2
+        )
+    torch.testing.assert_close(
+        store.contributions(4, 0, [7, 1]), expected.heads[[7, 1], 1, 0], rtol=1e-2, atol=1e-2
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept"]
+    with pytest.raises(DearError, match="exists already"):
+        StoreWriter(tmp_path / "kept", clip)
+
+
+def test_store_leaves_nothing_after_an_error(tmp_path, pictures):
+    def interrupted():
+        with StoreWriter(tmp_path / "kept", tiny_clip()) as writer:
+            writer.add(pictures)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_stores_are_refused(tmp_path, pictures):
+    with StoreWriter(tmp_path / "kept", tiny_clip(), [4]) as writer:
+        writer.add(pictures)
+    file = tmp_path / "kept" / "outputs.f16"
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(DearError, match=r"outputs\.f16"):
+        ContributionStore(tmp_path / "kept")
+    (tmp_path / "kept" / "store.json").write_text('{"schema": 9}')
+    with pytest.raises(DearError, match="schema"):
+        ContributionStore(tmp_path / "kept")
+    with pytest.raises(DearError, match="no such"):
+        ContributionStore(tmp_path / "none")

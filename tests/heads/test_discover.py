@@ -1,0 +1,118 @@
+"""Discovery from end to end on a small random backbone."""
+
+import pytest
+import torch
+from heads_oracles import literal_textspan, tiny_clip
+
+from dear.errors import RoleError
+from dear.heads.contributions import decompose
+from dear.heads.corpus import Corpus, Phrase, load_corpus
+from dear.heads.discover import default_corpus, discover_roles, text_features
+from dear.heads.roles import RoleMap
+
+WORDS = Corpus("some", load_corpus().phrases[::20])
+
+
+@pytest.fixture(scope="module")
+def found():
+    clip = tiny_clip(seed=4)
+    pixels = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(6))
+    seen = []
+    roles = discover_roles(
+        clip,
+        pixels,
+        layers=[3, 4],
+        corpus=WORDS,
+        phrases=6,
+        concepts="tags",
+        progress=lambda *a: seen.append(a),
+    )
+    return clip, pixels, roles, seen
+
+
+def test_phrases_are_those_of_the_literal_procedure(found):
+    clip, pixels, roles, _ = found
+    parts = decompose(clip, pixels, [3, 4])
+    text = clip.encode_text(list(WORDS.texts)).numpy()
+    for (layer, head), role in roles:
+        expected = literal_textspan(parts.heads[:, layer - 3, head].numpy(), text, 6)
+        assert role.phrases == tuple(WORDS.texts[pick] for pick in expected)
+
+
+def test_the_map_is_bound_whole_and_saved(found, tmp_path):
+    clip, _, roles, _ = found
+    assert roles.layers == (3, 4)
+    assert roles.fingerprint == clip.fingerprint
+    assert roles.check(clip) is None
+    with pytest.raises(RoleError):
+        roles.check(tiny_clip(seed=5))
+    assert roles.evidence["pictures"] == 40
+    assert roles.evidence["corpus"]["phrases"] == len(WORDS)
+    assert roles.parameters == {"tau": 0.35}
+    roles.save(tmp_path / "roles.json")
+    assert RoleMap.load(tmp_path / "roles.json") == roles
+    for _, role in roles:
+        assert sum(role.shares.values()) == pytest.approx(1, abs=1e-5)
+        assert [WORDS.tags[p] for p in role.phrases].count(next(iter(role.shares))) == max(
+            round(share * 6) for share in role.shares.values()
+        )
+
+
+def test_progress_tells_every_stage(found):
+    stages = [stage for stage, _, _ in found[3]]
+    assert list(dict.fromkeys(stages)) == ["phrases", "pictures", "heads", "concepts"]
+    assert ("pictures", 40, 40) in found[3]
+
+
+def test_the_ways_to_find_concepts(found):
+    clip, pixels, _, _ = found
+    options = {"layers": [4], "corpus": WORDS, "phrases": 12}
+    clusters = discover_roles(clip, pixels, rule="quantile", **options)
+    assert clusters.evidence["concepts"]["way"] == "clusters"
+    assert 0 < clusters.evidence["concepts"]["agreement"]["same_name"] <= 1
+    assert clusters.parameters == {"q": 0.2}
+    own = discover_roles(
+        clip, pixels, concepts={"Here": ["a city"], "There": ["a cat", "a dog"]}, core=("Here",), **options
+    )
+    assert {c for _, role in own for c in role.shares} <= {"Here", "There"}
+    assert {role.kind for _, role in own} <= {"core", "other", "mixed"}
+
+
+def test_wrong_options_are_told_before_the_work(found):
+    clip = found[0]
+
+    def never():
+        raise AssertionError("pictures were read")
+        yield
+
+    for options in ({"rule": "best"}, {"rule": "quantile", "value": 0.9}):
+        with pytest.raises(RoleError):
+            discover_roles(clip, never(), corpus=WORDS, **options)
+    with pytest.raises(RoleError, match="at least two pictures"):
+        discover_roles(clip, torch.zeros(1, 3, 32, 32), corpus=WORDS)
+    with pytest.raises(RoleError, match="that differ"):
+        discover_roles(clip, torch.zeros(4, 3, 32, 32), corpus=WORDS)
+    with pytest.raises(RoleError, match="'clusters', 'fixed' or 'tags'"):
+        discover_roles(clip, found[1], corpus=WORDS, concepts="magic")
+
+
+def test_phrases_that_read_alike_are_kept_once():
+    clip = tiny_clip()
+    texts, features, dropped = text_features(clip, ["a cat", "A CAT", "a dog", "a  cat"])
+    assert texts == ("a cat", "a dog")
+    assert features.shape == (2, 20)
+    assert dropped == 2
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(2))
+
+
+def test_default_corpus_follows_the_vocabulary():
+    assert default_corpus(tiny_clip()) == "general"
+
+
+def test_user_corpus_without_tags(found):
+    clip, pixels, _, _ = found
+    bare = Corpus("bare", tuple(Phrase(text) for text in WORDS.texts))
+    with pytest.raises(RoleError, match="needs a concept"):
+        discover_roles(clip, pixels, layers=[4], corpus=bare, concepts="tags")
+    roles = discover_roles(clip, pixels, layers=[4], corpus=bare)
+    assert roles.evidence["concepts"]["agreement"] == {}
