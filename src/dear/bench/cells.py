@@ -84,10 +84,12 @@ class Cell:
     def key(self) -> str:
         """Sixteen hexadecimal digits that change with any part of the configuration.
 
-        The backbone's name is left out: its fingerprint says which weights they are.
+        The backbone's name is left out (its fingerprint says which weights they are), and so is the way
+        in which a role map was made: its hash says which roles they are.
         """
         plain = self.plain()
         del plain["backbone"]
+        plain["roles"].pop("spec", None)
         return digest({"schema": SCHEMA, **plain})[:16]
 
     @property

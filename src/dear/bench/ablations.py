@@ -1,0 +1,166 @@
+"""Ablation studies: DeAR with one thing changed, as variants of the base-to-novel protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dear.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a study.
+
+    Attributes:
+        name: as in tables.
+        options: options of the method that differ from the defaults.
+        roles: change of the role map, see `dear.bench.rolespec.derive`; "{seed}" stands for the seed.
+        mode: the way to predict; None: the method's usual one.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    roles: str = ""
+    mode: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variants that answer one question.
+
+    Attributes:
+        name: as in `dear ablate NAME`.
+        title: heading of the table.
+        question: what is asked, in a sentence.
+        variants: the rows; the paper's choice among them.
+        paper: what the paper reports, in a sentence; empty where it reports nothing.
+    """
+
+    name: str
+    title: str
+    question: str
+    variants: tuple[Variant, ...]
+    paper: str = ""
+
+
+def _layer(layers: int, back: int) -> int:
+    """The layer `back` before the last third's first, but a layer of the tower."""
+    first = layers - max(1, round(layers / 3)) + 1
+    return min(max(first - back, 1), layers)
+
+
+def first_layers(layers: int) -> Study:
+    """The study of J for a tower of `layers`: from two layers earlier to one later than the last third.
+
+    >>> [variant.name for variant in first_layers(12).variants]
+    ['J = 7', 'J = 8', 'J = 9', 'J = 10', 'J = 11']
+    """
+    usual = _layer(layers, 0)
+    places = dict.fromkeys(_layer(layers, back) for back in (2, 1, 0, -1, -2))
+    return Study(
+        "first-layer",
+        "First layer J of the tokens",
+        "How early should attribute tokens enter?",
+        tuple(
+            Variant(f"J = {j}") if j == usual else Variant(f"J = {j}", {"first_layer": j}, f"from:{j}")
+            for j in places
+        ),
+    )
+
+
+MASKS = Study(
+    "masks",
+    "Role masks",
+    "Does it matter which heads may read the attribute tokens?",
+    (
+        Variant("all-generalisation", roles="uniform:generalization"),
+        Variant("all-mixed", roles="uniform:mixed"),
+        Variant("shuffle", roles="shuffled:{seed}"),
+        Variant("dear"),
+    ),
+    "DeAR has the best HM; all-generalisation the best novel and the worst base accuracy; all-mixed gives "
+    "up novel accuracy; shuffled roles cost 3.88 HM on ImageNet (main Table 5, supplement Table 6).",
+)
+LOSSES = Study(
+    "losses",
+    "Loss parts",
+    "What does each part of the loss add?",
+    (
+        Variant("ce", {"lambda_reg": 0.0, "lambda_fusion": 0.0}),
+        Variant("ce+reg", {"lambda_fusion": 0.0}),
+        Variant("ce+reg+fusion"),
+    ),
+    "L_reg adds 4.24 novel and costs 1.72 base accuracy; L_fusion adds 1.11 HM (main Table 6).",
+)
+INFERENCE = Study(
+    "inference",
+    "Inference strategy",
+    "Do the attribute features help at test time?",
+    (Variant("decoupled", mode="decoupled"), Variant("fused", mode="fused")),
+    "Fusion adds 1.23 novel and 0.67 HM at equal base accuracy (supplement Table 5).",
+)
+THRESHOLD = Study(
+    "threshold",
+    "Entropy threshold (rule `quantile`)",
+    "How many heads should be specialised, and how many isolated?",
+    tuple(Variant(f"{percent} %", roles=f"quantile:{percent / 100}") for percent in (10, 20, 30, 40)),
+    "Flat from 10 to 30 %, a drop of 3.6 HM at 40 % (supplement Table 6, ImageNet).",
+)
+CONCEPTS = Study(
+    "concepts",
+    "Number of core concepts",
+    "How many attributes should have tokens?",
+    tuple(Variant(str(count), roles=f"concepts:{count}") for count in (3, 5, 7)),
+    "Five are best; three and seven cost 0.88 and 0.72 HM (supplement Table 6, ImageNet).",
+)
+SHUFFLE = Study(
+    "shuffle",
+    "Shuffled roles",
+    "Do the roles belong to these heads, or is their number enough?",
+    (Variant("shuffle", roles="shuffled:{seed}"), Variant("dear")),
+    "Shuffling costs 3.88 HM on ImageNet (supplement Table 6).",
+)
+BETA = Study(
+    "beta",
+    "Knowledge anchoring beta",
+    "How much of the raw token should enter each layer?",
+    tuple(Variant(f"beta = {beta}", {"beta": beta}) for beta in (0.0, 0.5, 0.7, 0.9, 1.0)),
+)
+ISOLATION = Study(
+    "isolation",
+    "Direction of isolation",
+    "May attribute tokens read the original tokens in isolated heads?",
+    (
+        Variant("bidirectional", {"isolation": "bidirectional"}),
+        Variant("readonly", {"isolation": "readonly"}),
+    ),
+)
+
+STUDIES: Mapping[str, Study] = {
+    study.name: study
+    for study in (
+        MASKS,
+        LOSSES,
+        INFERENCE,
+        THRESHOLD,
+        CONCEPTS,
+        SHUFFLE,
+        BETA,
+        first_layers(12),
+        ISOLATION,
+    )
+}
+"""Every study by name; `first-layer` as it is for twelve layers."""
+
+
+def study(name: str, layers: int = 12) -> Study:
+    """A study by name, for a tower of `layers`.
+
+    Raises:
+        UsageError: there is no such study.
+    """
+    if name not in STUDIES:
+        raise UsageError(f"no study {name!r}; choose from {', '.join(STUDIES)}, or all")
+    return first_layers(layers) if name == "first-layer" else STUDIES[name]

@@ -1,0 +1,216 @@
+"""What the computation of one cell has at hand: backbone, roles, data, training and testing, with records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy
+import safetensors.torch
+import torch
+
+from dear.bench.cells import Cell, Place
+from dear.bench.rolespec import derive, mark
+from dear.clip.factory import load
+from dear.clip.model import Clip
+from dear.data.open import open_data
+from dear.data.pictures import FilePictures, PictureSet
+from dear.data.shots import few_shot, read_draw
+from dear.errors import RoleError, RunError
+from dear.heads.roles import RoleMap
+from dear.methods import build_method
+from dear.methods.base import Method
+from dear.train import Recipe, evaluate, train
+
+Accuracies = dict[str, float]  #: mode -> share of pictures answered rightly
+
+
+@lru_cache(maxsize=1)
+def backbone(name: str, device: str) -> Clip:
+    """The backbone, loaded once a process."""
+    return load(name, device=device)
+
+
+def starting_roles(clip: Clip, file: str | None) -> RoleMap | None:
+    """The role map that a grid starts from: the given file, the backbone's own, Table 2 where it fits."""
+    if file is not None:
+        return RoleMap.load(file)
+    vision = clip.config.vision
+    return RoleMap.table2() if (vision.layers, vision.heads) == (12, 12) else None
+
+
+def of_labels(pictures: PictureSet, labels: Sequence[int]) -> PictureSet:
+    """The pictures of some classes, renumbered; by label, since two of ImageNet's classes share a name."""
+    if isinstance(pictures, FilePictures):
+        return pictures.select_labels(labels)
+    return pictures.select_classes([pictures.classes[label] for label in labels])
+
+
+class Session:
+    """One cell's work in progress.
+
+    Args:
+        cell: what to compute.
+        place: where data and backbone are.
+
+    Attributes:
+        record: what is to be known of the cell beside its accuracies.
+    """
+
+    def __init__(self, cell: Cell, place: Place) -> None:
+        self.cell, self.place = cell, place
+        self.clip = backbone(place.backbone, place.device)
+        if self.clip.fingerprint != cell.fingerprint:
+            raise RunError(
+                f"{place.backbone}: these weights are {self.clip.fingerprint[:19]}…, but the cell was "
+                f"planned for {cell.fingerprint[:19]}…; start the grid again with one backbone"
+            )
+        self.record: dict[str, Any] = {}
+        self.seconds = {"train": 0.0, "evaluate": 0.0}
+
+    def open(self, split: str, dataset: str | None = None) -> PictureSet:
+        """A split of the cell's data set, or of another one."""
+        return open_data(dataset or self.cell.dataset, split, root=self.place.data_root)
+
+    def draw(self, pictures: PictureSet, labels: Sequence[int] | None = None) -> PictureSet:
+        """The pictures to train on: the cell's shots of each class, or all for 0 shots.
+
+        Args:
+            pictures: the whole training split.
+            labels: the classes to keep, if not all.
+        """
+        imported = self._imported()
+        if imported is not None:
+            drawn = pictures.subset(read_draw(imported, pictures))
+            drawn = drawn if labels is None else of_labels(drawn, labels)
+        else:
+            drawn = pictures if labels is None else of_labels(pictures, labels)
+            drawn = few_shot(drawn, self.cell.shots, self.cell.seed) if self.cell.shots else drawn
+        lines = [
+            json.dumps({"path": drawn.key(i), "label": y, "class": drawn.classes[y]}, ensure_ascii=False)
+            for i, y in enumerate(drawn.labels.tolist())
+        ]
+        self.record["draw"] = {
+            "pictures": len(drawn),
+            "imported": imported is not None,
+            "jsonl": "".join(line + "\n" for line in lines),
+        }
+        return drawn
+
+    def _imported(self) -> str | None:
+        """The file of an imported draw, checked to be the one that the cell was planned with."""
+        wanted = self.cell.setting.get("draw")
+        if wanted is None:
+            return None
+        path = draw_path(self.place.draws or ".", self.cell.dataset, self.cell.shots, self.cell.seed)
+        if file_mark(path) != wanted:
+            raise RunError(f"{path}: the draw was changed after the cell was planned")
+        return path
+
+    def roles(self) -> RoleMap | None:
+        """The role map that the cell names, derived again and checked by its hash."""
+        if not self.cell.roles:
+            return None
+        start = starting_roles(self.clip, self.place.roles_file)
+        if start is None:
+            raise RoleError(
+                f"{self.clip.name} needs a role map: make one with `dear roles discover`, then give --roles"
+            )
+        found = derive(start, str(self.cell.roles["spec"]))
+        if mark(found) != self.cell.roles["digest"]:
+            raise RoleError("the role map was changed after the cell was planned; start the grid again")
+        return found
+
+    def fit(self, pictures: PictureSet) -> Method:
+        """Build the cell's method on the set's classes and train it; its size and time are recorded."""
+        cell = self.cell
+        method = build_method(
+            cell.method,
+            self.clip,
+            pictures.classes,
+            roles=self.roles(),
+            template=pictures.template,
+            seed=cell.seed,
+            **cell.options,
+        )
+        recipe = Recipe.of(type(method), **{**cell.recipe, "seed": cell.seed})
+        began = time.perf_counter()
+        trained = train(method, pictures, recipe)
+        self.seconds["train"] += time.perf_counter() - began
+        state = {name: tensor.cpu().contiguous() for name, tensor in method.adapter_state().items()}
+        self.record |= {
+            "steps": trained.steps,
+            "trainable_numbers": method.trainable_numbers,
+            "adapter_bytes": len(safetensors.torch.save(state)) if state else 0,
+            "facts": method.facts(),
+        }
+        return method
+
+    def test(self, method: Method, pictures: PictureSet) -> Accuracies | None:
+        """Accuracy in every mode on a set, answers being chosen among exactly the set's own classes.
+
+        None where the method cannot name classes that it was not trained on.
+        """
+        began = time.perf_counter()
+        if pictures.classes != method.classes or pictures.template != method.template:
+            if not method.open_classes:
+                return None
+            method = method.with_classes(pictures.classes, pictures.template)
+        accuracy = evaluate(
+            method, pictures, precision=str(self.cell.recipe.get("precision", "auto"))
+        ).accuracy
+        self.seconds["evaluate"] += time.perf_counter() - began
+        tested = self.record.setdefault("tested", {})
+        tested[pictures.name] = tested.get(pictures.name, 0) + len(pictures)
+        return accuracy
+
+    def finish(self, modes: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
+        """The whole result: accuracies by mode, then how they came about."""
+        return {
+            "modes": {mode: dict(values) for mode, values in modes.items()},
+            **self.record,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "made_with": made_with(self.place),
+        }
+
+
+def made_with(place: Place) -> dict[str, Any]:
+    """Versions and machine: what a reader needs to judge a difference in the last digits."""
+    from dear import __version__
+
+    device = torch.device(place.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "dear": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "device": device.type,
+        "hardware": name,
+        "threads": place.threads,
+    }
+
+
+def draw_path(folder: str, dataset: str, shots: int, seed: int) -> str:
+    """Where an imported draw is looked for: `FOLDER/DATASET-16shot-seed1.jsonl`."""
+    safe = dataset.replace(":", "-").replace("/", "-").replace(os.sep, "-")
+    return os.path.join(folder, f"{safe}-{shots}shot-seed{seed}.jsonl")
+
+
+def file_mark(path: str) -> str:
+    """Hash of a file's content.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()[:16]
+    except OSError as error:
+        raise RunError(f"{path}: the imported draw cannot be read ({error.strerror})") from None

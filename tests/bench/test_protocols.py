@@ -1,0 +1,237 @@
+"""Protocols on a tiny backbone and real files: what is trained on, what is tested on, and the numbers."""
+
+import json
+
+import pytest
+import torch
+
+import dear
+from dear.bench import held_out
+from dear.bench.ablations import STUDIES, study
+from dear.bench.cells import Place
+from dear.bench.engines import Local
+from dear.bench.grid import Grid
+from dear.bench.plan import Request, plan, plan_study
+from dear.bench.session import Session
+from dear.bench.work import compute
+from dear.data.open import open_data
+from dear.errors import DataError, RoleError, UsageError
+from dear.heads.roles import RoleMap
+
+FAST = {"epochs": 2, "batch": 8}
+
+
+@pytest.fixture(scope="module")
+def asked(backbone, table, roles_file):
+    clip = dear.load(backbone)
+
+    def make(**changes):
+        fields = {
+            "backbone": "tiny",
+            "fingerprint": clip.fingerprint,
+            "roles": RoleMap.load(roles_file),
+            "datasets": [table],
+            "seeds": [1],
+            "shots": [4],
+            "recipe": FAST,
+        }
+        return Request(**(fields | changes))
+
+    return make
+
+
+@pytest.fixture
+def place(backbone, roles_file):
+    return Place(backbone, roles_file=roles_file)
+
+
+def run(cell, place):
+    return compute(cell.plain(), place.plain())
+
+
+def frozen_accuracy(backbone, pictures):
+    """Zero-shot accuracy the obvious way: one picture after the other, straight from the towers."""
+    clip = dear.load(backbone)
+    texts = clip.encode_text([pictures.template.replace("{}", name) for name in pictures.classes])
+    texts = torch.nn.functional.normalize(texts, dim=-1)
+    hits = 0
+    for index, label in enumerate(pictures.labels.tolist()):
+        feature = clip.encode_image(clip.preprocess(pictures.picture(index))[None])[0]
+        hits += int((texts @ feature).argmax()) == label
+    return hits / len(pictures)
+
+
+def test_base_to_novel_halves_and_harmonic_mean(backbone, table, place, asked):
+    (cell,) = plan("base-to-novel", asked(methods=["zeroshot"]))
+    result = run(cell, place)
+    test = open_data(table, "test")
+    names = test.classes
+    base = frozen_accuracy(backbone, test.select_classes(names[:3]))  # 5 classes: 3 base, 2 novel
+    novel = frozen_accuracy(backbone, test.select_classes(names[3:]))
+    row = result["modes"]["default"]
+    assert row["base"] == pytest.approx(base)
+    assert row["novel"] == pytest.approx(novel)
+    assert row["hm"] == pytest.approx(2 / (1 / base + 1 / novel) if base * novel else 0)
+    assert result["classes"] == {"base": 3, "novel": 2}
+    assert result["tested"] == {test.name: len(test)}
+    drawn = [json.loads(line) for line in result["draw"]["jsonl"].splitlines()]
+    assert {line["class"] for line in drawn} == set(names[:3])
+    assert len(drawn) == 12
+
+
+def test_dear_reports_both_modes_its_size_and_its_fusion_weights(place, asked):
+    (cell,) = plan("base-to-novel", asked(methods=["dear"]))
+    result = run(cell, place)
+    assert set(result["modes"]) == {"fused", "decoupled"}
+    assert result["trainable_numbers"] == 5 * 24 + 5 * 16 + 24 * 12 + 6
+    assert result["adapter_bytes"] > 4 * result["trainable_numbers"]
+    assert sum(result["facts"]["fusion_weights"].values()) == pytest.approx(1)
+    assert result["steps"] == 2 * -(-12 // 8)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_same_numbers_again_and_whatever_ran_before(place, asked):
+    cells = plan("base-to-novel", asked(methods=["dear"], seeds=[1, 2]))
+    forward = [run(cell, place) for cell in cells]
+    backward = [run(cell, place) for cell in reversed(cells)][::-1]
+    for a, b in zip(forward, backward, strict=True):
+        assert {k: a[k] for k in a if k != "seconds"} == {k: b[k] for k in b if k != "seconds"}
+    assert forward[0]["draw"] != forward[1]["draw"]
+
+
+def test_few_shot_plans_five_shots_and_tests_all_classes(backbone, table, place, asked):
+    cells = plan("few-shot", asked(methods=["zeroshot"], shots=None))
+    assert [cell.shots for cell in cells] == [1, 2, 4, 8, 16]
+    result = run(cells[1], place)
+    assert result["draw"]["pictures"] == 10
+    assert result["modes"]["default"]["accuracy"] == pytest.approx(
+        frozen_accuracy(backbone, open_data(table, "test"))
+    )
+    smaller = run(cells[0], place)["draw"]["jsonl"].splitlines()
+    assert set(smaller) < set(result["draw"]["jsonl"].splitlines())
+
+
+def test_transfer_answers_among_the_targets_own_classes(backbone, table, place, asked, tmp_path):
+    test = open_data(table, "test")
+    few = tmp_path / "subset.csv"
+    rows = [
+        f"{test.path(i)},{test.classes[y]},test\n"
+        for i, y in enumerate(test.labels.tolist())
+        if test.classes[y] in ("blue", "grey")
+    ]
+    few.write_text("path,label,split\n" + "".join(row.replace(f"{test.root}/", "") for row in rows))
+    place = Place(place.backbone, roles_file=place.roles_file, data_root=str(test.root))
+    for protocol in ("cross-dataset", "domain-shift"):
+        (cell,) = plan(protocol, asked(methods=["dear"], targets=[str(few)]))
+        result = run(cell, place)
+        assert set(result["modes"]["decoupled"]) == {table, str(few)}
+    (cell,) = plan("domain-shift", asked(methods=["zeroshot"], targets=[str(few)]))
+    expected = frozen_accuracy(backbone, test.select_classes(["blue", "grey"]))
+    assert run(cell, place)["modes"]["default"][str(few)] == pytest.approx(expected)
+
+
+def test_leave_one_domain_out_never_sees_the_target(table, place, asked, monkeypatch):
+    cells = plan("leave-one-domain-out", asked(methods=["zeroshot"], shots=None))
+    assert [cell.setting["held_out"] for cell in cells] == ["day", "dusk", "night"]
+    seen = {}
+    fit, test = Session.fit, Session.test
+
+    def spy_fit(self, pictures):
+        seen["train"] = pictures
+        return fit(self, pictures)
+
+    def spy_test(self, method, pictures):
+        seen.setdefault("tests", []).append(pictures)
+        return test(self, method, pictures)
+
+    monkeypatch.setattr(Session, "fit", spy_fit)
+    monkeypatch.setattr(Session, "test", spy_test)
+    result = run(cells[1], place)
+    validation, target = seen["tests"]
+    keys = [{p.key(i) for i in range(len(p))} for p in (seen["train"], validation, target)]
+    assert {d for p in (seen["train"], validation) for d in p.domains} == {"day", "night"}
+    assert set(target.domains) == {"dusk"}
+    assert not keys[0] & keys[1]
+    assert len(keys[1]) == 2 * 5 * 2  # a fifth of 8 pictures of each class of each source, rounded
+    assert len(keys[0]) == 2 * 5 * 8 - len(keys[1])
+    assert all(key.startswith("test-") for key in keys[2])
+    assert set(result["modes"]["default"]) == {"target", "validation"}
+
+
+def test_validation_changes_with_the_seed(table):
+    pictures = open_data(table, "train")
+    parts = [held_out.split_sources(pictures, seed)[1] for seed in (1, 1, 2)]
+    keys = [{part.key(i) for i in range(len(part))} for part in parts]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_imported_draws_are_used_and_bind_the_cell(table, place, asked, tmp_path):
+    (cell,) = plan("few-shot", asked(methods=["zeroshot"], shots=[2]))
+    drawn = run(cell, place)["draw"]["jsonl"].splitlines()
+    other = sorted(open_data(table, "train").key(i) for i in range(3))
+    file = tmp_path / f"{table.replace('/', '-')}-2shot-seed1.jsonl"
+    file.write_text("".join(json.dumps({"path": key}) + "\n" for key in other))
+    (bound,) = plan("few-shot", asked(methods=["zeroshot"], shots=[2], draws=str(tmp_path)))
+    assert bound.key != cell.key
+    where = Place(place.backbone, roles_file=place.roles_file, draws=str(tmp_path))
+    used = [json.loads(line)["path"] for line in run(bound, where)["draw"]["jsonl"].splitlines()]
+    assert sorted(used) == other
+    assert drawn != used
+    file.write_text(json.dumps({"path": other[0]}) + "\n")
+    with pytest.raises(dear.errors.RunError, match="changed after"):
+        run(bound, where)
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_plans_distinct_variants_that_run(name, place, asked):
+    found = plan_study(study(name, layers=6), asked(recipe={"epochs": 1, "batch": 12}))
+    distinct = {cells[0].key for _, cells in found}
+    assert len(distinct) == (1 if name == "inference" else len(found))
+    variant, (cell,) = found[0]
+    row = run(cell, place)["modes"][variant.mode or "fused"]
+    assert 0 <= row["hm"] <= 1
+
+
+def test_studies_share_the_papers_cell(asked):
+    usual = plan("base-to-novel", asked(methods=["dear"]))[0].key
+    for name, which in (("masks", "dear"), ("losses", "ce+reg+fusion"), ("beta", "beta = 0.9")):
+        cells = {variant.name: cells[0].key for variant, cells in plan_study(study(name), asked())}
+        assert cells[which] == usual
+    for name, which in (("first-layer", "J = 5"), ("concepts", "5"), ("isolation", "bidirectional")):
+        cells = {variant.name: cells[0].key for variant, cells in plan_study(study(name, 6), asked())}
+        assert cells[which] == usual
+
+
+def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
+    cells = plan("base-to-novel", asked(seeds=[1, 2]))
+    numbers = []
+    for name, engine in (("one", Local(compute)), ("two", Local(compute, workers=2))):
+        summary = Grid(tmp_path / name).run(cells, place, engine)
+        assert summary.failed == {}
+        numbers.append([Grid(tmp_path / name).read(cell)["modes"] for cell in cells])
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "changes", "error", "message"),
+    [
+        ("zero-shot", {}, UsageError, "no protocol"),
+        ("base-to-novel", {"methods": ["dera"]}, UsageError, "dera"),
+        ("base-to-novel", {"datasets": []}, UsageError, "--datasets"),
+        ("base-to-novel", {"targets": ["x"]}, UsageError, "--targets"),
+        ("base-to-novel", {"seeds": []}, UsageError, "seed"),
+        ("cross-dataset", {"datasets": ["a", "b"]}, UsageError, "one data set"),
+        ("cross-dataset", {"datasets": ["a"], "targets": ["a"]}, UsageError, "other than"),
+        ("base-to-novel", {"roles": None}, RoleError, "role map"),
+        ("base-to-novel", {"options": {"dear": {"betta": 1}}}, UsageError, "betta"),
+        ("base-to-novel", {"recipe": {"epoch": 1}}, UsageError, "epoch"),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_runs(asked, protocol, changes, error, message):
+    with pytest.raises(error, match=message):
+        plan(protocol, asked(**changes))
+
+
+def test_data_without_domains_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no domains"):
+        held_out.domains_of(type("Set", (), {"domains": None, "name": "plain"})())
