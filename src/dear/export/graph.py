@@ -1,0 +1,110 @@
+"""A method as a plain graph: one tensor in, tensors out, everything else a constant.
+
+Tracing meets two things in a method that it cannot follow: numbers read off tensors (CLIP's temperature) and
+tensors kept between calls (the class weights). Here both are taken once, before the trace, from a copy that
+shares every weight with the original.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.methods.base import Method
+
+
+class _Still(Clip):
+    """A CLIP whose temperature is a number, not a tensor."""
+
+    number: float
+
+    @property
+    def logit_scale(self) -> float:
+        """The temperature as it was when the copy was made."""
+        return self.number
+
+
+def still_clip(clip: Clip) -> Clip:
+    """A float32 copy on the CPU for tracing, with written-out attention; weights are shared if possible."""
+    number, fingerprint = clip.logit_scale, clip.fingerprint
+    if clip.dtype != torch.float32 or clip.device.type != "cpu":
+        clip = copy.deepcopy(clip).to("cpu", torch.float32)
+    twin = copy.copy(clip)
+    twin.__class__ = _Still
+    # Shallow copies of the towers: their switch to written-out attention leaves the originals alone.
+    twin._modules = {name: copy.copy(module) for name, module in clip._modules.items()}
+    twin.__dict__.update(number=number, fingerprint=fingerprint)
+    return twin.use_fused(False)
+
+
+def still_method(method: Method) -> Method:
+    """A copy of `method` on a still backbone, with every kept tensor computed and fixed."""
+    twin = copy.copy(method)
+    if method.clip.device.type != "cpu":
+        twin = copy.deepcopy(method).to("cpu")
+    twin._cache = {}
+    twin.use_backbone(still_clip(method.clip))
+    twin.eval()
+    with torch.no_grad():
+        twin(blank(method.clip))  # fills what is kept: class weights, expanded masks
+    kept = {key: value.detach().clone() for key, (_, value) in twin._cache.items()}
+    twin.__dict__["cached"] = lambda key, compute: kept[key]
+    return twin
+
+
+def blank(clip: Clip, count: int = 2) -> Tensor:
+    """Pixels to trace with, [count, 3, S, S]."""
+    size = clip.config.vision.image_size
+    return torch.zeros(count, 3, size, size)
+
+
+class Scores(nn.Module):
+    """Pixels [B, 3, S, S] to the scores [B, C] of every mode, in the order of `method.modes`."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = still_method(method)
+        self.visual = self.method.clip.visual  # registered here: a method does not register its backbone
+        self.names = ("scores", *method.modes[1:])
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """The scores of every mode."""
+        answers: dict[str, Tensor] = self.method(pixels)
+        return tuple(answers[mode] for mode in self.method.modes)
+
+
+class Features(nn.Module):
+    """Pixels [B, 3, S, S] to the adapted image feature [B, E] and, for DeAR, its attributes' [B, A, E]."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        from dear.methods.dear import DeAR
+
+        self.attributes: tuple[str, ...] = ()
+        self.method: Method | None = None
+        if isinstance(method, DeAR):
+            self.method = still_method(method)
+            self.visual = self.method.clip.visual
+            self.attributes = tuple(method.attributes)
+        elif method.mergeable:
+            self.visual = still_clip(method.merge()).visual
+        elif method.trainable_numbers == 0:
+            self.visual = still_clip(method.clip).visual
+        else:
+            raise UsageError(
+                f"the method {method.name!r} has no image encoder of its own; leave out --encoder-only"
+            )
+        self.names = ("features", "attributes") if self.attributes else ("features",)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """The features, not of unit length."""
+        from dear.methods.dear import DeAR
+
+        if isinstance(self.method, DeAR):
+            return self.method.image_features(pixels)
+        feature: Tensor = self.visual(pixels)
+        return (feature,)

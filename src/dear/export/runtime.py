@@ -1,0 +1,165 @@
+"""Answers from an exported model with numpy, Pillow and onnxruntime alone; PyTorch is not imported."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image
+
+from dear.errors import DearError, UsageError
+from dear.imagefile import open_image, square
+
+Picture = str | os.PathLike[str] | bytes | Image
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The likeliest classes of one picture, likeliest first."""
+
+    picture: str
+    top: tuple[tuple[str, float], ...]  #: (class, probability)
+
+
+class OnnxModel:
+    """A file written by `dear export`, ready to answer.
+
+    Args:
+        path: the file.
+        threads: of onnxruntime; 0 lets it choose.
+
+    Raises:
+        UsageError: onnxruntime is not installed.
+        DearError: the file is missing, damaged, or was not written by `dear export`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int = 0) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UsageError(
+                "running an ONNX model needs onnxruntime: install it with pip install 'dear-vlm[onnx]'"
+            ) from None
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise DearError(f"{path}: no such ONNX model; `dear export RUN --onnx {path}` writes one")
+        options = quiet_session()
+        options.intra_op_num_threads = threads
+        try:
+            self._session = onnxruntime.InferenceSession(
+                os.fspath(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's errors share no public class
+            raise DearError(
+                f"{path}: is not a whole ONNX model ({str(error).strip().splitlines()[0]})"
+            ) from None
+        self.metadata: dict[str, Any] = _parse(self._session.get_modelmeta().custom_metadata_map, self.path)
+        self.outputs: tuple[str, ...] = tuple(self.metadata["outputs"])
+        self.classes: tuple[str, ...] = tuple(self.metadata.get("classes", ()))
+        self.modes: tuple[str, ...] = tuple(self.metadata["modes"])
+        preprocessing = self.metadata["preprocessing"]
+        self.size = int(preprocessing["size"])
+        self._mean = np.asarray(preprocessing["mean"], dtype=np.float32).reshape(3, 1, 1)
+        self._std = np.asarray(preprocessing["std"], dtype=np.float32).reshape(3, 1, 1)
+
+    def preprocess(self, picture: Picture) -> NDArray[np.float32]:
+        """A picture to normalised pixels [3, S, S], as the model was trained.
+
+        Raises:
+            InputError: it is not a picture that can be read.
+        """
+        view = np.asarray(square(open_image(picture), self.size), dtype=np.float32)  # [S, S, 3]
+        pixels: NDArray[np.float32] = (view.transpose(2, 0, 1) / np.float32(255) - self._mean) / self._std
+        return pixels
+
+    def run(self, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """All outputs, by name, of normalised pixels [B, 3, S, S]."""
+        values = self._session.run(list(self.outputs), {"pixels": pixels})
+        return dict(zip(self.outputs, values, strict=True))
+
+    def probabilities(self, pictures: Sequence[Picture], mode: str | None = None) -> NDArray[np.float32]:
+        """Probability of every class, [n, C], under CLIP's temperature.
+
+        Raises:
+            UsageError: the file holds the encoder alone, or has no such mode.
+            InputError: a picture cannot be read.
+        """
+        if not self.classes:
+            raise UsageError(f"{self.path}: holds an encoder alone; export it without --encoder-only")
+        if mode is not None and mode not in self.modes:
+            raise UsageError(f"{self.path}: has no mode {mode!r}; it has {', '.join(self.modes)}")
+        output = self.outputs[0 if mode is None else self.modes.index(mode)]
+        parts = [np.empty((0, len(self.classes)), dtype=np.float32)]
+        for start in range(0, len(pictures), _AT_ONCE):
+            pixels = np.stack([self.preprocess(p) for p in pictures[start : start + _AT_ONCE]])
+            parts.append(_softmax(self.run(pixels)[output]))
+        return np.concatenate(parts)
+
+    def predict(self, pictures: Sequence[Picture], top: int = 5, mode: str | None = None) -> list[Answer]:
+        """The `top` likeliest classes of each picture."""
+        answers = []
+        for picture, row in zip(pictures, self.probabilities(pictures, mode), strict=True):
+            order = np.argsort(-row, kind="stable")[: max(1, top)]
+            name = os.fspath(picture) if isinstance(picture, str | os.PathLike) else "picture"
+            answers.append(Answer(name, tuple((self.classes[i], float(row[i])) for i in order)))
+        return answers
+
+
+def predict(
+    onnx_path: str | os.PathLike[str], image_paths: Sequence[Picture], top: int = 5, mode: str | None = None
+) -> list[Answer]:
+    """The `top` likeliest classes of each picture, from a file written by `dear export`."""
+    return OnnxModel(onnx_path).predict(image_paths, top, mode)
+
+
+def quiet_session() -> Any:
+    """Session options that keep onnxruntime's remarks about the graph to itself."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return options
+
+
+def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    result: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
+    return result
+
+
+def _parse(raw: dict[str, str], path: Path) -> dict[str, Any]:
+    """The file's metadata, checked.
+
+    Raises:
+        DearError: it is not what `dear export` writes.
+    """
+    if raw.get("format") != "dear onnx":
+        raise DearError(f"{path}: is an ONNX model, but not one that `dear export` wrote")
+    if raw.get("schema") != "1":
+        raise DearError(f"{path}: has schema {raw.get('schema')!r}; this version of dear reads 1")
+    lists, objects = ("classes", "attributes", "modes", "outputs"), ("preprocessing",)
+    try:
+        parsed: dict[str, Any] = {
+            key: json.loads(value) if key in lists + objects else value for key, value in raw.items()
+        }
+        good = all(
+            isinstance(parsed[k], list) and all(isinstance(v, str) for v in parsed[k])
+            for k in lists
+            if k in parsed
+        )
+        size, mean, std = (parsed["preprocessing"][key] for key in ("size", "mean", "std"))
+        good = good and 0 < int(size) <= 4096 and len(mean) == len(std) == 3 and bool(parsed["outputs"])
+        good = good and (("classes" not in parsed) or len(parsed["outputs"]) == len(parsed["modes"]))
+        np.asarray([*mean, *std], dtype=np.float32)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DearError(f"{path}: its description is damaged ({error})") from None
+    if not good:
+        raise DearError(f"{path}: its description is damaged")
+    return parsed

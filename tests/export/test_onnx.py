@@ -1,0 +1,222 @@
+"""An exported file gives PyTorch's scores, says how to use it, and is refused when it is something else."""
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import mixed_roles, pictures, tiny_clip, token_ids
+
+import dear
+from dear.errors import DearError, InputError, UsageError
+from dear.heads.roles import RoleMap
+from dear.methods import DeAR, ZeroShot
+
+pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+
+from dear.export.onnx import export_onnx
+from dear.export.runtime import OnnxModel, predict
+
+CLASSES = ["a cat", 'a "dog"', "ein Vögelchen"]
+
+
+def trained_dear(clip, **options):
+    """A DeAR whose learned tensors are far from their start."""
+    model = DeAR(clip, CLASSES, ids=token_ids(), **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def clip():
+    return tiny_clip(dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def model(clip):
+    return trained_dear(clip, roles=mixed_roles())
+
+
+def shallow(clip):
+    """Zero-shot CLIP on a random tower of two layers, otherwise of the shape of `clip`: quick to trace."""
+    config = replace(clip.config, vision=replace(clip.config.vision, layers=2))
+    torch.manual_seed(1)
+    return ZeroShot(dear.Clip(config), CLASSES, ids=token_ids())
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    export_onnx(model, path)
+    return path
+
+
+def noise(size, seed=0, mode="RGB"):
+    shape = (*size[::-1], 3)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_scores_of_both_modes_equal_pytorch_for_any_batch(model, exported, batch):
+    pixels = pictures(batch, dtype=torch.float32, seed=batch)
+    got = OnnxModel(exported).run(pixels.numpy())
+    wanted = model.all_logits(pixels)
+    assert list(got) == ["scores", "decoupled"]
+    assert not torch.allclose(wanted["fused"], wanted["decoupled"], atol=1e-2)
+    for name, mode in (("scores", "fused"), ("decoupled", "decoupled")):
+        assert np.abs(got[name] - wanted[mode].numpy()).max() < 1e-3
+
+
+def test_exporting_leaves_the_method_as_it_was(clip, model, exported):
+    assert type(clip).__name__ == "Clip"
+    assert clip.visual.fused
+    assert model.clip is clip
+    assert "cached" not in model.__dict__
+
+
+def test_the_file_says_how_to_use_it_and_nothing_of_this_machine(clip, exported):
+    meta = OnnxModel(exported).metadata
+    assert meta["classes"] == CLASSES
+    assert meta["fingerprint"] == clip.fingerprint
+    assert meta["method"] == "dear"
+    assert meta["modes"] == ["fused", "decoupled"]
+    assert meta["preprocessing"]["size"] == 24
+    assert meta["preprocessing"]["mean"] == list(clip.config.mean)
+    content = exported.read_bytes()
+    assert b".py" not in content
+    assert b"site-packages" not in content
+    assert [p.name for p in exported.parent.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("size", "mode"), [((24, 24), "RGB"), ((61, 40), "RGB"), ((30, 97), "L"), ((50, 33), "RGBA")]
+)
+def test_pixels_without_pytorch_equal_the_backbones(clip, exported, size, mode):
+    picture = noise(size, mode=mode)
+    got = OnnxModel(exported).preprocess(picture)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, clip.preprocess(picture).numpy(), atol=1e-6)
+
+
+def test_predictions_equal_pytorchs(clip, model, exported, tmp_path):
+    paths = []
+    for number in range(3):
+        paths.append(tmp_path / f"{number}.png")
+        noise((40, 50), seed=number).save(paths[-1])
+    batch = torch.stack([clip.preprocess(Image.open(path)) for path in paths])
+    for mode in ("fused", "decoupled", None):
+        wanted = model.logits(batch, mode).softmax(-1)
+        for row, answer in zip(wanted, predict(exported, paths, top=2, mode=mode), strict=True):
+            assert len(answer.top) == 2
+            assert answer.top[0][0] == CLASSES[int(row.argmax())]
+            assert answer.top[0][1] == pytest.approx(float(row.max()), abs=1e-4)
+
+
+def test_answering_does_not_import_pytorch(exported, tmp_path):
+    noise((30, 30)).save(tmp_path / "x.png")
+    code = (
+        "import sys\n"
+        "from dear.export.runtime import predict\n"
+        f"print(predict({str(exported)!r}, [{str(tmp_path / 'x.png')!r}])[0].top[0][0])\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in CLASSES
+
+
+def test_the_encoder_alone_gives_features(clip, tmp_path):
+    model = trained_dear(shallow(clip).clip, roles=mixed_roles(range(2, 3)))
+    written = export_onnx(model, tmp_path / "e.onnx", encoder_only=True)
+    assert written.outputs == ("features", "attributes")
+    runtime = OnnxModel(tmp_path / "e.onnx")
+    pixels = pictures(3, dtype=torch.float32, seed=9)
+    got = runtime.run(pixels.numpy())
+    f_cls, f_attr = model.image_features(pixels)
+    np.testing.assert_allclose(got["features"], f_cls.numpy(), atol=1e-4)
+    np.testing.assert_allclose(got["attributes"], f_attr.numpy(), atol=1e-4)
+    assert runtime.metadata["attributes"] == list(model.attributes)
+    with pytest.raises(UsageError, match="encoder-only"):
+        runtime.predict([noise((30, 30))])
+
+
+def test_a_half_precision_zero_shot_model_is_exported_in_float32(clip, tmp_path):
+    half = copy.deepcopy(shallow(clip).clip).to(torch.bfloat16)
+    method = ZeroShot(half, CLASSES, ids=token_ids())
+    export_onnx(method, tmp_path / "z.onnx")
+    pixels = pictures(2, dtype=torch.float32)
+    full = copy.deepcopy(half).to(torch.float32)
+    wanted = (
+        full.logit_scale
+        * torch.nn.functional.normalize(full.encode_image(pixels), dim=-1)
+        @ method.prompts.frozen.T
+    )
+    got = OnnxModel(tmp_path / "z.onnx").run(pixels.numpy())["scores"]
+    np.testing.assert_allclose(got, wanted.numpy(), atol=1e-3)
+    assert half.dtype == torch.bfloat16
+
+
+def test_a_vit_b_16_sized_dear_with_table_2_agrees(tmp_path):
+    torch.manual_seed(0)
+    model = trained_dear(dear.Clip(dear.ClipConfig.named("ViT-B-16")), roles=RoleMap.table2())
+    export_onnx(model, tmp_path / "b16.onnx", check=False)
+    pixels = pictures(1, 224, dtype=torch.float32)
+    got = OnnxModel(tmp_path / "b16.onnx", threads=1).run(pixels.numpy())
+    wanted = model.all_logits(pixels)
+    assert np.abs(got["scores"] - wanted["fused"].numpy()).max() < 1e-3
+    assert np.abs(got["decoupled"] - wanted["decoupled"].numpy()).max() < 1e-3
+
+
+def test_an_old_file_survives_a_failed_export(clip, tmp_path, monkeypatch):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("dear.export.onnx._difference", lambda *_: 0.5)
+    with pytest.raises(DearError, match=r"differs from PyTorch by 0\.5"):
+        export_onnx(shallow(clip), path)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_files_that_are_no_export_get_a_sentence(exported, tmp_path):
+    import onnx
+
+    with pytest.raises(DearError, match="no such ONNX model"):
+        OnnxModel(tmp_path / "missing.onnx")
+    (tmp_path / "text.onnx").write_text("hello")
+    with pytest.raises(DearError, match="not a whole ONNX model"):
+        OnnxModel(tmp_path / "text.onnx")
+    (tmp_path / "cut.onnx").write_bytes(exported.read_bytes()[:2000])
+    with pytest.raises(DearError, match="not a whole ONNX model"):
+        OnnxModel(tmp_path / "cut.onnx")
+    model = onnx.load(exported)
+    for changes, message in (
+        ({"format": "other"}, "not one that `dear export` wrote"),
+        ({"schema": "9"}, "schema '9'"),
+        ({"classes": "not json"}, "description is damaged"),
+        ({"classes": "[1, 2]"}, "description is damaged"),
+        ({"preprocessing": json.dumps({"size": 10**9, "mean": [0, 0, 0], "std": [1, 1, 1]})}, "damaged"),
+    ):
+        words = {p.key: p.value for p in model.metadata_props} | changes
+        other = onnx.ModelProto()
+        other.CopyFrom(model)
+        del other.metadata_props[:]
+        onnx.helper.set_model_props(other, words)
+        (tmp_path / "other.onnx").write_bytes(other.SerializeToString())
+        with pytest.raises(DearError, match=message):
+            OnnxModel(tmp_path / "other.onnx")
+
+
+def test_a_wrong_picture_or_mode_gets_a_sentence(exported, tmp_path):
+    (tmp_path / "note.txt").write_text("no picture")
+    with pytest.raises(InputError, match=r"note\.txt"):
+        predict(exported, [tmp_path / "note.txt"])
+    with pytest.raises(UsageError, match="no mode 'best'"):
+        predict(exported, [noise((30, 30))], mode="best")
+    assert predict(exported, []) == []
