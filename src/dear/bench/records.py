@@ -1,0 +1,128 @@
+"""Numbers of a grid gathered over seeds: what tables and plots are made of."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dear.bench.cells import Cell
+from dear.bench.published import harmonic_mean
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number over seeds, as a fraction of 1.
+
+    Attributes:
+        mean: mean over seeds.
+        std: sample standard deviation over seeds (n - 1); None for one seed.
+        seeds: how many.
+    """
+
+    mean: float
+    std: float | None = None
+    seeds: int = 1
+
+
+def figure(values: Sequence[float]) -> Figure:
+    """Mean and sample standard deviation.
+
+    >>> figure([0.5, 0.7])
+    Figure(mean=0.6, std=0.1414..., seeds=2)
+    """
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Figure(mean)
+    spread = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return Figure(mean, math.sqrt(spread), len(values))
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one method (or variant) in one mode reached on one data set, over seeds.
+
+    Attributes:
+        method: name of the method or variant.
+        mode: way to predict.
+        dataset: data set or, for transfer, the data set tested on; the held-out domain for domains.
+        shots: pictures a class.
+        values: column -> seed -> value.
+    """
+
+    method: str
+    mode: str
+    dataset: str
+    shots: int
+    values: Mapping[str, Mapping[int, float]]
+
+    def seeds(self, column: str) -> Mapping[int, float]:
+        """Value of each seed; empty where the column was not measured."""
+        return self.values.get(column, {})
+
+    def figure(self, column: str) -> Figure | None:
+        """Mean and spread of a column; None where it was not measured."""
+        found = self.seeds(column)
+        return figure(list(found.values())) if found else None
+
+    def hm_of_means(self) -> float | None:
+        """Harmonic mean of the mean base and the mean novel accuracy."""
+        base, novel = self.figure("base"), self.figure("novel")
+        return None if base is None or novel is None else harmonic_mean(base.mean, novel.mean)
+
+
+def gather(results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | None = None) -> list[Line]:
+    """Lines of cells of one protocol, in the order in which they come.
+
+    Args:
+        results: cells with their results.
+        names: name of the variant by cell key, for ablations; else the method's name is used.
+    """
+    found: dict[tuple[str, str, str, int], dict[str, dict[int, float]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for cell, result in results:
+        name = cell.method if names is None else names[cell.key]
+        for mode, row in result["modes"].items():
+            for column, value in row.items():
+                if value is None:
+                    continue
+                place, heading = _place(cell, column)
+                found[name, mode, place, cell.shots][heading][cell.seed] = float(value)
+    return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in found.items()]
+
+
+def _place(cell: Cell, column: str) -> tuple[str, str]:
+    """(data set, column) under which a value of a cell is shown."""
+    if cell.protocol in ("cross-dataset", "domain-shift"):
+        return column, "accuracy"
+    if cell.protocol == "leave-one-domain-out":
+        return f"{cell.dataset}/{cell.setting['held_out']}", column
+    return cell.dataset, column
+
+
+def average(lines: Sequence[Line], name: str = "Average") -> Line:
+    """The mean over data sets, seed by seed; only seeds that all of them have."""
+    columns = [c for c in lines[0].values if all(c in line.values for line in lines)]
+    values: dict[str, dict[int, float]] = {}
+    for column in columns:
+        seeds = set.intersection(*(set(line.seeds(column)) for line in lines))
+        if seeds:
+            values[column] = {
+                seed: math.fsum(line.seeds(column)[seed] for line in lines) / len(lines)
+                for seed in sorted(seeds)
+            }
+    first = lines[0]
+    return Line(first.method, first.mode, name, first.shots, values)
+
+
+def grouped(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    """Lines by (method, mode), in the order in which they come."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((line.method, line.mode), []).append(line)
+    return groups
