@@ -79,3 +79,15 @@ def test_missing_corpus():
         load_corpus("none.txt")
     with pytest.raises(InputError, match="'general', 'world'"):
         load_corpus("nonsense")
+
+
+def test_world_corpus_speaks_the_captions_words():
+    from dear.data.world.captions import _wording
+
+    known = {word for phrase in _wording().words for word in phrase.split()}
+    corpus = load_corpus("world")
+    assert set(corpus.counts()) == set(CONCEPTS)
+    assert 700 <= len(corpus) <= 1500
+    assert {word for text in corpus.texts for word in text.split()} <= known
+    assert corpus.tags["a happy expression"] == "Emotion"
+    assert corpus.tags["two things"] == "Number"

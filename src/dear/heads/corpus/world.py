@@ -1,80 +1,71 @@
-"""A corpus in the words of the attribute world, for a text tower that was raised on its captions alone."""
+"""A corpus in the words of the attribute world, for a text tower that was raised on its captions alone.
+
+Its phrases are the world's own caption wordings that name one factor and nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dear.data.world import factors
+from dear.data.world import factors as F
+from dear.data.world.templates import SLOT_SIZES, SLOTS, TEMPLATES, phrases
 from dear.heads.corpus.build import Phrase, article
 
-_THINGS = ("shape", "object", "vehicle", "animal", "thing", "figure")
-_BARE = ("a photo of {}", "{}", "a sketch of {}", "a painting of {}", "a cartoon of {}")
+_FACTOR_CONCEPT = {
+    F.COLOUR: "Color",
+    F.TEXTURE: "Texture",
+    F.PLACE: "Location",
+    F.STYLE: "Style",
+    F.COUNT: "Number",
+}
+_SUBJECT_CONCEPT = {
+    F.SHAPE: "Shape",
+    F.OBJECT: "Object",
+    F.VEHICLE: "Object",
+    F.ANIMAL: "Animal",
+    F.PERSON: "Action",  # the world's people differ in what they do, its faces in what they feel
+    F.FACE: "Emotion",
+    F.LETTER: "Text",
+    F.DIGIT: "Number",
+    F.SURFACE: "Texture",
+    F.VIEW: "Location",
+}
+_KIND_CONCEPT = _SUBJECT_CONCEPT | {F.PERSON: "Human", F.FACE: "Human"}
 
 
 def world() -> tuple[Phrase, ...]:
-    """About 900 phrases over the twelve concepts, each naming one factor of the world and nothing else."""
+    """About 1,200 phrases over the twelve concepts, each naming one factor of the world.
+
+    >>> {phrase.text: phrase.concept for phrase in world()}["something striped"]
+    'Texture'
+    """
     seen: dict[str, Phrase] = {}
-    for concept, text in _all():
+    for text, concept in _all():
         seen.setdefault(text, Phrase(text, concept, "world"))
     return tuple(seen.values())
 
 
 def _all() -> Iterator[tuple[str, str]]:
-    """(concept, phrase), repeats included."""
-    for colour in factors.COLOURS:
-        for word in colour.words:
-            for thing in (*_THINGS, "letter", "digit", "surface"):
-                yield "Color", article(f"{word} {thing}")
-            yield "Color", word
-    for words in factors.TEXTURES:
-        for word in words:
-            for thing in ("surface", "pattern", "material", *_THINGS):
-                yield "Texture", article(f"{word} {thing}")
-            yield "Texture", word
-    for phrases, names in factors.PLACES:
-        for phrase in phrases:
-            yield "Location", phrase
-            for thing in ("object", "thing", "figure", "shape"):
-                yield "Location", f"{article(thing)} {phrase}"
-        for name in names:
-            yield "Location", name
-            yield "Location", f"a view of the {name}"
-    for phrases, names in factors.STYLES:
-        for phrase in phrases:
-            for thing in ("thing", "figure", "object", "shape", "animal", "vehicle"):
-                yield "Style", f"{phrase} {article(thing)}"
-        for name in names:
-            yield "Style", article(name)
-    for names, concept in (
-        (factors.SHAPES, "Shape"),
-        (factors.OBJECTS, "Object"),
-        (factors.VEHICLES, "Object"),
-        (factors.ANIMALS, "Animal"),
-    ):
-        for name in names:
-            for word in (name, *factors.SYNONYMS.get(name, ())):
-                for wording in _BARE:
-                    yield concept, wording.format(article(word))
-    for letter in factors.LETTERS:
-        for wording in _BARE[:3]:
-            yield "Text", wording.format(f"the letter {letter}")
-    for digit in factors.DIGITS:
-        for name in ("digit", "number"):
-            for wording in _BARE[:3]:
-                yield "Number", wording.format(f"the {name} {digit}")
-    for words in factors.COUNTS[1:]:
-        for word in words:
-            for thing in ("shapes", "objects", "vehicles", "animals", "things", "figures"):
-                yield "Number", f"{word} {thing}"
-    for action in factors.ACTIONS:
-        for word in (action, *factors.SYNONYMS.get(action, ())):
-            for person in ("a person", "a human"):
-                yield "Action", f"{person} {word}"
-            yield "Action", word
-    for emotion in factors.EMOTIONS:
-        for word in (emotion, *factors.SYNONYMS.get(emotion, ())):
-            yield "Emotion", article(f"{word} face")
-            yield "Emotion", word
-    for wording in _BARE:
-        for word in ("a person", "a human", "a face"):
-            yield "Human", wording.format(word)
+    """(phrase, concept) of every wording that names one factor, repeats included."""
+    for template in TEMPLATES:
+        slots = [part[1:-1] for part in template.parts if part.startswith("{") and part != "{a}"]
+        if len(slots) != 1 or template.text.startswith(("the {subject", "this is", "there is")):
+            continue
+        slot, factor = slots[0], SLOTS[slots[0]]
+        for value in range(SLOT_SIZES[factor]):
+            concept = _concept(factor, value)
+            if factor == F.SUBJECT and F.SUBJECT_KIND[value] not in template.kinds:
+                continue
+            if factor == F.COUNT and template.many is not None and template.many != (value > 0):
+                continue
+            for word in phrases(slot, value):
+                text = template.text.replace(f"{{a}} {{{slot}}}", article(word)).replace(f"{{{slot}}}", word)
+                yield text.removesuffix("."), concept
+
+
+def _concept(factor: int, value: int) -> str:
+    if factor == F.SUBJECT:
+        return _SUBJECT_CONCEPT[F.SUBJECT_KIND[value]]
+    if factor == F.KIND:
+        return _KIND_CONCEPT[value]
+    return _FACTOR_CONCEPT[factor]

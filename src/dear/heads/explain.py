@@ -1,0 +1,100 @@
+"""Seeing what a head does: the pictures that excite it most and least, and where in them it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dear.clip.attention import Attention
+from dear.clip.model import Clip
+from dear.clip.tower import Block, Record
+from dear.heads.ablate import Collected
+from dear.heads.contributions import head_maps
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Excitement:
+    """Pictures ordered by how far a head pushes their feature along a direction.
+
+    Attributes:
+        scores: [n], projection of the head's contribution, minus the mean over the pictures.
+        most: numbers of the pictures with the highest scores, highest first.
+        least: numbers of those with the lowest, lowest first.
+        phrase: the phrase whose direction it is; None: the head's principal direction.
+    """
+
+    scores: Tensor
+    most: tuple[int, ...]
+    least: tuple[int, ...]
+    phrase: str | None
+
+
+def excitement(
+    pictures: Collected, key: Key, text: Tensor | None = None, phrase: str | None = None, top: int = 4
+) -> Excitement:
+    """Which of the collected pictures excite head `key` = (layer, head).
+
+    Args:
+        pictures: collected contributions.
+        key: layer and head.
+        text: [E], text feature that gives the direction; None for the direction in which the head's
+            contributions vary most.
+        phrase: what `text` says.
+        top: how many pictures at either end.
+    """
+    place = pictures.layers.index(key[0])
+    terms = pictures.outputs[:, place, key[1]] @ pictures.maps[place, key[1]]  # [n, E]
+    terms = terms - terms.mean(dim=0)
+    if text is None:
+        direction = torch.linalg.svd(terms, full_matrices=False)[2][0]
+        direction = direction * direction.sum().sign()  # the sign of a singular vector is arbitrary
+    else:
+        direction = torch.nn.functional.normalize(text.float(), dim=-1)
+    scores = terms @ direction
+    order = scores.argsort(descending=True, stable=True).tolist()
+    top = min(top, len(order) // 2)
+    return Excitement(
+        scores, tuple(order[:top]), tuple(order[::-1][:top]), phrase if text is not None else None
+    )
+
+
+@torch.no_grad()
+def gaze(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
+    """Where heads look: the length of what each patch adds to the head's contribution.
+
+    A head's class-token output is a sum over tokens of (attention weight) · (value); carried to the feature,
+    each patch's summand is a vector whose length says how much of the contribution came from there.
+
+    Args:
+        clip: the backbone.
+        pixels: normalised pictures [B, 3, S, S].
+        keys: (layer, head) of K heads.
+
+    Returns:
+        [K, B, side, side], not normalised; the class token's own summand is left out.
+    """
+    visual, side = clip.visual, clip.config.vision.side
+    layers = sorted({layer for layer, _ in keys})
+    maps = dict(zip(layers, head_maps(clip, layers), strict=True))  # [H, d, E] each
+    x = visual.embed(pixels.to(clip.device))
+    found: dict[Key, Tensor] = {}
+    done = 0
+    for layer in layers:
+        x = visual.run(x, first=done + 1, last=layer - 1)
+        record = Record(pattern=True)
+        block = visual.blocks[layer - 1]
+        assert isinstance(block, Block)
+        attention: Attention = block.attn
+        values = attention.split(attention.v(block.ln_1(x))).float()  # [B, H, N, d]
+        x = visual.run(x, first=layer, last=layer, record=record)
+        weights = record[f"blocks.{layer}.attn.pattern"][:, :, 0, :].float()  # [B, H, N]
+        done = layer
+        for head in {head for at, head in keys if at == layer}:
+            lengths = (values[:, head] @ maps[layer][head]).norm(dim=-1)  # [B, N]
+            found[layer, head] = (weights[:, head] * lengths)[:, 1:].unflatten(1, (side, side))
+    return torch.stack([found[key] for key in keys])
