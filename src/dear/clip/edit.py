@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
@@ -25,9 +26,12 @@ class LowRank:
     down: Tensor  #: [H or 1, r, D]
     up: Tensor  #: [H, d, r]
     scale: float = 1.0
+    dropout: float = 0.0  #: share of the input's numbers left out at random, for training
 
     def __call__(self, x: Tensor) -> Tensor:
         """The change of the projection's output for inputs x [B, N, D]: [B, H, N, d]."""
+        if self.dropout:
+            x = F.dropout(x, self.dropout)
         inner = torch.einsum("bnw,hrw->bhnr", x, self.down.to(x.dtype))
         return self.scale * torch.einsum("bhnr,hdr->bhnd", inner, self.up.to(x.dtype))
 

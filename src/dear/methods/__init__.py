@@ -9,13 +9,47 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.base import Batch, Batches, Loss, Method
+from dear.methods.clip_adapter import CLIPAdapter
+from dear.methods.clip_lora import CLIPLoRA
+from dear.methods.cocoop import CoCoOp
+from dear.methods.coop import CoOp
 from dear.methods.dear import DeAR, DeARConfig
+from dear.methods.headtools import HeadLoRA, combine, fold, head_gates, head_masks
+from dear.methods.kgcoop import KgCoOp
+from dear.methods.linear_probe import LinearProbe
+from dear.methods.maple import MaPLe
 from dear.methods.masks import layer_mask
+from dear.methods.mmrl import MMRL
+from dear.methods.mmrlpp import MMRLpp
+from dear.methods.prograd import ProGrad
+from dear.methods.promptsrc import PromptSRC
+from dear.methods.purify import Purify
+from dear.methods.rpo import RPO
+from dear.methods.tcp import TCP
+from dear.methods.tip_adapter import TipAdapter, TipAdapterF
+from dear.methods.vpt import VPT
 from dear.methods.zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
     "zeroshot": ZeroShot,
+    "linear-probe": LinearProbe,
+    "coop": CoOp,
+    "cocoop": CoCoOp,
+    "vpt": VPT,
+    "maple": MaPLe,
+    "promptsrc": PromptSRC,
+    "prograd": ProGrad,
+    "kgcoop": KgCoOp,
+    "tcp": TCP,
+    "clip-adapter": CLIPAdapter,
+    "tip-adapter": TipAdapter,
+    "tip-adapter-f": TipAdapterF,
+    "clip-lora": CLIPLoRA,
+    "rpo": RPO,
+    "mmrl": MMRL,
+    "mmrlpp": MMRLpp,
     "dear": DeAR,
+    "purify": Purify,
 }
 """Every method by the name that the command line uses."""
 
@@ -64,11 +98,16 @@ __all__ = [
     "Batches",
     "DeAR",
     "DeARConfig",
+    "HeadLoRA",
     "Loss",
     "Method",
     "ZeroShot",
     "build_method",
+    "combine",
     "find_method",
+    "fold",
+    "head_gates",
+    "head_masks",
     "layer_mask",
     "list_methods",
     "method_modes",

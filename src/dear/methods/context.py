@@ -30,19 +30,16 @@ class ContextPrompts:
         count: length of the context.
         words: the first words of every prompt, of which `count` are replaced; the context starts as their
             embeddings. Empty, or too short: placeholders, and a random start.
-        template: the sentence around the class name instead of `words name.`
+        tail: the sentence from the class name on.
     """
 
-    def __init__(
-        self, prompts: ClassPrompts, count: int, words: str = WORDS, template: str | None = None
-    ) -> None:
+    def __init__(self, prompts: ClassPrompts, count: int, words: str = WORDS, tail: str = "{}.") -> None:
         if count < 0:
             raise UsageError(f"a context of {count} vectors cannot be; give 0 or more")
         self.count = count
         self.words = words if words and _length(prompts.clip, words) >= count else ""
         lead = self.words or " ".join("X" * count)
-        around = f"{lead} {{}}." if template is None else template
-        sentences = [around.replace("{}", name).strip() for name in prompts.classes]
+        sentences = [f"{lead} {tail.replace('{}', name)}" for name in prompts.classes]
         ids = prompts.clip.tokenize(sentences) if prompts.given is None else prompts.given
         self.ids = TextTower.cut(ids).to(prompts.clip.device)  # [C, T]
         self.eot = TextTower.eot(self.ids)  # [C]
@@ -73,7 +70,7 @@ class ContextPrompts:
             rows = rest.repeat(len(some), 1, 1)  # [b C, T, D]
             each = some.repeat_interleave(classes, dim=0)  # [b C, count, D]
             parts.append(self._run(clip, rows, self.eot.repeat(len(some)), {1: each}))
-        return torch.cat(parts).unflatten(0, (len(contexts), classes))
+        return torch.cat(parts).view(len(contexts), classes, -1)
 
     def _rest(self, clip: Clip) -> Tensor:
         """Embedded prompts without the replaced words, [C, T - count, D]."""

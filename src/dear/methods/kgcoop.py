@@ -1,8 +1,8 @@
 """KgCoOp: CoOp kept close to hand-written prompts (Yao, Zhang, Xu, CVPR 2023).
 
-Loss: `CE + lambda L_kg`, where L_kg measures how far the learned text features lie from the
-frozen features of the hand-written prompts. The paper writes the squared euclidean distance, the authors' code
-`1 - cosine`, which for unit features is half of it; ours is the code's. lambda = 8.
+Loss: `CE + lambda L_kg`, where L_kg measures how far the learned text features lie from the frozen features
+of the hand-written prompts. The paper writes the squared euclidean distance, the authors' code `1 - cosine`,
+which for unit features is half of it; ours is the code's. lambda = 8.
 
 Departures: batch 32 instead of 128, the task's own template for the frozen prompts, last epoch kept.
 """
@@ -54,7 +54,7 @@ class KgCoOp(Method):
         return {"default": scores(self.clip, self.clip.encode_image(pixels), texts)}
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """CE + lambda (1 - mean cosine between learned and frozen text features) (eq. 5)."""
+        """CE + lambda (1 - mean cosine between learned and frozen text features)."""
         texts = self._texts()
         ce = F.cross_entropy(scores(self.clip, self.clip.encode_image(pixels), texts), labels)
         distance = (1 - (unit(texts) * self.prompts.frozen).sum(-1)).mean()

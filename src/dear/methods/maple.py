@@ -1,11 +1,11 @@
 """MaPLe: prompts in both towers, the visual ones made from the textual ones (Khattak et al., CVPR 2023).
 
-The first `context` words of "a photo of a {}." are learned; in layers 2 to J fresh vectors replace them in the
-text tower. The image tower's tokens of layer i are a linear function of the text's,
-`F_i(P_i) = P_i W_i^T + b_i`, and replace each other in the same layers. J = 9 of 12, context 2.
+The first `context` words of "a photo of a {}." are learned; in layers 2 to J fresh vectors replace them in
+the text tower. The image tower's tokens of layer i are a linear function of the text's, `F_i(P_i) = P_i W_i^T
++ b_i`, and replace each other in the same layers. J = 9 of 12, context 2.
 
-Departures: in towers of other depths J is three quarters of the shallower one; last epoch kept; 5 epochs for
-every data set.
+Departures: in towers of other depths J is three quarters of the shallower one; the coupling functions start
+apart, where the authors' code copies one start; last epoch kept; 5 epochs for every data set.
 """
 
 from __future__ import annotations

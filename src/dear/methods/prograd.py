@@ -1,8 +1,8 @@
 """ProGrad: CoOp that never unlearns CLIP's answers (Zhu, Niu, Han, Wu, Zhang, ICCV 2023).
 
-Two gradients of the context: G_d of the cross-entropy and G_g of the KL divergence to frozen CLIP's answers
-. Where they agree, G_d is followed; where their angle is above 90 degrees, the part of G_d
-against G_g is taken out: `G = G_d - lambda (G_d . G_g / |G_g|^2) G_g`.
+Two gradients of the context: G_d of the cross-entropy, G_g of the KL divergence from frozen CLIP's answers.
+Where they agree, G_d is followed; where their angle is above 90 degrees, the part of G_d against G_g is taken
+out: `G = G_d - lambda (G_d . G_g / |G_g|^2) G_g`.
 
 Departures: the teacher reads the task's own template; lambda is 1 everywhere (the authors' numbers for three
 data sets use 0.8); batch 32; last epoch kept. As in their code the divergence is the cross-entropy against

@@ -18,4 +18,4 @@ def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
     True
     """
     bound = max(1, inputs) ** -0.5
-    return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 2 - 1) * bound
+    return torch.rand(*shape, generator=generator, dtype=torch.float64).mul(2).sub(1).mul(bound)

@@ -1,7 +1,8 @@
 """VPT-deep: learned tokens in the image tower (Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim, ECCV 2022).
 
 At every layer T fresh tokens stand beside the patches and replace what the layer before made of the last ones
-(`[x_i, _, E_i] = L_i([x_{i-1}, P_{i-1}, E_{i-1}])`). On CLIP the classifier is the text features of the task's prompts, which stay frozen.
+(`[x_i, _, E_i] = L_i([x_{i-1}, P_{i-1}, E_{i-1}])`). On CLIP the classifier is the text features of the
+task's prompts, which stay frozen.
 
 Departures: VPT was written for ViT with a learned linear head; the setting here is the one in which prompt
 papers compare with it on CLIP (8 tokens, all layers, SGD), last epoch kept.

@@ -1,0 +1,102 @@
+"""CLIP-LoRA: low-rank changes of q, k and v in both towers (Zanella, Ben Ayed, CVPR workshops 2024).
+
+`W* = W + (a / sqrt(r)) B A` in every layer, A [r, D], B [D, r] = 0 at the start, r = 2, a = 1, dropout 0.25
+on the input of A; cross-entropy over CLIP's logits. The scale is that of the authors' code. Afterwards the
+changes fold into the weights: `merge()` gives a plain CLIP.
+
+Departures: a fixed 50 epochs (the authors take 500 steps a shot whatever the number of classes), the usual
+cosine with one warm-up epoch; last epoch kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.edit import Edit, LayerEdit, LowRank
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.methods.base import Loss, Method
+from dear.methods.headtools import fold
+from dear.methods.prompts import scores
+from dear.methods.starts import uniform
+
+TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
+
+
+@dataclass(frozen=True)
+class CLIPLoRAConfig:
+    """Options of CLIP-LoRA."""
+
+    rank: int = 2  #: r
+    scale: float = 1.0  #: a; the change is multiplied with a / sqrt(r)
+    dropout: float = 0.25  #: on the input of A, in training
+    on: tuple[str, ...] = ("q", "k", "v")  #: projections that change
+    towers: str = "both"  #: or "image" or "text"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "on", tuple(self.on))
+        if self.towers not in TOWERS:
+            raise UsageError(f"towers {self.towers!r} is not known; choose from {', '.join(TOWERS)}")
+        if self.rank < 1 or not self.on or not set(self.on) <= {"q", "k", "v"}:
+            raise UsageError("rank must be at least 1 and `on` name some of q, k, v")
+
+
+class CLIPLoRA(Method):
+    """LoRA on both towers."""
+
+    name: ClassVar[str] = "clip-lora"
+    title: ClassVar[str] = "CLIP-LoRA"
+    mergeable: ClassVar[bool] = True
+    recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
+    Config: ClassVar[type] = CLIPLoRAConfig
+    config: CLIPLoRAConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """A [L, P, r, D] and B [L, P, H, d, r] of each tower, P the projections that change."""
+        rank, count = self.config.rank, len(self.config.on)
+        for name in TOWERS[self.config.towers]:
+            tower = self.clip.config.vision if name == "image" else self.clip.config.text
+            down = uniform(generator, tower.layers, count, rank, tower.width, inputs=tower.width)
+            up = torch.zeros(tower.layers, count, tower.heads, tower.head_width, rank)
+            self.register_parameter(f"{name}_down", self.learn(down))
+            self.register_parameter(f"{name}_up", self.learn(up))
+
+    def edit(self, name: str, dropout: float = 0.0) -> Edit | None:
+        """The changes of one tower, "image" or "text"; None where it stays frozen."""
+        if name not in TOWERS[self.config.towers]:
+            return None
+        scale = self.config.scale / self.config.rank**0.5
+        layers = {}
+        downs, ups = self.get_parameter(f"{name}_down"), self.get_parameter(f"{name}_up")
+        for layer, (down, up) in enumerate(zip(downs, ups, strict=True), start=1):
+            pairs: dict[str, Any] = {
+                p: LowRank(down[i, None], up[i], scale, dropout) for i, p in enumerate(self.config.on)
+            }
+            layers[layer] = LayerEdit(**pairs)
+        return Edit(layers)
+
+    def _texts(self, dropout: float = 0.0) -> Tensor:
+        edit = self.edit("text", dropout)
+        return self.prompts.frozen if edit is None else self.prompts.features(edit)
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C], without dropout."""
+        images = self.clip.visual(pixels, edit=self.edit("image"))
+        return {"default": scores(self.clip, images, self.cached("texts", self._texts))}
+
+    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """Cross-entropy, with dropout."""
+        drop = self.config.dropout
+        images = self.clip.visual(pixels, edit=self.edit("image", drop))
+        ce = F.cross_entropy(scores(self.clip, images, self._texts(drop)), labels)
+        return Loss(ce, {"ce": ce.detach()})
+
+    def merge(self) -> Clip:
+        """A plain CLIP whose image and text features are the adapted ones."""
+        return fold(self.clip, self.edit("image"), self.edit("text"))

@@ -1,0 +1,189 @@
+"""Tools for single attention heads of any CLIP: low-rank changes, gates and masks as edits.
+
+Every tool makes an `Edit` for a tower; `combine` lays several together, `clip.visual(pixels, edit=...)` runs
+them, `fold` makes a plain CLIP of those that can be folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dear.clip.config import TowerConfig
+from dear.clip.edit import Edit, LayerEdit, LowRank
+from dear.clip.model import Clip
+from dear.clip.tower import Tower
+from dear.errors import UsageError
+from dear.methods.starts import uniform
+
+Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
+
+
+def _check(config: TowerConfig, heads: Iterable[Head]) -> list[Head]:
+    """The heads in order, all of which exist."""
+    chosen = sorted(set(heads))
+    for layer, head in chosen:
+        if not (1 <= layer <= config.layers and 0 <= head < config.heads):
+            raise UsageError(
+                f"there is no head {head} in layer {layer}: the tower has layers 1 to {config.layers}, "
+                f"heads 0 to {config.heads - 1}"
+            )
+    return chosen
+
+
+class HeadLoRA(nn.Module):
+    """LoRA on chosen heads: `dW_h = scale * B_h A_h` for q, k or v of each, B = 0 at the start.
+
+    Args:
+        config: the tower's, `clip.config.vision` or `clip.config.text`.
+        heads: (layer, head) pairs.
+        rank: of each change.
+        on: the projections that change.
+        scale: multiplies the change.
+        seed: of A's random start.
+
+    Example:
+        >>> import dear
+        >>> clip = dear.Clip(dear.ClipConfig.named("ViT-B-32"))
+        >>> lora = HeadLoRA(clip.config.vision, [(12, 7), (11, 3)], rank=4)
+        >>> sum(p.numel() for p in lora.parameters())  # 2 heads, q and v, rank 4, 768 in and 64 out
+        13312
+        >>> clip.visual(torch.zeros(1, 3, 224, 224), edit=lora.edit()).shape
+        torch.Size([1, 512])
+    """
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        heads: Iterable[Head],
+        rank: int = 4,
+        on: tuple[str, ...] = ("q", "v"),
+        scale: float = 1.0,
+        seed: int = 1,
+    ) -> None:
+        super().__init__()
+        if rank < 1 or not on or not set(on) <= {"q", "k", "v"}:
+            raise UsageError(f"rank must be at least 1 and `on` name q, k or v; got rank {rank} on {on}")
+        self.config, self.heads, self.on, self.scale = config, _check(config, heads), on, scale
+        count, generator = len(self.heads), torch.Generator().manual_seed(seed)
+        down = uniform(generator, len(on), count, rank, config.width, inputs=config.width)
+        self.down = nn.Parameter(down.float())  # [P, n, r, D]
+        self.up = nn.Parameter(torch.zeros(len(on), count, config.head_width, rank))  # [P, n, d, r]
+
+    def edit(self) -> Edit:
+        """The changes as an edit; gradients reach the chosen heads' pairs alone."""
+        layers: dict[int, dict[str, Any]] = {}
+        for layer in dict.fromkeys(layer for layer, _ in self.heads):
+            places = [i for i, (own, _) in enumerate(self.heads) if own == layer]
+            heads = torch.tensor([self.heads[i][1] for i in places], device=self.up.device)
+            for p, name in enumerate(self.on):
+                down = self.down.new_zeros(self.config.heads, *self.down.shape[2:])
+                up = self.up.new_zeros(self.config.heads, *self.up.shape[2:])
+                pair = LowRank(
+                    down.index_copy(0, heads, self.down[p, places]),
+                    up.index_copy(0, heads, self.up[p, places]),
+                    self.scale,
+                )
+                layers.setdefault(layer, {})[name] = pair
+        return Edit({layer: LayerEdit(**changes) for layer, changes in layers.items()})
+
+
+def head_gates(config: TowerConfig, gates: Mapping[Head, float | Tensor]) -> Edit:
+    """Multiply chosen heads' outputs: 0 switches a head off, 1 leaves it. Tensors keep their gradient.
+
+    >>> edit = head_gates(TowerConfig(width=8, layers=2, heads=4), {(2, 1): 0.0})
+    >>> edit.layers[2].gate
+    tensor([1., 0., 1., 1.])
+    """
+    layers: dict[int, list[Tensor]] = {}
+    for layer, head in _check(config, gates):
+        row = layers.setdefault(layer, [torch.ones(()) for _ in range(config.heads)])
+        row[head] = torch.as_tensor(gates[layer, head], dtype=torch.get_default_dtype())
+    return Edit({layer: LayerEdit(gate=torch.stack(row)) for layer, row in layers.items()})
+
+
+def head_masks(config: TowerConfig, hidden: Mapping[Head, Tensor]) -> Edit:
+    """Hide keys from queries in chosen heads.
+
+    Args:
+        config: the tower's.
+        hidden: for (layer, head): bool [N, N], true where query i (row) may not read key j (column).
+
+    Raises:
+        UsageError: a row is all hidden, so that a token could read nothing; or sizes differ.
+    """
+    layers: dict[int, Tensor] = {}
+    for layer, head in _check(config, hidden):
+        own = hidden[layer, head]
+        if own.ndim != 2 or own.dtype != torch.bool or bool(own.all(dim=1).any()):
+            raise UsageError(f"the mask of head {head} in layer {layer} must be bool [N, N], no row all true")
+        full = layers.setdefault(layer, torch.zeros(config.heads, *own.shape))
+        if full.shape[1:] != own.shape:
+            raise UsageError(f"the masks of layer {layer} differ in size")
+        full[head].masked_fill_(own, float("-inf"))
+    return Edit({layer: LayerEdit(mask=mask) for layer, mask in layers.items()})
+
+
+def combine(*edits: Edit) -> Edit:
+    """Several edits as one; no two may change the same thing in the same layer.
+
+    Raises:
+        UsageError: they do, or more than one brings extra tokens.
+    """
+    with_tokens = [edit for edit in edits if edit.count]
+    if len(with_tokens) > 1:
+        raise UsageError("only one of the edits to combine may bring extra tokens")
+    layers: dict[int, LayerEdit] = {}
+    for edit in edits:
+        for layer, change in edit.layers.items():
+            present = layers.get(layer, LayerEdit())
+            new = {
+                f.name: getattr(change, f.name)
+                for f in fields(change)
+                if f.name != "anchor" and getattr(change, f.name) is not None
+            }
+            twice = [name for name in new if getattr(present, name) is not None]
+            if twice:
+                raise UsageError(f"two edits change {twice[0]} in layer {layer}; combine cannot choose")
+            if "tokens" in new:
+                new["anchor"] = change.anchor
+            layers[layer] = replace(present, **new)
+    return Edit(layers, count=sum(e.count for e in edits), at=with_tokens[0].at if with_tokens else None)
+
+
+@torch.no_grad()
+def fold(clip: Clip, visual: Edit | None = None, text: Edit | None = None) -> Clip:
+    """A plain CLIP with low-rank changes in its q, k, v and gates in the columns of its output projections.
+
+    Raises:
+        UsageError: an edit has tokens or masks, which no plain CLIP has.
+    """
+    plain = Clip(
+        clip.config, clip.name, token_rows=len(clip.text.tokens) if clip.text.rows is not None else None
+    )
+    plain = plain.to(clip.device, clip.dtype)
+    plain.load_state_dict(clip.state_dict())
+    plain.visual.fused, plain.text.fused = clip.visual.fused, clip.text.fused
+    for tower, edit in ((plain.visual, visual), (plain.text, text)):
+        for layer, change in (edit.layers if edit is not None else {}).items():
+            _fold_layer(tower, layer, change)
+    return plain
+
+
+def _fold_layer(tower: Tower, layer: int, change: LayerEdit) -> None:
+    """Fold one layer's change into its weights."""
+    if change.tokens is not None or change.mask is not None:
+        raise UsageError(f"layer {layer} has tokens or masks: they cannot be folded into weights")
+    block = tower.blocks[layer - 1]
+    for name in ("q", "k", "v"):
+        pair: LowRank | None = getattr(change, name)
+        if pair is not None:
+            weight = block.get_parameter(f"attn.{name}.weight")
+            weight.add_(pair.matrix().to(weight))
+    if change.gate is not None:
+        weight = block.get_parameter("attn.o.weight")
+        weight.mul_(change.gate.repeat_interleave(tower.config.head_width).to(weight))

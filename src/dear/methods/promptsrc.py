@@ -1,0 +1,138 @@
+"""PromptSRC: prompts of both towers that regulate themselves (Khattak et al., ICCV 2023).
+
+Independent deep prompts in the text tower (the first starts at "a photo of a") and in the image tower. Three
+constraints beside the cross-entropy:
+1. agreement with the frozen model: `25 L1(w, w_frozen) + 10 L1(f, f_frozen) + KL(p_frozen || p)`, L1 the mean
+   absolute difference of unit features, KL summed over classes and divided by B·C as in the authors' code;
+2. Gaussian prompt aggregation: the result is `sum_e g_e P_e` over the epochs' prompts, g a normalised
+   Gaussian around epoch 15 of 20 with deviation 1;
+3. textual diversity: w_frozen is the mean feature over 60 templates.
+
+Departures: one Gaussian for all tasks, in shares of the epochs (the authors set it a data set: 15 and 1 of
+20, 30 and 30 of 50 and so on); 60 templates of our own; last epoch's aggregate, never the best epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.methods.base import Loss, Method
+from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.deep import depth_of, visual_prompts
+from dear.methods.prompts import fill, scores, unit
+from dear.methods.starts import normal
+from dear.methods.templates import DIVERSE
+
+
+@dataclass(frozen=True)
+class PromptSRCConfig:
+    """Options of PromptSRC."""
+
+    context: int = 4  #: text vectors a layer
+    tokens: int = 4  #: image tokens a layer
+    words: str = WORDS  #: where the first text vectors start; empty: random
+    depth: int | None = None  #: layers with vectors of their own; None: three quarters (9 of 12)
+    text_weight: float = 25.0
+    image_weight: float = 10.0
+    logits_weight: float = 1.0
+    centre: float = 0.75  #: of the Gaussian over epochs, as a share of them (15 of 20)
+    deviation: float = 0.05  #: of the Gaussian, as a share of the epochs (1 of 20)
+    templates: tuple[str, ...] = DIVERSE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "templates", tuple(self.templates))
+
+
+class PromptSRC(Method):
+    """Deep prompts of both towers under three constraints."""
+
+    name: ClassVar[str] = "promptsrc"
+    title: ClassVar[str] = "PromptSRC"
+    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
+    Config: ClassVar[type] = PromptSRCConfig
+    config: PromptSRCConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """Text vectors [J, M, D_text], image tokens [J, T, D]; beside them their sums over epochs."""
+        config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
+        depth, text_depth = (depth_of(config.depth, tower.layers) for tower in (vision, text))
+        self.context = ContextPrompts(self.prompts, config.context, config.words)
+        first = self.context.start(self.clip, generator).cpu().double()
+        deeper = normal(generator, text_depth - 1, config.context, text.width)
+        self.vectors = self.learn(torch.cat([first[None], deeper]))
+        self.tokens = self.learn(normal(generator, depth, config.tokens, vision.width))
+        for name, p in list(self.named_parameters()):
+            self.register_buffer(f"sum_{name}", p.detach().new_zeros(0))  # empty outside of training
+        self._teacher: Tensor | None = None
+
+    def _texts(self) -> Tensor:
+        return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
+
+    def _images(self, pixels: Tensor) -> Tensor:
+        images: Tensor = self.clip.visual(pixels, edit=visual_prompts(self.clip, self.tokens))
+        return images
+
+    def teacher(self) -> Tensor:
+        """Unit mean feature of each class over the templates, [C, E]; given ids have no words: their own."""
+        if self._teacher is None:
+            if self.prompts.given is not None or not self.config.templates:
+                self._teacher = self.prompts.frozen
+            else:
+                ways = [[fill(t, name) for name in self.classes] for t in self.config.templates]
+                self._teacher = unit(torch.stack([self.clip.encode_text(way) for way in ways]).mean(dim=0))
+        return self._teacher
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        return {"default": scores(self.clip, self._images(pixels), self.cached("texts", self._texts))}
+
+    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """CE and the three agreements with the frozen model."""
+        config, images, texts = self.config, unit(self._images(pixels)), unit(self._texts())
+        frozen, teacher = unit(self.clip.encode_image(pixels)), self.teacher()
+        logits = scores(self.clip, images, texts)
+        expected = scores(self.clip, frozen, teacher).log_softmax(dim=-1)
+        divergence = F.kl_div(logits.log_softmax(dim=-1), expected, reduction="sum", log_target=True)
+        parts = {
+            "ce": F.cross_entropy(logits, labels),
+            "text": F.l1_loss(texts, teacher),
+            "image": F.l1_loss(images, frozen),
+            "logits": divergence / logits.numel(),
+        }
+        total = parts["ce"] + config.text_weight * parts["text"] + config.image_weight * parts["image"]
+        total = total + config.logits_weight * parts["logits"]
+        return Loss(total, {name: part.detach() for name, part in parts.items()})
+
+    def epoch_weight(self, epoch: int, epochs: int) -> float:
+        """g_e of an epoch counted from 1; over all epochs they sum to 1."""
+        every = torch.arange(1, epochs + 1, dtype=torch.float64)
+        z = (every - self.config.centre * epochs) / (self.config.deviation * epochs)
+        return float((-0.5 * z**2).softmax(dim=0)[epoch - 1])
+
+    def after_epoch(self, epoch: int, epochs: int) -> None:
+        """Add the epoch's prompts to the aggregate."""
+        for name, p in self.named_parameters():
+            part, sofar = self.epoch_weight(epoch, epochs) * p.detach(), self.get_buffer(f"sum_{name}")
+            setattr(self, f"sum_{name}", sofar + part if sofar.numel() else part)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The aggregate takes the prompts' place."""
+        for name, p in self.named_parameters():
+            total = self.get_buffer(f"sum_{name}")
+            if total.numel():
+                p.copy_(total)
+                setattr(self, f"sum_{name}", total.new_zeros(0))
+
+    def make_room(self, state: Mapping[str, Tensor]) -> None:
+        """The sums are there during training only."""
+        for name, p in self.named_parameters():
+            if f"sum_{name}" in state:
+                shape = (0,) if state[f"sum_{name}"].numel() == 0 else p.shape
+                setattr(self, f"sum_{name}", p.detach().new_zeros(shape))

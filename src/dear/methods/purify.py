@@ -1,0 +1,161 @@
+"""Attention head purification for domain generalisation (Wang, Kang, arXiv 2412.07226).
+
+Task level: head-aware LoRA on q and v of the image tower, each head with a pair of its own, `dW_h = B_h A_h`;
+rank 8 in the last two layers, 2 before. Domain level: one scalar a head a layer; `gate = H softmax(scalars)`
+over a layer's heads multiplies the heads' outputs. `Loss = CE + w MMD`, the MMD between the source domains'
+class-token features of every layer, mean over pairs; its gradient reaches the gates only. Afterwards LoRA
+folds into q and v and the gates into the output projection: a plain CLIP at exactly its cost.
+
+One forward pass serves both losses: the MMD is differentiated by the gates alone, and enters the sum as its
+value with that gradient, which is the same as running a second pass on detached LoRA pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dear.clip.edit import Edit, LayerEdit, LowRank
+from dear.clip.model import Clip
+from dear.clip.tower import Record
+from dear.errors import UsageError
+from dear.methods.base import Loss, Method
+from dear.methods.headtools import fold
+from dear.methods.mmd import mmd
+from dear.methods.prompts import scores
+from dear.methods.starts import uniform
+
+_ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
+
+
+@dataclass(frozen=True)
+class PurifyConfig:
+    """Options of head purification."""
+
+    lora: str = "heads"  #: "heads": a pair a head; "shared": one A for all heads (ordinary LoRA); "none"
+    gates: bool = True
+    rank: int = 2
+    last_rank: int = 8  #: in the last two layers
+    weight: float = 1.0  #: w, of the MMD
+    mmd_to: str = "gates"  #: whom its gradient reaches: "gates" or "all"
+    bandwidths: tuple[float, ...] | None = None  #: of the Gaussian kernels; None: around the median distance
+
+    def __post_init__(self) -> None:
+        if self.bandwidths is not None:
+            object.__setattr__(self, "bandwidths", tuple(self.bandwidths))
+        for name, known in (("lora", ("heads", "shared", "none")), ("mmd_to", ("gates", "all"))):
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"{name} {getattr(self, name)!r} is not known; choose from {', '.join(known)}"
+                )
+        if self.lora == "none" and not self.gates:
+            raise UsageError("purify with neither LoRA nor gates has nothing to learn")
+        if min(self.rank, self.last_rank) < 1 or self.weight < 0 or min(self.bandwidths or (1.0,)) <= 0:
+            raise UsageError("ranks must be at least 1, weight at least 0, bandwidths above 0")
+
+
+class Purify(Method):
+    """Head-aware LoRA and domain-level gates on the image tower."""
+
+    name: ClassVar[str] = "purify"
+    title: ClassVar[str] = "Head purification"
+    mergeable: ClassVar[bool] = True
+    recipe: ClassVar[Mapping[str, Any]] = {"batch": 32}
+    Config: ClassVar[type] = PurifyConfig
+    config: PurifyConfig
+    history: Tensor
+
+    def build(self, generator: torch.Generator) -> None:
+        """A and B of q and v, layer by layer; scalars [L, H]; the gates after each epoch [epochs, L, H]."""
+        vision, config = self.clip.config.vision, self.config
+        self.pairs = nn.ParameterDict()
+        if config.lora != "none":
+            for layer in range(1, vision.layers + 1):
+                rank = config.last_rank if layer > vision.layers - 2 else config.rank
+                sets = vision.heads if config.lora == "heads" else 1
+                for p in ("q", "v"):
+                    down = uniform(generator, sets, rank, vision.width, inputs=vision.width)
+                    self.pairs[f"{p}{layer}_down"] = self.learn(down)
+                    self.pairs[f"{p}{layer}_up"] = self.learn(
+                        torch.zeros(vision.heads, vision.head_width, rank)
+                    )
+        if config.gates:
+            self.scalars = self.learn(torch.zeros(vision.layers, vision.heads))
+            self.register_buffer("history", self.scalars.detach().new_zeros(0, vision.layers, vision.heads))
+
+    def gates(self, top: int | None = None) -> Tensor:
+        """Gates [L, H], mean 1 in a layer; with `top`, 1 for that many strongest heads, 0 for the rest."""
+        vision = self.clip.config.vision
+        if not self.config.gates:
+            return torch.ones(vision.layers, vision.heads, device=self.clip.device)
+        if top is None:
+            return self.scalars.softmax(dim=-1) * vision.heads
+        if not 1 <= top <= vision.heads:
+            raise UsageError(f"top = {top} is not between 1 and the layer's {vision.heads} heads")
+        strongest = self.scalars.detach().topk(top, dim=-1).indices
+        return torch.zeros_like(self.scalars).scatter(1, strongest, 1.0)
+
+    def edit(self, gates: Tensor | None = None) -> Edit:
+        """What changes in the image tower; `gates` [L, H] instead of the learned ones."""
+        gates = self.gates() if gates is None else gates
+        layers = {}
+        for layer in range(1, self.clip.config.vision.layers + 1):
+            q, v = (self._pair(f"{p}{layer}") for p in ("q", "v"))
+            layers[layer] = LayerEdit(gate=gates[layer - 1] if self.config.gates else None, q=q, v=v)
+        return Edit(layers)
+
+    def _pair(self, name: str) -> LowRank | None:
+        return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        return {"default": scores(self.clip, self.clip.visual(pixels, self.edit()), self.prompts.frozen)}
+
+    @torch.no_grad()
+    def hard_logits(self, pixels: Tensor, top: int) -> Tensor:
+        """Logits [B, C] with hard gates: only the `top` strongest heads of each layer, at gate 1."""
+        images = self.clip.visual(pixels.to(self.clip.device), self.edit(self.gates(top)))
+        return scores(self.clip, images, self.prompts.frozen)
+
+    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """CE + w MMD; without domain numbers the cross-entropy alone."""
+        record, config = Record(), self.config
+        images = self.clip.visual(pixels, self.edit(), record)
+        ce = F.cross_entropy(scores(self.clip, images, self.prompts.frozen), labels)
+        if domains is None or config.weight == 0:
+            return Loss(ce, {"ce": ce.detach()})
+        layers = range(1, self.clip.config.vision.layers + 1)
+        states = torch.stack([record[f"blocks.{layer}.out"][:, 0] for layer in layers], dim=1)  # [B, L, D]
+        gap = mmd(states.to(ce.dtype), domains, config.bandwidths)
+        total = ce + config.weight * (gap if config.mmd_to == "all" else self._to_gates(gap))
+        return Loss(total, {"ce": ce.detach(), "mmd": gap.detach()})
+
+    def _to_gates(self, gap: Tensor) -> Tensor:
+        """The same number with the gradient of the gates' scalars alone."""
+        if not (self.config.gates and gap.requires_grad):
+            return gap.detach()
+        (slope,) = torch.autograd.grad(_ENLARGE * gap, self.scalars, retain_graph=True)
+        return gap.detach() + ((self.scalars - self.scalars.detach()) * slope / _ENLARGE).sum()
+
+    def after_epoch(self, epoch: int, epochs: int) -> None:
+        """Keep the gates for the picture of their evolution."""
+        if self.config.gates:
+            self.history = torch.cat([self.history, self.gates().detach()[None]])
+
+    def make_room(self, state: Mapping[str, Tensor]) -> None:
+        """As many kept gates as there were epochs."""
+        if self.config.gates and state.get("history", torch.zeros(())).ndim == 3:
+            self.history = self.history.new_zeros(len(state["history"]), *self.history.shape[1:])
+
+    def facts(self) -> dict[str, Any]:
+        """The gates, layer by layer."""
+        return {"gates": [[round(g, 4) for g in row] for row in self.gates().detach().tolist()]}
+
+    def merge(self) -> Clip:
+        """A plain CLIP that gives the same image features."""
+        return fold(self.clip, visual=self.edit())

@@ -1,0 +1,102 @@
+"""RPO: prompts that read and are never read (Lee, Song, Suh, Choi, Lee, Kim, ICCV 2023).
+
+K learned tokens stand behind the patches, K behind EOT. Masks hide them from every query, each other and
+themselves included: they read the frozen model's states and change none, so CLIP's own features stay exactly
+as they were. `logits = 1/K sum_k tau cos(v_k, t_k)` over pairs of the prompts' last states. Prompts start at
+the class token's and EOT's embeddings plus 0.1 times a random unit vector. K = 24.
+
+Departures: last epoch kept; otherwise the authors' setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.edit import BlockMask, Edit, LayerEdit
+from dear.clip.model import Clip
+from dear.methods.base import Method
+from dear.methods.prompts import unit
+from dear.methods.starts import normal
+
+
+@dataclass(frozen=True)
+class RPOConfig:
+    """Options of RPO."""
+
+    prompts: int = 24  #: K, pairs of prompts
+    noise: float = 0.1  #: length of the random vector added at the start
+
+
+def readonly_mask(heads: int, tokens: int) -> BlockMask:
+    """Extra tokens read the originals; nobody reads extra tokens."""
+    see = torch.zeros(heads, 1 + tokens, 1 + tokens, dtype=torch.bool)
+    see[:, :, 0] = True
+    return BlockMask(see)
+
+
+def edit_of(clip_layers: int, tokens: Tensor, mask: Tensor | BlockMask) -> Edit:
+    """Tokens that enter at layer 1 and flow on, under one mask in all layers."""
+    layers = {layer: LayerEdit(mask=mask) for layer in range(2, clip_layers + 1)}
+    return Edit({1: LayerEdit(tokens=tokens, mask=mask), **layers}, count=tokens.shape[-2])
+
+
+class RPO(Method):
+    """Read-only prompts in both towers."""
+
+    name: ClassVar[str] = "rpo"
+    title: ClassVar[str] = "RPO"
+    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
+    Config: ClassVar[type] = RPOConfig
+    config: RPOConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """Prompts [K, D] of each tower."""
+        count = self.config.prompts
+        self.mask = readonly_mask(self.clip.config.vision.heads, count)
+
+        def around(start: Tensor) -> Tensor:
+            noise = F.normalize(normal(generator, count, len(start)), dim=-1)
+            return start.cpu().double() + self.config.noise * noise
+
+        self.image = self.learn(around(self.clip.visual.class_token))
+        self.text = self.learn(around(_eot_embedding(self.clip)))
+
+    def _images(self, pixels: Tensor) -> Tensor:
+        """Last states of the image prompts, projected, [B, K, E]."""
+        visual = self.clip.visual
+        x = visual.embed(pixels)
+        read = torch.arange(x.shape[1], x.shape[1] + len(self.image), device=x.device)
+        edit = edit_of(self.clip.config.vision.layers, visual.ln_pre(self.image), self.mask)
+        return visual.project(visual.run(x, edit=edit, read=read))
+
+    def _texts(self) -> Tensor:
+        """Last states of the text prompts, projected, [C, K, E]."""
+        tower, count = self.clip.text, len(self.text)
+        x = tower.embed(self.prompts.ids)
+        edit = edit_of(self.clip.config.text.layers, self.text, self._text_mask(x))
+        return tower.project(tower.run(x, edit=edit)[:, -count:])
+
+    def _text_mask(self, x: Tensor) -> Tensor:
+        """Hides the prompts and the padding behind a class's EOT from every query, [C, 1, T + K, T + K]."""
+        length = x.shape[1] + len(self.text)
+        hidden = torch.arange(length, device=x.device) > self.prompts.eot[:, None]  # [C, T + K]
+        mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill(hidden, float("-inf"))
+        return mask[:, None, None].expand(-1, -1, length, -1)
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]: the mean over pairs of prompts."""
+        images, texts = unit(self._images(pixels)), unit(self.cached("texts", self._texts))
+        scale = self.clip.logit_scale / self.config.prompts
+        return {"default": scale * torch.einsum("bke,cke->bc", images, texts)}
+
+
+def _eot_embedding(clip: Clip) -> Tensor:
+    """The embedding of EOT without its position, [D]."""
+    last = torch.tensor([[clip.config.text.vocab - 1]], device=clip.device)
+    return clip.text.embed(last)[0, 0] - clip.text.positions[0]

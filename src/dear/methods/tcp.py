@@ -1,0 +1,86 @@
+"""TCP: prompt vectors that know their class (Yao, Zhang, Xu, CVPR 2024).
+
+A shared context as in CoOp, and "textual knowledge embedding": a small net maps each class's frozen text
+feature to M vectors of its own, `T_c = Linear(E/4, M D)(QuickGELU(Linear(E, E/4)(w_c)))`, which replace the
+context in the middle of the text tower (layer 9 of 12). Loss: `CE + 8 (1 - cos(learned, frozen text
+features))`.
+
+Departures: AdamW where the authors use Adam with a large epsilon against float16; the context starts at
+"a photo of a" for every data set; last epoch kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.methods.base import Loss, Method
+from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.deep import depth_of
+from dear.methods.prompts import scores, unit
+from dear.methods.starts import uniform
+
+
+@dataclass(frozen=True)
+class TCPConfig:
+    """Options of TCP."""
+
+    context: int = 4  #: M, how many vectors
+    words: str = WORDS  #: where the shared ones start; empty: random
+    layer: int | None = None  #: where the class's own vectors take over; None: after two thirds (9 of 12)
+    narrowing: int = 4  #: the net's hidden width is E divided by this
+    weight: float = 8.0  #: of the distance to the frozen prompts
+
+
+class TCP(Method):
+    """A shared context, then class-aware vectors; image tower untouched."""
+
+    name: ClassVar[str] = "tcp"
+    title: ClassVar[str] = "TCP"
+    recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-3, "epochs": 50, "batch": 32}
+    Config: ClassVar[type] = TCPConfig
+    config: TCPConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """The context [M, D] and the net's two layers."""
+        config, text, wide = self.config, self.clip.config.text, self.clip.config.embed_dim
+        tail = self.template[self.template.index("{}") :]
+        self.context = ContextPrompts(self.prompts, config.context, config.words, tail)
+        middle = min(text.layers, depth_of(None, text.layers, share=2 / 3) + 1)
+        self.layer = depth_of(config.layer or middle, text.layers)
+        self.ctx = self.learn(self.context.start(self.clip, generator))
+        hidden, out = max(1, wide // config.narrowing), config.context * text.width
+        self.down = self.learn(uniform(generator, hidden, wide, inputs=wide))
+        self.down_bias = self.learn(uniform(generator, hidden, inputs=wide))
+        self.up = self.learn(uniform(generator, out, hidden, inputs=hidden))
+        self.up_bias = self.learn(uniform(generator, out, inputs=hidden))
+
+    def _class_tokens(self) -> Tensor:
+        """T_c of every class, [C, M, D]."""
+        hidden = F.linear(self.prompts.frozen.to(self.down.dtype), self.down, self.down_bias)
+        hidden = hidden * torch.sigmoid(1.702 * hidden)
+        return F.linear(hidden, self.up, self.up_bias).view(len(hidden), self.config.context, -1)
+
+    def _texts(self) -> Tensor:
+        own = self._class_tokens()
+        if self.layer == 1:
+            return self.context.features(self.clip, {1: own})
+        return self.context.features(self.clip, {1: self.ctx, self.layer: own})
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        texts = self.cached("texts", self._texts)
+        return {"default": scores(self.clip, self.clip.encode_image(pixels), texts)}
+
+    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """CE + weight (1 - mean cosine between learned and frozen text features)."""
+        texts = self._texts()
+        ce = F.cross_entropy(scores(self.clip, self.clip.encode_image(pixels), texts), labels)
+        distance = (1 - (unit(texts) * self.prompts.frozen).sum(-1)).mean()
+        total = ce + self.config.weight * distance
+        return Loss(total, {"ce": ce.detach(), "knowledge": distance.detach()})
