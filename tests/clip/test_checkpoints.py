@@ -97,6 +97,15 @@ def test_features_are_those_of_transformers(reference, layout, tmp_path):
         file.unlink()
 
 
+def test_another_activation_would_have_been_seen(reference, tmp_path):
+    model, (pixels, _, images, _) = reference
+    other = {"gelu": "quick_gelu", "quick_gelu": "gelu"}[model.config.vision_config.hidden_act]
+    file = WRITERS["openai"](model, tmp_path)
+    clip = dear.load(file, activation=other)
+    file.unlink()
+    assert (clip.encode_image(pixels) - images).abs().max() > 1e-3
+
+
 @pytest.fixture(scope="module")
 def odd():
     vision, text, embed_dim, activation = SIZES["odd, QuickGELU"]

@@ -27,8 +27,8 @@ def load(
 
     Args:
         source: an embedded name ("mini"), a hub name ("openai/clip-vit-base-patch16"), a folder in Hugging
-            Face's or OpenCLIP's layout, or a weight file (also OpenAI's `ViT-B-16.pt`). A folder or file that
-            exists goes before a name.
+            Face's or OpenCLIP's layout, or a weight file (also OpenAI's `ViT-B-16.pt`). A folder called like an
+            embedded name is reached as "./mini".
         device: where the weights go.
         dtype: their precision. Norms and the logit scale keep the checkpoint's, where that is higher.
         activation: "quick_gelu" or "gelu", only for a bare weight file that does not say.
@@ -38,7 +38,7 @@ def load(
         UsageError: an unknown device, precision or activation.
 
     Example:
-        >>> dear.load("no such backbone")
+        >>> load("no such backbone")
         Traceback (most recent call last):
         dear.errors.CheckpointError: 'no such backbone' is not a backbone: ...
     """
@@ -56,7 +56,7 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
     """The name a source goes by and the folder or file on this machine, downloaded first if need be."""
     text = os.fspath(source)
     path = Path(text).expanduser()
-    if text in embedded():
+    if isinstance(source, str) and text in embedded():
         return text, EMBEDDED / text
     if path.exists():
         return path.name or text, path
