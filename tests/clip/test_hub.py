@@ -79,7 +79,8 @@ def test_offline_works_once_it_is_cached(server, files, tmp_path, monkeypatch):
 def test_a_cut_transfer_resumes_where_it_broke(server, files, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # a transfer resumes after the last whole chunk
+    # A transfer resumes after the last whole chunk.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     server.cut["model.safetensors"] = 50_000
     assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
     assert server.transfers("model.safetensors") == [None, "bytes=50000-"]
