@@ -10,5 +10,18 @@ torch.Size([2, 3, 64, 64])
 from dear.data.world.captions import Captions, CaptionTable, true_of
 from dear.data.world.renderer import render
 from dear.data.world.scenes import Scenes, held_out, sample
+from dear.data.world.served import WorldPictures, task
+from dear.data.world.tasks import list_tasks
 
-__all__ = ["CaptionTable", "Captions", "Scenes", "held_out", "render", "sample", "true_of"]
+__all__ = [
+    "CaptionTable",
+    "Captions",
+    "Scenes",
+    "WorldPictures",
+    "held_out",
+    "list_tasks",
+    "render",
+    "sample",
+    "task",
+    "true_of",
+]

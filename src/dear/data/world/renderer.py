@@ -16,7 +16,7 @@ from torch import Tensor
 from dear.data.world import factors as F
 from dear.data.world.atlas import REACH, UNIT, atlas
 from dear.data.world.atlas import SIDE as ATLAS_SIDE
-from dear.data.world.exact import column, rotation
+from dear.data.world.exact import column, fraction, rotation
 from dear.data.world.patterns import marks
 from dear.data.world.places import backdrop
 from dear.data.world.scenes import Scenes
@@ -175,7 +175,8 @@ def _stamp(pixels: Tensor, coat: Tensor, scenes: Scenes, copy: int) -> None:
     cx = 32.0 + centre[:, 0] + (scenes.free("x") - 0.5) * 2.0 * room
     cy = 32.0 + centre[:, 1] + (scenes.free("y") - 0.5) * 2.0 * room
     # Copies lean a little differently; letters and figures stay upright enough to be read.
-    lean = (scenes.free("turn") + copy * 0.37) % 1.0 - 0.5
+    turn = scenes.free("turn")
+    lean = (turn if copy == 0 else fraction(turn + copy * 0.37)) - 0.5
     cos, sin = rotation(lean * torch.where(kind == F.SHAPE, 0.34, 0.2))
     flips = (scenes.free("flip") < 0.5) & (kind != F.LETTER) & (kind != F.DIGIT) & (kind != F.FACE)
     mirror = torch.where(flips, -1.0, 1.0)

@@ -1,0 +1,209 @@
+"""Tasks in the attribute world: classes, pictures for training and testing, and a shift against pretraining.
+
+Here tasks are described; `served` makes their pictures. One number a task, its strength, says how far its
+pictures are from those of pretraining, and with that how much zero-shot leaves to learn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dear.data.world import factors as F
+from dear.data.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, nightvision, worn
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a class fixes in a scene; everything else varies. Values are rows of the factor tables."""
+
+    subject: int | None = None
+    colour: int | None = None
+    texture: int | None = None
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A classification task.
+
+    Attributes:
+        name: as in `world:NAME`.
+        about: one sentence for people.
+        template: prompt with `{}`.
+        classes: names; the first half are the base classes, the others novel.
+        meanings: what each class fixes, in the same order.
+        kinds: kinds of subject that other pictures' subjects are drawn from.
+        look: the shift against pretraining.
+        strength: how much of it (0 none, 1 all).
+        train, test: pictures a class (and a domain).
+        domains: styles that serve as domains; empty: photos only.
+        smaller: how much smaller subjects are drawn at full strength (1 means down to half).
+        leaning: how much further they lean at full strength (1 means twice as far).
+        clash: whether patterns are drawn in another colour's tones.
+    """
+
+    name: str
+    about: str
+    template: str
+    classes: tuple[str, ...]
+    meanings: tuple[Meaning, ...]
+    kinds: tuple[int, ...]
+    look: Look
+    strength: float
+    train: int = 40
+    test: int = 50
+    domains: tuple[str, ...] = ()
+    smaller: float = 0.0
+    leaning: float = 0.0
+    clash: bool = False
+
+
+def _subjects(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
+    return names, tuple(Meaning(subject=F.subject_id(name)) for name in names)
+
+
+def _emblems(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
+    """Classes such as "red star"."""
+    pairs = [name.split() for name in names]
+    return names, tuple(Meaning(F.subject_id(shape), F.colour_id(colour)) for colour, shape in pairs)
+
+
+def _compositions(*rows: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
+    """Classes such as "striped teal star at the beach", from "striped teal star beach"."""
+    names, meanings = [], []
+    for row in rows:
+        texture, colour, shape, place = row.split()
+        where = F.place_id(place)
+        names.append(f"{texture} {colour} {shape} {F.PLACES[where][0][0]}")
+        meanings.append(Meaning(F.subject_id(shape), F.colour_id(colour), F.texture_id(texture), where))
+    return tuple(names), tuple(meanings)
+
+
+_TEXTURES = (
+    *("striped", "dotted", "brick", "scaly", "marbled", "plain"),
+    *("wavy", "zigzag", "checkered", "grid", "honeycomb", "speckled"),
+)
+_PLACES = (
+    *("beach", "forest", "city", "room", "mountains", "space"),
+    *("desert", "snow", "ocean", "meadow", "road", "studio"),
+)
+# Neighbours in a half differ in one factor only: each of the four decides some pair.
+_MIXED = _compositions(
+    *("striped teal star beach", "wavy teal star beach"),
+    *("dotted red heart forest", "dotted pink heart forest"),
+    *("checkered blue square city", "checkered blue diamond city"),
+    *("brick brown arrow desert", "brick brown arrow road"),
+    *("grid yellow circle snow", "honeycomb yellow circle snow"),
+    *("zigzag purple cross room", "zigzag gray cross room"),
+    *("scaly green crescent ocean", "scaly green ring ocean"),
+    *("marbled white hexagon space", "marbled white hexagon studio"),
+    *("speckled black bolt meadow", "plain black bolt meadow"),
+    *("wavy orange triangle mountains", "wavy yellow triangle mountains"),
+    *("honeycomb red ring desert", "honeycomb red circle desert"),
+    *("striped purple heart city", "striped purple heart space"),
+)
+
+
+def _make() -> dict[str, Task]:
+    photo = "a photo of a {}."
+    vehicles = _subjects(
+        *("car", "van", "truck", "sailboat", "plane", "bicycle"),
+        *("bus", "train", "tractor", "ship", "helicopter", "rocket"),
+    )
+    animals = _subjects(
+        *("dog", "cat", "bird", "fish", "turtle", "butterfly"),
+        *("horse", "elephant", "rabbit", "duck", "snake", "snail"),
+    )
+    emblems = _emblems(
+        *("red star", "pink star", "blue heart", "purple heart", "green arrow", "teal arrow"),
+        *("yellow cross", "brown cross", "black ring", "gray ring"),
+        *("white circle", "yellow circle", "red hexagon", "brown hexagon", "teal square", "blue square"),
+        *("green bolt", "black bolt", "purple crescent", "pink crescent"),
+    )
+    domains = _subjects("star", "house", "car", "dog", "umbrella", "heart", "tree", "plane", "fish", "flower")
+    textures = tuple(Meaning(texture=F.texture_id(name)) for name in _TEXTURES)
+    places = tuple(Meaning(place=F.place_id(name)) for name in _PLACES)
+    tasks = (
+        Task(
+            "textures",
+            "patterns printed on cloth, in clashing colours",
+            "{} texture.",
+            _TEXTURES,
+            textures,
+            (F.SURFACE, F.SHAPE),
+            fabric,
+            strength=0.6,
+            clash=True,
+        ),
+        Task(
+            "emblems",
+            "coloured shapes as enamel badges",
+            photo,
+            *emblems,
+            (F.SHAPE,),
+            enamel,
+            0.6,
+            smaller=0.6,
+            leaning=2.0,
+        ),
+        Task(
+            "vehicles", "vehicles on blueprints", photo, *vehicles, (F.VEHICLE,), blueprint, 0.6, smaller=0.4
+        ),
+        Task(
+            "scenes",
+            "places in false-colour infrared, something in front",
+            "a photo of the {}.",
+            _PLACES,
+            places,
+            (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
+            infrared,
+            strength=0.6,
+        ),
+        Task(
+            "fauna",
+            "animals seen by night",
+            photo,
+            *animals,
+            (F.ANIMAL,),
+            nightvision,
+            0.6,
+            smaller=0.5,
+            leaning=1.0,
+        ),
+        Task(
+            "mixed",
+            "texture, colour, shape and place together, in mosaic",
+            photo,
+            *_MIXED,
+            (F.SHAPE,),
+            mosaic,
+            0.6,
+        ),
+        Task(
+            "domains",
+            "ten subjects as photos, sketches, cartoons and paintings, all worn",
+            "a picture of a {}.",
+            *domains,
+            (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
+            worn,
+            strength=0.6,
+            train=20,
+            test=15,
+            domains=("photo", "sketch", "cartoon", "painting"),
+            smaller=0.5,
+        ),
+    )
+    return {task.name: task for task in tasks}
+
+
+TASKS: Final = _make()
+
+
+def list_tasks() -> tuple[str, ...]:
+    """The names of the tasks.
+
+    >>> list_tasks()
+    ('textures', 'emblems', 'vehicles', 'scenes', 'fauna', 'mixed', 'domains')
+    """
+    return tuple(TASKS)
