@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from dear.clip.model import Clip
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.prompts import TEMPLATE, ClassPrompts
+from dear.methods.prompts import TEMPLATE, ClassPrompts, scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Method(nn.Module):
         self.allow_other_roles = allow_other_roles
         self.prompts = ClassPrompts(clip, classes, template, ids)
         self.notice: str | None = None  #: a sentence the user should see
+        self._disabled = False
         self._cache: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
         generator = torch.Generator().manual_seed(seed)
         self.build(generator)
@@ -192,8 +194,21 @@ class Method(nn.Module):
     @torch.no_grad()
     def all_logits(self, pixels: Tensor) -> dict[str, Tensor]:
         """Scores [B, C] in every mode; what the modes share is computed once."""
-        scores: dict[str, Tensor] = self(pixels.to(self.clip.device))
-        return scores
+        pixels = pixels.to(self.clip.device)
+        if self._disabled:
+            frozen = scores(self.clip, self.clip.encode_image(pixels), self.prompts.frozen)
+            return dict.fromkeys(self.modes, frozen)
+        answers: dict[str, Tensor] = self(pixels)
+        return answers
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within `with method.disabled():` logits are the frozen CLIP's, as if nothing had been learned."""
+        before, self._disabled = self._disabled, True
+        try:
+            yield
+        finally:
+            self._disabled = before
 
     def adapter_state(self) -> dict[str, Tensor]:
         """What was learned, by name; no tensor of the backbone is in it."""
