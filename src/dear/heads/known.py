@@ -1,4 +1,4 @@
-"""Role maps that need no discovery: those that come with an embedded backbone, and the supplement's Table 2."""
+"""Role maps that need no discovery: an embedded backbone's own, and the supplement's Table 2."""
 
 from __future__ import annotations
 

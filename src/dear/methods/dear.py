@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.errors import RoleError, UsageError
+from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods.base import Loss, Method
 from dear.methods.masks import ISOLATIONS, find_attribute, layer_mask
@@ -88,7 +89,8 @@ class DeAR(Method):
 
     Example:
         >>> import dear, torch
-        >>> from dear.heads.roles import RoleMap
+        >>> from dear.heads.known import known_roles
+    from dear.heads.roles import RoleMap
         >>> clip = dear.Clip(dear.ClipConfig.named("ViT-B-32"))
         >>> ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
         >>> model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids)
@@ -137,14 +139,13 @@ class DeAR(Method):
 
     def _take_roles(self, roles: RoleMap | None) -> RoleMap:
         """The role map to use, checked against the backbone."""
-        vision = self.clip.config.vision
+        roles = known_roles(self.clip) if roles is None else roles
         if roles is None:
-            if (vision.layers, vision.heads) != (12, 12):
-                raise RoleError(
-                    f"DeAR needs a role map for this tower of {vision.layers} x {vision.heads} heads: "
-                    "make one with `dear roles discover` (dear.discover_roles) and pass it as roles"
-                )
-            roles = RoleMap.table2()
+            vision = self.clip.config.vision
+            raise RoleError(
+                f"DeAR needs a role map for this tower of {vision.layers} x {vision.heads} heads: "
+                "make one with `dear roles discover` (dear.discover_roles) and pass it as roles"
+            )
         self.notice = roles.check(self.clip, self.allow_other_roles)
         return roles
 

@@ -22,7 +22,7 @@ import torch
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.pictures import PictureSet
-from dear.errors import RunError
+from dear.errors import CheckpointError, RunError
 from dear.files import parse_json, read_json, read_safetensors, require_finite, write_atomic, write_json
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
@@ -152,7 +152,15 @@ def load_run(
     if isinstance(backbone, Clip):
         clip = backbone
     else:
-        clip = load(config["backbone"] if backbone is None else backbone, device=device)
+        try:
+            clip = load(config["backbone"] if backbone is None else backbone, device=device)
+        except CheckpointError as error:
+            if backbone is not None:
+                raise
+            raise RunError(
+                f"{folder}: was trained on a backbone called {config['backbone']!r}, which is not found by "
+                "that name; say where it is with --backbone"
+            ) from error
     if clip.fingerprint != config["fingerprint"] and not allow_other:
         raise RunError(
             f"{folder}: was trained on {config['backbone']} ({config['fingerprint'][:19]}…), but this is "

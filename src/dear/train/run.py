@@ -37,7 +37,18 @@ class Trained:
     steps: int
     seconds: float
     lines: list[Line]
+    config: dict[str, Any]  #: what `config.json` holds
     path: Path | None
+
+    def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
+        """Leave the run in a folder; `extra` goes into its `config.json`.
+
+        Raises:
+            RunError: another process is using the folder.
+        """
+        with locked(Path(folder)):
+            _write_config(Path(folder), self.method, {**self.config, **plain(extra)})
+            _write_result(Path(folder), self)
 
 
 def train(
@@ -94,11 +105,9 @@ def _train(
         if state == "finished":
             load_adapter(method, folder)
             steps = read_json(folder / "metrics.json", "run metrics")["steps"]
-            return Trained(method, steps, 0.0, read_log(folder), folder)
+            return Trained(method, steps, 0.0, read_log(folder), config, folder)
         if state == "new":
-            write_json(folder / "config.json", config)
-            if method.uses_roles and method.roles is not None:
-                method.roles.save(folder / "roles.json")
+            _write_config(folder, method, config)
     with backbone_in(method, recipe.precision) as dtype:
         loop = Loop(method, Feed(pictures, method.clip, recipe), recipe, dtype)
         if folder is not None and state == "resumable":
@@ -113,16 +122,34 @@ def _train(
         pause = loop.run(progress, save, save_every, stop)
     if pause is not None:
         raise Paused(_paused(pause, folder))
-    seconds = time.perf_counter() - began
+    trained = Trained(method, loop.steps, time.perf_counter() - began, loop.lines, config, folder)
     if folder is not None:
-        write_log(folder, loop.lines)
-        # One key: safetensors writes several in an order that changes from run to run.
-        words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
-        write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
-        write_json(folder / "metrics.json", _metrics(method, loop, seconds))
+        _write_result(folder, trained)
         with suppress(FileNotFoundError):
             (folder / "resume.safetensors").unlink()
-    return Trained(method, loop.steps, seconds, loop.lines, folder)
+    return trained
+
+
+def _write_config(folder: Path, method: Method, config: dict[str, Any]) -> None:
+    write_json(folder / "config.json", config)
+    if method.uses_roles and method.roles is not None:
+        method.roles.save(folder / "roles.json")
+
+
+def _write_result(folder: Path, trained: Trained) -> None:
+    method = trained.method
+    write_log(folder, trained.lines)
+    # One key: safetensors writes several in an order that changes from run to run.
+    words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
+    write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
+    metrics = {
+        "steps": trained.steps,
+        "seconds": round(trained.seconds, 3),
+        "trainable_numbers": method.trainable_numbers,
+        "loss": trained.lines[-1] if trained.lines else None,
+        **plain(method.facts()),
+    }
+    write_json(folder / "metrics.json", metrics)
 
 
 def check_labels(method: Method, pictures: PictureSet) -> None:
@@ -133,16 +160,6 @@ def check_labels(method: Method, pictures: PictureSet) -> None:
             f"{pictures.name}: labels reach from {int(labels.min())} to {int(labels.max())}, but the method "
             f"has {len(method.classes)} classes"
         )
-
-
-def _metrics(method: Method, loop: Loop, seconds: float) -> dict[str, Any]:
-    return {
-        "steps": loop.steps,
-        "seconds": round(seconds, 3),
-        "trainable_numbers": method.trainable_numbers,
-        "loss": loop.lines[-1] if loop.lines else None,
-        **plain(method.facts()),
-    }
 
 
 def _paused(pause: Pause, folder: Path | None) -> str:

@@ -1,0 +1,65 @@
+"""A picture set made of lists: files or Pillow images, and their labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.clip.images import open_image, resize_crop
+from dear.data.names import TEMPLATE
+from dear.data.pictures import find_classes, renumber, threaded
+
+Picture = str | os.PathLike[str] | Image.Image
+
+
+@dataclass(frozen=True, eq=False)
+class ListedPictures:
+    """A picture set made of files (or Pillow images) and labels in lists.
+
+    Attributes:
+        items: files or Pillow images.
+        labels: int64 [n].
+        classes: names of the classes.
+        template: prompt with `{}`.
+    """
+
+    items: tuple[Picture, ...]
+    labels: Tensor
+    classes: tuple[str, ...]
+    template: str = TEMPLATE
+    name: str = "pictures"
+    domains: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def picture(self, index: int) -> Image.Image:
+        """A whole picture, RGB, upright."""
+        return open_image(self.items[index])
+
+    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+        """CLIP's view of some pictures, uint8 [b, 3, size, size]."""
+        return torch.stack(threaded(lambda i: resize_crop(self.picture(i), size), list(indices)))
+
+    def key(self, index: int) -> str:
+        """The file's path as given; the place in the list for a picture in memory."""
+        item = self.items[index]
+        return f"item {index}" if isinstance(item, Image.Image) else Path(item).as_posix()
+
+    def subset(self, indices: Sequence[int]) -> ListedPictures:
+        """The pictures at `indices`, with the same classes."""
+        chosen = [int(i) for i in indices]
+        items = tuple(self.items[i] for i in chosen)
+        return ListedPictures(items, self.labels[chosen], self.classes, self.template, self.name)
+
+    def select_classes(self, names: Sequence[str]) -> ListedPictures:
+        """The pictures of some classes; labels count into `names`."""
+        chosen, labels = renumber(self.labels, find_classes(self, names))
+        part = self.subset(chosen.tolist())
+        return ListedPictures(part.items, labels, tuple(names), self.template, self.name)

@@ -1,0 +1,65 @@
+"""Attribute-conditioned retrieval: ranks by cosine in one attribute's space, and its contact sheets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import Colours, mixed_roles, tiny_clip, token_ids
+
+from dear.errors import DataError, UsageError
+from dear.methods import DeAR, ZeroShot
+from dear.retrieve import keys_of, retrieve
+
+CLIP = tiny_clip(dtype=torch.float32)
+
+
+@pytest.fixture
+def model() -> DeAR:
+    return DeAR(CLIP, ["a", "b", "c"], roles=mixed_roles(), ids=token_ids())
+
+
+def test_ranking_is_cosine_in_the_attributes_space(model: DeAR) -> None:
+    pictures = Colours()
+    query = Colours(seed=4).picture(0)
+    found = {one.attribute: one for one in retrieve(model, query, pictures, top=12)}
+    assert list(found) == list(model.attributes)
+    gallery = torch.stack([CLIP.preprocess(pictures.picture(i)) for i in range(12)])
+    features = model.attribute_features(gallery).double().numpy()
+    own = model.attribute_features(CLIP.preprocess(query)[None]).double().numpy()[0]
+    for number, attribute in enumerate(model.attributes):
+        a, b = features[:, number], own[number]
+        cosines = a @ b / np.linalg.norm(a, axis=1) / np.linalg.norm(b)
+        assert np.allclose(np.sort(cosines)[::-1], found[attribute].similarity, atol=1e-5)
+        assert np.allclose(cosines[list(found[attribute].indices)], found[attribute].similarity, atol=1e-5)
+
+
+def test_a_picture_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_path: Path) -> None:
+    pictures = Colours()
+    folder = tmp_path / "gallery" / "some" / "where"
+    folder.mkdir(parents=True)
+    for i in range(len(pictures)):
+        pictures.picture(i).save(folder / f"{i:02d}.png")
+    query = folder / "03.png"
+    found = retrieve(model, query, tmp_path / "gallery", attribute="COLOUR", top=3, out=tmp_path / "sheets")
+    assert [one.attribute for one in found] == ["Color"]
+    assert found[0].keys[0].endswith("03.png")
+    assert found[0].similarity[0] == pytest.approx(1, abs=1e-5)
+    assert keys_of(found)["Color"][0][0] == found[0].keys[0]
+    assert [p.name for p in (tmp_path / "sheets").iterdir()] == ["color.png"]
+    with Image.open(tmp_path / "sheets/color.png") as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.width > 4 * 128
+
+
+def test_what_cannot_be_retrieved_is_said(model: DeAR, tmp_path: Path) -> None:
+    query = Colours().picture(0)
+    with pytest.raises(UsageError, match="use a DeAR run"):
+        retrieve(ZeroShot(CLIP, ["a"], ids=token_ids((1,))), query, Colours())
+    with pytest.raises(UsageError, match="no attribute is called 'smell'"):
+        retrieve(model, query, Colours(), attribute="smell")
+    with pytest.raises(DataError, match="no picture in this folder"):
+        retrieve(model, query, tmp_path)

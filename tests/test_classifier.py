@@ -1,0 +1,168 @@
+"""`dear.Classifier`: scikit-learn's manners, saving, and odd training sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from tiny import Colours, mixed_roles, tiny_clip
+
+from dear.classifier import Classifier
+from dear.errors import DataError, DearError, InputError, RunError, UsageError
+from dear.methods import build_method
+
+CLIP = tiny_clip(dtype=torch.float32)
+
+
+def classifier(**changes) -> Classifier:
+    settings = {"backbone": CLIP, "roles": mixed_roles(), "epochs": 6, "batch": 4, "lr": 2e-2}
+        "backbone": CLIP,
+        "roles": mixed_roles(),
+        "epochs": 6,
+        "batch": 4,
+        "lr": 2e-2,
+        "device": "cpu",
+    }
+    return Classifier(**{**settings, **changes})
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """photos/{train,test}/{red,green,blue}/n.png."""
+    root = tmp_path_factory.mktemp("photos")
+    for split, seed in (("train", 0), ("test", 1)):
+        pictures = Colours(each=5, seed=seed)
+        for i, label in enumerate(pictures.labels.tolist()):
+            path = root / split / pictures.classes[label] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pictures.picture(i).save(path)
+    return root
+
+
+def listed(photos: Path, split: str = "train") -> tuple[list[str], list[str]]:
+    files = sorted((photos / split).rglob("*.png"))
+    return [str(f) for f in files], [f.parent.name for f in files]
+
+
+def test_fit_predict_score_save_load(photos: Path, tmp_path: Path) -> None:
+    clf = classifier(epochs=12).fit(photos / "train")
+    files, truth = listed(photos, "test")
+    proba = clf.predict_proba(files)
+    assert proba.shape == (15, 3)
+    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-5)
+    assert (clf.predict(files) == clf.classes_[proba.argmax(1)]).all()
+    assert clf.score(files, truth) == pytest.approx(clf.score(photos / "test"))
+    assert clf.score(files, truth) > 0.7
+    clf.save(tmp_path / "run")
+    again = Classifier.load(tmp_path / "run", backbone=CLIP)
+    np.testing.assert_array_equal(again.predict_proba(files), proba)
+    assert again.get_params()["epochs"] == 12
+    again.save(tmp_path / "copy")
+    saved = [(tmp_path / name / "adapter.safetensors").read_bytes() for name in ("run", "copy")]
+    assert saved[0] == saved[1]
+
+
+def test_probabilities_have_clips_temperature(photos: Path) -> None:
+    """They are the softmax of temperature times cosine: recomputed from features of the frozen model."""
+    clf = classifier(method="zeroshot", roles=None).fit(photos / "train")
+    files, _ = listed(photos, "test")
+    pixels = torch.stack([CLIP.preprocess(Image.open(f)) for f in files])
+    images = torch.nn.functional.normalize(CLIP.encode_image(pixels), dim=-1)
+    texts = CLIP.encode_text([f"a photo of a {name}." for name in clf.classes_])
+    expected = (CLIP.logit_scale * images @ torch.nn.functional.normalize(texts, dim=-1).T).softmax(-1)
+    np.testing.assert_allclose(clf.predict_proba(files), expected.numpy(), atol=1e-5)
+
+
+def test_labels_of_any_kind_come_back(photos: Path) -> None:
+    files, truth = listed(photos)
+    numbers = [{"red": 7, "green": 3, "blue": 5}[t] for t in truth]
+    clf = classifier(epochs=1).fit(files, numbers)
+    assert clf.classes_.tolist() == [3, 5, 7]
+    assert set(clf.predict(files)) <= {3, 5, 7}
+    assert clf.predict([Image.open(files[0])]).shape == (1,)
+
+
+def test_clone_and_grid_search(photos: Path) -> None:
+    files, truth = listed(photos)
+    clf = classifier(epochs=1, shots=2)
+    copy = clone(clf)
+    assert copy.get_params()["lr"] == 2e-2
+    assert not hasattr(copy, "method_")
+    search = GridSearchCV(clf, {"lr": [1e-3, 2e-2], "options": [{"beta": 0.9}, {"beta": 0.5}]}, cv=2)
+    search.fit(files, truth)
+    assert search.best_params_["lr"] in (1e-3, 2e-2)
+    assert search.best_estimator_.predict(files[:2]).shape == (2,)
+    assert cross_val_score(classifier(epochs=1), files, truth, cv=2).shape == (2,)
+
+
+def test_same_seed_same_answers(photos: Path) -> None:
+    files, truth = listed(photos)
+    first, second = (classifier(epochs=2, shots=3).fit(files, truth).predict_proba(files) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_not_fitted_and_wrong_use(photos: Path) -> None:
+    files, truth = listed(photos)
+    with pytest.raises(NotFittedError):
+        classifier().predict(files)
+    with pytest.raises(InputError, match="needs y"):
+        classifier().fit(files)
+    with pytest.raises(InputError, match="15 pictures but 2 labels"):
+        classifier().fit(files, truth[:2])
+    with pytest.raises(UsageError, match="no method is called 'deer'"):
+        classifier(method="deer").fit(files, truth)
+    with pytest.raises(DearError, match="nowhere"):
+        classifier().fit("nowhere")
+    with pytest.raises(InputError, match="as a list"):
+        classifier(epochs=0).fit(files, truth).predict(files[0])
+    with pytest.raises(UsageError, match="no mode 'fast'"):
+        classifier(epochs=0, mode="fast").fit(files, truth)
+
+
+def test_one_class(photos: Path) -> None:
+    files, truth = listed(photos)
+    reds = [f for f, t in zip(files, truth, strict=True) if t == "red"]
+    with pytest.raises(DataError, match="only the class 'red'"):
+        classifier().fit(reds, ["red"] * len(reds))
+
+
+def test_two_pictures(photos: Path) -> None:
+    files, truth = listed(photos)
+    clf = classifier(epochs=2).fit([files[0], files[-1]], [truth[0], truth[-1]])
+    assert clf.predict_proba(files[:1]).shape == (1, 2)
+
+
+def test_an_empty_class_is_named(tmp_path: Path) -> None:
+    pictures = Colours()
+    pictures.classes = ("red", "green", "blue", "pink")
+    with pytest.raises(DataError, match=r"'pink' has no pictures; add some or remove the class"):
+        classifier().fit(pictures)
+
+
+def test_classes_that_differ_only_in_case_are_named(photos: Path) -> None:
+    files, _ = listed(photos)
+    with pytest.raises(DataError, match=r"'Cat' and 'cat' are the same words to CLIP"):
+        classifier().fit(files[:2], ["Cat", "cat"])
+
+
+def test_a_thousand_classes() -> None:
+    names = [f"thing number {i}" for i in range(1000)]
+    model = build_method("dear", CLIP, names, roles=mixed_roles())
+    pixels, labels = torch.randn(4, 3, 24, 24), torch.tensor([0, 999, 500, 3])
+    model.loss(pixels, labels).total.backward()
+    assert model.logits(pixels).shape == (4, 1000)
+    assert torch.isfinite(model.text_tokens.grad).all()
+
+
+def test_loading_says_what_is_wrong(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(DearError, match="no such run configuration"):
+        Classifier.load(tmp_path)
+    classifier(epochs=0).fit(photos / "train").save(tmp_path / "run")
+    with pytest.raises(RunError, match=r"backbone called 'tiny'.*--backbone"):
+        Classifier.load(tmp_path / "run")
