@@ -22,13 +22,6 @@ CLIP = tiny_clip(dtype=torch.float32)
 
 def classifier(**changes) -> Classifier:
     settings = {"backbone": CLIP, "roles": mixed_roles(), "epochs": 6, "batch": 4, "lr": 2e-2}
-        "backbone": CLIP,
-        "roles": mixed_roles(),
-        "epochs": 6,
-        "batch": 4,
-        "lr": 2e-2,
-        "device": "cpu",
-    }
     return Classifier(**{**settings, **changes})
 
 
