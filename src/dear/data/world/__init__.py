@@ -12,6 +12,7 @@ from dear.data.world.renderer import render
 from dear.data.world.scenes import Scenes, held_out, sample
 from dear.data.world.served import WorldPictures, task
 from dear.data.world.tasks import list_tasks
+from dear.data.world.vocabulary import vocabulary_ids
 
 __all__ = [
     "CaptionTable",
@@ -24,4 +25,5 @@ __all__ = [
     "sample",
     "task",
     "true_of",
+    "vocabulary_ids",
 ]
