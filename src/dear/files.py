@@ -118,7 +118,7 @@ def write_safetensors(
 ) -> None:
     """Write named tensors with string metadata as safetensors, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, safetensors.torch.save(plain, dict(metadata or {})))
+    write_atomic(path, safetensors.torch.save(plain, dict(metadata) if metadata else None))
 
 
 def read_safetensors(

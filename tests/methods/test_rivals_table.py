@@ -1,0 +1,216 @@
+"""One table runs every method through the same checks; a method that is registered is tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import mixed_roles, pictures, tiny_clip
+
+from dear.errors import UsageError
+from dear.files import read_safetensors, write_safetensors
+from dear.methods import METHODS, Batch, Method, ZeroShot, build_method
+from dear.train.precision import backbone_in
+
+NAMES = ("red cat", "dog", "very old newt")
+NOVEL = ("purple tree", "house", "sea", "lamp")
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+DOMAINS = torch.tensor([0, 0, 1, 1, 2, 2])
+SMALL = {"mmrl": {"width": 16}, "mmrlpp": {"width": 16}, "rpo": {"prompts": 5}, "promptsrc": {}}
+# Options under which a method that has learned nothing yet is the frozen CLIP, or nothing else is possible.
+NEUTRAL = {
+    "zeroshot": {},
+    "linear-probe": {"start": "text"},
+    "coop": {},
+    "kgcoop": {},
+    "prograd": {"context": 4, "words": "a photo of a"},
+    "vpt": {"tokens": 0},
+    "clip-adapter": {"ratio": 0.0},
+    "tip-adapter": {"alpha": 0.0},
+    "tip-adapter-f": {"alpha": 0.0},
+    "clip-lora": {},
+    "purify": {},
+}
+EVERY = list(METHODS)
+LEARNING = [name for name in EVERY if name not in ("zeroshot", "tip-adapter")]
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 1, **options) -> Method:
+    options = {**SMALL.get(name, {}), **options}
+    clip = tiny_clip(dtype=dtype)
+    method = build_method(name, clip, NAMES, roles=mixed_roles(), seed=seed, **options)
+    pixels = pictures(6, dtype=dtype)
+    method.prepare(lambda augment: iter([Batch(pixels, LABELS, DOMAINS)]))
+    return method
+
+
+def scatter(method: Method, size: float = 0.1) -> Method:
+    """Move every learned tensor away from its start."""
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) * size)
+    return method
+
+
+def frozen(method: Method, pixels: torch.Tensor) -> torch.Tensor:
+    return ZeroShot(method.clip, method.classes).logits(pixels)
+
+
+def steps(method: Method, count: int, lr: float = 1e-2, pixels: torch.Tensor | None = None) -> list[float]:
+    """The losses of a few steps on one batch."""
+    pixels = pictures(6, dtype=method.clip.dtype) if pixels is None else pixels
+    optimiser = torch.optim.Adam(method.parameters(), lr)
+    losses = []
+    for _ in range(count):
+        torch.manual_seed(0)  # the same dropout every time: a fixed function is minimised
+        optimiser.zero_grad()
+        loss = method.loss(pixels, LABELS, DOMAINS)
+        method.backward(loss, lambda x: x)
+        optimiser.step()
+        losses.append(float(loss.total.detach()))
+    return losses
+
+
+def test_the_names_promised_are_there() -> None:
+    promised = (
+        "zeroshot linear-probe coop cocoop vpt maple promptsrc prograd kgcoop tcp clip-adapter tip-adapter "
+        "tip-adapter-f clip-lora rpo mmrl mmrlpp dear purify"
+    )
+    assert promised.split() == EVERY
+    assert all(kind.name == name and kind.title and kind.__doc__ for name, kind in METHODS.items())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_forward_in_every_mode(name: str) -> None:
+    method, pixels = build(name), pictures(5)
+    answers = method.all_logits(pixels)
+    assert set(answers) == set(method.modes)
+    for mode in method.modes:
+        assert answers[mode].shape == (5, 3)
+        assert torch.isfinite(answers[mode]).all()
+        torch.testing.assert_close(method.logits(pixels[:2], mode), answers[mode][:2])
+    with pytest.raises(UsageError, match="has no mode"):
+        method.logits(pixels, "no such mode")
+    with pytest.raises(UsageError, match="has no option"):
+        build(name, no_such_option=1)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_loss_falls_and_only_its_own_tensors_learn(name: str) -> None:
+    method = build(name)
+    backbone = {key: tensor.clone() for key, tensor in method.clip.state_dict().items()}
+    start = {key: p.detach().clone() for key, p in method.named_parameters()}
+    losses = steps(method, 12)
+    assert losses[-1] < losses[0], losses
+    assert all(not torch.equal(p, start[key]) for key, p in method.named_parameters()), (
+        "a tensor did not learn"
+    )
+    assert all(torch.equal(tensor, backbone[key]) for key, tensor in method.clip.state_dict().items())
+    assert all(p.grad is None and not p.requires_grad for p in method.clip.parameters())
+    held = {p.data_ptr() for p in method.clip.parameters()}
+    assert not held & {t.data_ptr() for t in method.state_dict().values() if t.numel()}
+    assert method.trainable_numbers == sum(p.numel() for p in method.parameters())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_save_and_load_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    method, pixels = scatter(build(name)), pictures(3)
+    method.after_epoch(1, 2)  # some methods keep more while they train
+    for moment in ("while training", "after"):
+        if moment == "after":
+            method.after_epoch(2, 2)
+            method.finish()
+        path = tmp_path / f"{moment}.safetensors"
+        write_safetensors(path, method.adapter_state(), {"method": name})
+        loaded = build_method(name, method.clip, NAMES, roles=mixed_roles(), seed=7, config=method.config)
+        loaded.load_adapter_state(read_safetensors(path, "adapter")[0])
+        for mode in method.modes:
+            assert torch.equal(loaded.logits(pixels, mode), method.logits(pixels, mode))
+    same = method.with_classes(NAMES)
+    assert torch.equal(same.logits(pixels), method.logits(pixels))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_disabled_is_the_frozen_clip(name: str) -> None:
+    method, pixels = scatter(build(name)), pictures(3)
+    own = method.logits(pixels)
+    with method.disabled():
+        for mode in method.modes:
+            torch.testing.assert_close(method.logits(pixels, mode), frozen(method, pixels))
+    assert torch.equal(method.logits(pixels), own)
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_method_that_has_learned_nothing_is_the_frozen_clip(name: str) -> None:
+    method, pixels = build(name, **NEUTRAL[name]), pictures(3)
+    torch.testing.assert_close(method.logits(pixels), frozen(method, pixels), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_merged_equals_unmerged_where_it_can_merge(name: str) -> None:
+    method, pixels = scatter(build(name), 0.3), pictures(3)
+    if not method.mergeable:
+        with pytest.raises(UsageError, match="cannot be folded"):
+            method.merge()
+        return
+    plain = method.merge()
+    torch.testing.assert_close(ZeroShot(plain, NAMES).logits(pixels), method.logits(pixels))
+    assert not torch.allclose(method.logits(pixels), frozen(method, pixels))
+    assert [(n, type(m)) for n, m in plain.named_modules()] == [
+        (n, type(m)) for n, m in method.clip.named_modules()
+    ]
+    shapes = {key: t.shape for key, t in plain.state_dict().items()}
+    assert shapes == {key: t.shape for key, t in method.clip.state_dict().items()}
+    assert plain.fingerprint != method.clip.fingerprint
+    assert not any(p.requires_grad for p in plain.parameters())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_novel_classes_work_or_are_refused(name: str) -> None:
+    method, pixels = scatter(build(name)), pictures(3)
+    if not method.open_classes:
+        with pytest.raises(UsageError, match="learns its classes"):
+            method.with_classes(NOVEL)
+        return
+    other = method.with_classes(NOVEL)
+    assert other.logits(pixels).shape == (3, 4)
+    back = other.with_classes(NAMES)
+    torch.testing.assert_close(back.logits(pixels), method.logits(pixels))
+    reordered = method.with_classes(NAMES[::-1])
+    torch.testing.assert_close(reordered.logits(pixels).flip(1), method.logits(pixels))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", EVERY)
+def test_sixteen_bits_stay_finite_and_close(name: str, precision: str) -> None:
+    method, pixels = build(name, torch.float32), pictures(6, dtype=torch.float32)
+    wide = method.logits(pixels)
+    with backbone_in(method, precision):
+        narrow = method.logits(pixels)
+        assert torch.isfinite(narrow).all()
+        torch.testing.assert_close(narrow, wide, rtol=0.1, atol=0.4)
+        if name in LEARNING:
+            loss = method.loss(pixels, LABELS, DOMAINS)
+            method.backward(loss, lambda x: x)
+            assert torch.isfinite(loss.total)
+            assert all(torch.isfinite(p.grad).all() and p.grad.dtype == p.dtype for p in method.parameters())
+    with torch.autocast("cpu", dtype=getattr(torch, precision)):
+        assert torch.isfinite(method.logits(pixels)).all()
+        assert torch.isfinite(method.loss(pixels, LABELS, DOMAINS).total)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_written_out_attention_gives_the_same(name: str) -> None:
+    method, pixels = scatter(build(name)), pictures(3)
+    fused = method.logits(pixels)
+    method.clip.use_fused(False)
+    method._cache.clear()
+    torch.testing.assert_close(method.logits(pixels), fused, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_random_starts_follow_the_seed(name: str) -> None:
+    a, b = build(name).state_dict(), build(name).state_dict()
+    assert all(torch.equal(a[key], b[key]) for key in a)
