@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing as mp
 import signal
 import traceback
@@ -162,6 +163,7 @@ class OnRay:
                 ray.init(
                     address=self.address,
                     log_to_driver=False,
+                    logging_level=logging.ERROR,
                     **({} if self.address else {"include_dashboard": False}),
                 )
             except ConnectionError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,8 +90,9 @@ class Grid:
         """Write the drawn pictures as JSONL once, and return its name and hash for the cell's record."""
         text = str(draw["jsonl"])
         mark = digest(text)[:12]
-        name = f"{cell.dataset}-{cell.shots or 'all'}shot-seed{cell.seed}-{mark}.jsonl"
-        path = self.folder / "draws" / name.replace("/", "-").replace(":", "-").replace(os.sep, "-")
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", cell.dataset).strip("-.")
+        shots = f"{cell.shots}shot" if cell.shots else "all"
+        path = self.folder / "draws" / f"{words[-80:]}-{shots}-seed{cell.seed}-{mark}.jsonl"
         if not path.exists():
             write_atomic(path, text)
         kept = {key: value for key, value in draw.items() if key != "jsonl"}

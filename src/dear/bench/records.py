@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from dear.bench.cells import Cell
@@ -82,6 +83,10 @@ def gather(results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | No
         results: cells with their results.
         names: name of the variant by cell key, for ablations; else the method's name is used.
     """
+    results = list(results)
+    shown = _shown(
+        [place for cell, _ in results for place in (cell.dataset, *cell.setting.get("targets", ()))]
+    )
     found: dict[tuple[str, str, str, int], dict[str, dict[int, float]]] = defaultdict(
         lambda: defaultdict(dict)
     )
@@ -91,18 +96,25 @@ def gather(results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | No
             for column, value in row.items():
                 if value is None:
                     continue
-                place, heading = _place(cell, column)
+                place, heading = _place(cell, column, shown)
                 found[name, mode, place, cell.shots][heading][cell.seed] = float(value)
     return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in found.items()]
 
 
-def _place(cell: Cell, column: str) -> tuple[str, str]:
+def _shown(datasets: Iterable[str]) -> dict[str, str]:
+    """How data sets are called in tables: a path by its last part, unless two would be called the same."""
+    names = list(dict.fromkeys(datasets))
+    last = [PurePath(name).name if PurePath(name).is_absolute() else name for name in names]
+    return dict(zip(names, last if len(set(last)) == len(last) else names, strict=True))
+
+
+def _place(cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
     """(data set, column) under which a value of a cell is shown."""
     if cell.protocol in ("cross-dataset", "domain-shift"):
-        return column, "accuracy"
+        return shown[column], "accuracy"
     if cell.protocol == "leave-one-domain-out":
-        return f"{cell.dataset}/{cell.setting['held_out']}", column
-    return cell.dataset, column
+        return f"{shown[cell.dataset]}/{cell.setting['held_out']}", column
+    return shown[cell.dataset], column
 
 
 def average(lines: Sequence[Line], name: str = "Average") -> Line:

@@ -23,6 +23,7 @@ from dear.data.open import open_data
 from dear.data.pictures import FilePictures, PictureSet
 from dear.data.shots import few_shot, read_draw
 from dear.errors import RoleError, RunError
+from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method
 from dear.methods.base import Method
@@ -38,11 +39,8 @@ def backbone(name: str, device: str) -> Clip:
 
 
 def starting_roles(clip: Clip, file: str | None) -> RoleMap | None:
-    """The role map that a grid starts from: the given file, the backbone's own, Table 2 where it fits."""
-    if file is not None:
-        return RoleMap.load(file)
-    vision = clip.config.vision
-    return RoleMap.table2() if (vision.layers, vision.heads) == (12, 12) else None
+    """The role map that a grid starts from: the given file, or the one known for the backbone."""
+    return known_roles(clip) if file is None else RoleMap.load(file)
 
 
 def of_labels(pictures: PictureSet, labels: Sequence[int]) -> PictureSet:

@@ -132,11 +132,10 @@ def held_out(lines: Sequence[Line]) -> Sheet:
     """Accuracy on each domain when it was left out, their average, and the validation accuracy."""
     datasets = list(dict.fromkeys(line.dataset.rpartition("/")[0] for line in lines))
     rows = []
-    width = 0
+    paper = published.table("purification")
     for dataset in datasets:
         own = [line for line in lines if line.dataset.rpartition("/")[0] == dataset]
         domains = list(dict.fromkeys(line.dataset for line in own))
-        width = max(width, len(domains))
         for (method, mode), block in grouped(own).items():
             at = {line.dataset: line for line in block}
             whole = len(at) == len(domains)
@@ -146,6 +145,10 @@ def held_out(lines: Sequence[Line]) -> Sheet:
                 entry = at[domain].figure("target") if domain in at else None
                 rows.append(Row((dataset, domain.rpartition("/")[2], method, mode), (entry, None)))
             rows.append(Row((dataset, "Average", method, mode), (mean, checked)))
+        for row in paper.rows:
+            number = row.number(dataset, "target")
+            if number is not None:
+                rows.append(Row((dataset, "Average", row.label, ""), (number, None), True))
     labels = ("Data set", "Held-out domain", "Method", "Mode")
     note = "Validation: a fifth of the source domains, never the target."
     return Sheet("Leave one domain out", labels, ("Accuracy", "Validation"), tuple(rows), (SEEDS_NOTE, note))
@@ -181,7 +184,7 @@ def ablation(study: Study, lines: Sequence[Line]) -> Sheet:
             set_name = "eleven sets" if where == "Average" else where
             rows.append(Row((f"paper: {set_name}", row.variant or row.label), numbers, True))
     columns = ("Base", "Novel", HM_SEEDS, HM_MEANS)
-    return Sheet(f"Ablation: {study.title}", ("Data set", "Variant"), columns, tuple(rows), tuple(notes))
+    return Sheet(study.title, ("Data set", "Variant"), columns, tuple(rows), tuple(notes))
 
 
 SHEETS: dict[str, Callable[[Sequence[Line]], Sheet]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 from dear.bench.published import Number
@@ -121,16 +122,15 @@ def latex(sheet: Sheet) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def write_tables(sheets: list[Sheet], folder: Path, stem: str = "tables") -> list[Path]:
+def write_tables(sheets: list[Sheet], folder: Path, stem: str) -> list[Path]:
     """Write sheets as `STEM.md`, and each as CSV and LaTeX; returns the files."""
     written = [folder / f"{stem}.md"]
     write_atomic(written[0], "\n".join(markdown(sheet) for sheet in sheets))
     for sheet in sheets:
-        name = "".join(c if c.isalnum() else "-" for c in sheet.title.lower()).strip("-")
-        while "--" in name:
-            name = name.replace("--", "-")
+        words = re.sub(r"[^a-z0-9]+", "-", sheet.title.lower()).strip("-")
+        name = stem if len(sheets) == 1 else f"{stem}-{words}"
         for ending, content in ((".csv", to_csv(sheet)), (".tex", latex(sheet))):
-            path = folder / f"{stem}-{name}{ending}"
+            path = folder / f"{name}{ending}"
             write_atomic(path, content)
             written.append(path)
     return written

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli import backbones, export
+from dear.cli import backbones, bench, export
 
 app = typer.Typer(
     name="dear",
@@ -36,5 +36,5 @@ def _options(
     pass
 
 
-for group in (backbones, export):
+for group in (backbones, bench, export):
     group.add_to(app)

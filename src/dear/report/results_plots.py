@@ -1,0 +1,198 @@
+"""Figures of a grid's results: HM bars, few-shot curves, fusion weights, base against novel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from dear.bench.records import Line
+
+# Okabe and Ito's colours: told apart also by people who see no red or green.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C8C8C")
+DASHES = ("solid", "dash", "dot", "dashdot")
+MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon")
+INK, FAINT = "#1f2933", "#d9dee4"
+
+
+def series_name(line: Line) -> str:
+    """Name of a series: the method, and its mode where it has several.
+
+    >>> from dear.bench.records import Line
+    >>> series_name(Line("dear", "fused", "x", 16, {})), series_name(Line("coop", "default", "x", 16, {}))
+    ('dear, fused', 'coop')
+    """
+    return line.method if line.mode == "default" else f"{line.method}, {line.mode}"
+
+
+def short_name(dataset: str) -> str:
+    """A data set's name without its path or `world:`.
+
+    >>> short_name("world:textures"), short_name("/data/pets.csv"), short_name("EuroSAT")
+    ('textures', 'pets.csv', 'EuroSAT')
+    """
+    return dataset.removeprefix("world:").replace("\\", "/").rstrip("/").rpartition("/")[2] or dataset
+
+
+def hm_bars(lines: Sequence[Line]) -> go.Figure:
+    """Harmonic mean of base and novel accuracy: one group of bars a data set, one bar a method."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for number, (name, own) in enumerate(_series(lines).items()):
+        found = [(line.dataset, line.figure("hm")) for line in own]
+        there = [(dataset, value) for dataset, value in found if value is not None]
+        figure.add_bar(
+            name=name,
+            x=[short_name(dataset) for dataset, _ in there],
+            y=[100 * value.mean for _, value in there],
+            error_y={"array": [100 * (value.std or 0) for _, value in there], "color": INK, "thickness": 1},
+            marker={"color": COLOURS[number % len(COLOURS)]},
+            hovertemplate="%{x}<br>" + name + ": %{y:.2f}<extra></extra>",
+        )
+    figure.update_layout(barmode="group", bargap=0.25)
+    return _dressed(figure, "", "HM of base and novel (%)", height=380)
+
+
+def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
+    """Novel against base accuracy: colour a method, shape a data set, curves of equal HM behind.
+
+    The first method's points carry the data sets' names.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for hm in range(10, 100, 10):
+        base = [hm / 2 + 0.25 + 0.25 * step for step in range(int((100 - hm / 2 - 0.25) / 0.25) + 1)]
+        novel = [hm * b / (2 * b - hm) for b in base]
+        kept = [(b, n) for b, n in zip(base, novel, strict=True) if 0 <= n <= 100]
+        figure.add_scatter(
+            x=[b for b, _ in kept],
+            y=[n for _, n in kept],
+            mode="lines",
+            line={"color": FAINT, "width": 1},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    places = {name: i for i, name in enumerate(dict.fromkeys(line.dataset for line in lines))}
+    points: list[tuple[float, float]] = []
+    for number, (name, own) in enumerate(_series(lines).items()):
+        pairs = [(line, line.figure("base"), line.figure("novel")) for line in own]
+        there = [
+            (line, b.mean * 100, n.mean * 100) for line, b, n in pairs if b is not None and n is not None
+        ]
+        points += [(b, n) for _, b, n in there]
+        figure.add_scatter(
+            name=name,
+            x=[b for _, b, _ in there],
+            y=[n for _, _, n in there],
+            mode="markers+text" if number == 0 else "markers",
+            textposition="top center",
+            textfont={"size": 11, "color": "#616e7c"},
+            text=[short_name(line.dataset) for line, _, _ in there],
+            marker={
+                "color": COLOURS[number % len(COLOURS)],
+                "symbol": [MARKS[places[line.dataset] % len(MARKS)] for line, _, _ in there],
+                "size": 11,
+                "line": {"color": "white", "width": 1},
+            },
+            hovertemplate="%{text}<br>base %{x:.2f}, novel %{y:.2f}<extra>" + name + "</extra>",
+        )
+    _dressed(figure, "Base accuracy (%)", "Novel accuracy (%)", height=460)
+    for axis, place in ((figure.update_xaxes, 0), (figure.update_yaxes, 1)):
+        values = [point[place] for point in points] or [0.0, 100.0]
+        axis(range=[max(0, min(values) - 5), min(100, max(values) + 5)])
+    return figure
+
+
+def shot_curves(lines: Sequence[Line]) -> go.Figure:
+    """Accuracy against shots (logarithmic): one panel a data set, one curve a method."""
+    from plotly.subplots import make_subplots
+
+    datasets = list(dict.fromkeys(line.dataset for line in lines))
+    wide = min(3, len(datasets))
+    tall = -(-len(datasets) // wide)
+    figure = make_subplots(
+        tall, wide, subplot_titles=[short_name(name) for name in datasets], horizontal_spacing=0.07
+    )
+    shots = sorted({line.shots for line in lines})
+    for number, (name, own) in enumerate(_series(lines).items()):
+        for place, dataset in enumerate(datasets):
+            at = sorted((line.shots, line.figure("accuracy")) for line in own if line.dataset == dataset)
+            there = [(count, value) for count, value in at if value is not None]
+            figure.add_scatter(
+                name=name,
+                legendgroup=name,
+                showlegend=place == 0,
+                x=[count for count, _ in there],
+                y=[100 * value.mean for _, value in there],
+                error_y={"array": [100 * (value.std or 0) for _, value in there], "thickness": 1},
+                mode="lines+markers",
+                line={"color": COLOURS[number % len(COLOURS)], "dash": DASHES[number // len(COLOURS) % 4]},
+                hovertemplate="%{x} shots: %{y:.2f}<extra>" + name + "</extra>",
+                row=place // wide + 1,
+                col=place % wide + 1,
+            )
+    _dressed(figure, "", "", height=140 + 260 * tall)
+    figure.update_layout(legend={"y": 1 + 0.12 / tall}, margin={"t": 90})
+    figure.update_xaxes(type="log", tickvals=shots, ticktext=[str(count) for count in shots], title="shots")
+    figure.update_yaxes(title="accuracy (%)", col=1)
+    return figure
+
+
+def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """Learned fusion weights: one row a data set, one column the class token or an attribute.
+
+    Args:
+        weights: data set -> token -> weight; each row sums to 1.
+    """
+    import plotly.graph_objects as go
+
+    tokens = list(dict.fromkeys(token for row in weights.values() for token in row))
+    names = [short_name(name) for name in weights]
+    values = [[row.get(token) for token in tokens] for row in weights.values()]
+    figure = go.Figure(
+        go.Heatmap(
+            x=tokens,
+            y=names,
+            z=values,
+            text=[["" if v is None else f"{v:.3f}" for v in row] for row in values],
+            texttemplate="%{text}",
+            colorscale="Blues",
+            colorbar={"title": "weight"},
+            xgap=2,
+            ygap=2,
+            hovertemplate="%{y}, %{x}: %{z:.4f}<extra></extra>",
+        )
+    )
+    _dressed(figure, "", "", height=120 + 44 * len(names))
+    figure.update_xaxes(showgrid=False, side="top")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
+
+
+def _series(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """Lines by the name of their series, in order."""
+    series: dict[str, list[Line]] = {}
+    for line in lines:
+        series.setdefault(series_name(line), []).append(line)
+    return series
+
+
+def _dressed(figure: go.Figure, x: str, y: str, height: int) -> go.Figure:
+    """The common look: white ground, thin grid, legend above."""
+    layout: dict[str, Any] = {
+        "template": "none",
+        "height": height,
+        "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+    }
+    figure.update_layout(**layout)
+    figure.update_xaxes(title_text=x, gridcolor=FAINT, linecolor=INK, zeroline=False, automargin=True)
+    figure.update_yaxes(title_text=y, gridcolor=FAINT, linecolor=INK, zeroline=False, automargin=True)
+    return figure
