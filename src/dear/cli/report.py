@@ -1,0 +1,79 @@
+"""`dear report`: the page about one adapted model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dear.cli.common import DataRoot, Device, console, device_named, progress
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("report")(report)
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="The run folder.", show_default=False)],
+    out: Annotated[str, typer.Option("--out", "-o", help="The page to write.")] = "report.html",
+    data: Annotated[
+        str | None,
+        typer.Option("--data", "-d", help="Pictures to test on; else the run's own test pictures."),
+    ] = None,
+    data_root: DataRoot = None,
+    other: Annotated[
+        str | None, typer.Option("--other", help="Pictures of classes it was not trained on.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option("--mode", help="The mode to report on, such as fused.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Write one page about an adapted model.
+
+    It shows accuracy a class, confusions, the most wrong pictures, fusion weights, what changed against
+    zero-shot, and what happens to classes that were not trained.
+
+    Example: `dear report run --data photos --out page.html`
+    """
+    from pathlib import Path
+
+    from dear.data import open_data
+    from dear.files import parse_json
+    from dear.report.run_facts import examine
+    from dear.report.run_page import write_run_page
+    from dear.train import load_run, read_config
+
+    method = load_run(run, backbone=backbone, device=device_named(device))
+    config = read_config(run)
+    pictures = open_data(data or own_data(config, run), "test", root=data_root)
+    unseen = None if other is None else open_data(other, "test", root=data_root)
+    with progress("answering") as told:
+        facts = examine(method, pictures, unseen, mode, told)
+    log = Path(run) / "log.jsonl"
+    lines = log.read_text("utf-8").splitlines() if log.is_file() else []
+    recipe = config["recipe"]
+    notes = {
+        "trained on": f"{config['data']['pictures']} pictures of {config['data']['name']}",
+        "recipe": f"{recipe['epochs']} epochs, batches of {recipe['batch']}, seed {recipe['seed']}",
+        "made with": f"dear {config.get('dear', '')}",
+    }
+    write_run_page(facts, out, [parse_json(line, str(log), "log line") for line in lines], notes)
+    console().print(f"{out}: written", highlight=False, markup=False)
+
+
+def own_data(config: dict[str, Any], run: str) -> str:
+    """The data set a run was trained on, as `--data` would name it.
+
+    Raises:
+        UsageError: the run does not tell.
+    """
+    from dear.errors import UsageError
+
+    data = config["data"]
+    for found in (data.get("spec"), data.get("name")):
+        if isinstance(found, str) and (found.startswith("world:") or data.get("spec")):
+            return found
+    raise UsageError(f"{run}: does not say where its pictures lie; name them with --data")
