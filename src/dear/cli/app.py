@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli import backbones, bench, export
+from dear.cli import backbones, bench, export, report
 
 app = typer.Typer(
     name="dear",
@@ -36,5 +36,5 @@ def _options(
     pass
 
 
-for group in (backbones, bench, export):
+for group in (backbones, bench, export, report):
     group.add_to(app)
