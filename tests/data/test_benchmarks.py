@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dear.data import check_dataset, open_data, select_domains
+from dear.data import PictureSet, check_dataset, list_datasets, open_data, select_domains
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
 from dear.data.names import check_template
 from dear.errors import DataError, UsageError
@@ -247,3 +247,15 @@ def test_names_that_are_no_data(tmp_path, monkeypatch):
 def test_a_folder_of_a_benchmarks_name_is_a_folder_without_a_root(paint, monkeypatch):
     monkeypatch.chdir(paint("PACS/cat/1.png", "PACS/cat/2.png"))
     assert open_data("PACS", "all").classes == ("cat",)
+
+
+def test_tasks_of_the_world():
+    names = list_datasets()
+    assert set(BENCHMARKS) < set(names)
+    assert "world:textures" in names
+    task = open_data("world:textures", "test", template="a {}!")
+    assert isinstance(task, PictureSet)
+    assert task.template == "a {}!"
+    assert open_data("world:textures", "test").template != "a {}!"
+    with pytest.raises(DataError, match="no such task"):
+        open_data("world:nothing", "test")

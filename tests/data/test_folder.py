@@ -125,3 +125,24 @@ def test_text_files_named_as_pictures_are_found_when_checked(paint):
     (root / "dog" / "2.jpg").write_text("hello")
     report = check_pictures(open_data(root, "all"), "skip")
     assert [picture.key for picture in report.unreadable] == ["dog/2.jpg"]
+
+
+def test_a_split_folder_given_by_itself_is_taken_whole(paint):
+    """As in `fit("photos/train")` and `score("photos/test")`."""
+    root = paint(
+        *(f"photos/{s}/{c}/{n}.png" for s in ("train", "test") for c in ("cat", "dog") for n in range(5))
+    )
+    photos = root / "photos"
+    for part in ("train", "test"):
+        for split in ("train", "test", "all"):
+            assert len(open_folder(photos / part, split)) == 10
+    assert open_folder(photos / "train", "train").name == "photos"
+    assert open_folder(photos / "train", "train").key(0) == "cat/0.png"
+
+
+def test_a_folder_that_only_happens_to_be_called_test_is_split(paint):
+    root = paint(
+        *(f"test/{c}/{n}.png" for c in ("cat", "dog") for n in range(5)), "other/1.png", "train/1.png"
+    )
+    assert len(open_folder(root / "test", "train")) == 8
+    assert len(open_folder(root / "test", "test")) == 2

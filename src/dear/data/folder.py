@@ -8,7 +8,7 @@ photos/tabby_cat/2.jpg               photos/test/golden_retriever/2.jpg
 A class is a folder; pictures at any depth below it are its own. Classes are in natural order of their folder
 names. Hidden files, links to folders inside a class, and files that do not end like pictures are passed
 over. Where there are no split folders, a fifth of each class is held out for testing by the hash of the
-path (`dear.data.split`).
+path (`dear.data.split`); but `photos/train` or `photos/test`, given by itself, is taken whole.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def open_folder(
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root}: is not a folder")
-    name = name or root.resolve().name
+    whole = _is_split(root.resolve())
+    name = name or (root.resolve().parent if whole else root.resolve()).name
     groups = _split_folders(root)
     found = {key: _classes(folder) for key, folder in (groups or {"": root}).items()}
     folders = sorted({folder for classes in found.values() for folder in classes}, key=natural_key)
@@ -80,7 +81,7 @@ def open_folder(
         for path in paths
     ]
     rows.sort(key=lambda row: (row[1], natural_key(row[0])))
-    if not groups:
+    if not groups and not whole:
         keep = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root))
         rows = [rows[index] for index in keep]
     return FilePictures(
@@ -93,6 +94,24 @@ def open_folder(
     )
 
 
+def _is_split(folder: Path) -> bool:
+    """Whether a folder is one of several split folders that lie side by side: `photos/train` of `photos`."""
+    if _split_of(folder.name) is None:
+        return False
+    beside = [entry for entry in _entries(folder.parent) if _split_of(entry.name) and entry.is_dir()]
+    return len([entry for entry in beside if not _holds_pictures(entry)]) > 1
+
+
+def _split_of(name: str) -> str | None:
+    """The split that a folder's name stands for."""
+    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+def _holds_pictures(folder: Path) -> bool:
+    """Whether pictures lie directly in a folder."""
+    return any(entry.is_file() and is_picture(entry.name) for entry in _entries(folder))
+
+
 def _split_folders(root: Path) -> dict[str, Path]:
     """Split folders by split, or none.
 
@@ -102,12 +121,12 @@ def _split_folders(root: Path) -> dict[str, Path]:
     folders = [entry for entry in _entries(root) if entry.is_dir()]
     found: dict[str, Path] = {}
     for folder in folders:
-        split = next((key for key, names in SPLITS.items() if folder.name.lower() in names), None)
+        split = _split_of(folder.name)
         if split is None:
             if any(picture_paths(folder)):
                 return {}
             continue
-        if any(entry.is_file() and is_picture(entry.name) for entry in _entries(folder)):
+        if _holds_pictures(folder):
             return {}
         if split in found:
             raise DataError(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from dear.data.benchmarks import BENCHMARKS, find_benchmark, open_benchmark
 from dear.data.folder import open_folder
+from dear.data.names import check_template
 from dear.data.pictures import PictureSet
 from dear.data.table import open_table
 from dear.errors import DataError, UsageError
@@ -67,10 +69,8 @@ def _open_world(spec: str, split: str, template: str | None) -> PictureSet:
     """A task of the attribute world, with its own template unless another is asked for."""
     from dear.data import world
 
-    task: PictureSet = world.task(spec.removeprefix(WORLD), split)
-    if template is not None and template != task.template:
-        raise UsageError(f"{spec}: tasks of the attribute world have their own template, {task.template!r}")
-    return task
+    task = world.task(spec.removeprefix(WORLD), split)
+    return task if template is None else replace(task, template=check_template(template))
 
 
 def list_datasets() -> tuple[str, ...]:
