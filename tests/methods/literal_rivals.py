@@ -1,7 +1,7 @@
 """Rivals written out step by step, as oracles of the tests. They share no code with `dear`.
 
-Each takes a state dict, the shapes, learned tensors and plain options; runs all 77 text columns, a separate frozen
-pass, Python loops over heads (`literal_dear.block`), and sums every loss as its formula stands.
+Each takes a state dict, the shapes, learned tensors and plain options; runs all 77 text columns, a separate
+frozen pass, Python loops over heads (`literal_dear.block`), and sums every loss as its formula stands.
 """
 
 from __future__ import annotations

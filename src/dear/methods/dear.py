@@ -89,8 +89,7 @@ class DeAR(Method):
 
     Example:
         >>> import dear, torch
-        >>> from dear.heads.known import known_roles
-    from dear.heads.roles import RoleMap
+        >>> from dear.heads.roles import RoleMap
         >>> clip = dear.Clip(dear.ClipConfig.named("ViT-B-32"))
         >>> ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
         >>> model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids)
