@@ -1,0 +1,212 @@
+"""What the page about roles shows beyond the map itself: measured here, drawn in `roles_page`."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import DearError
+from dear.heads.ablate import Task, collect, layer_effects, role_effects
+from dear.heads.batches import Images, Pictures, batches
+from dear.heads.embed import sentence_embedder
+from dear.heads.explain import excitement, gaze
+from dear.heads.roles import RoleMap
+
+Key = tuple[int, int]
+Progress = Callable[[str, int, int | None], None]
+
+_THUMB = 104  # pixels a side
+_LEVELS = "0123456789"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One picture as a head sees it: its number, the score, and where it looks (digits, row by row)."""
+
+    picture: int
+    score: float
+    gaze: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything measured for the page; parts that could not be measured are empty.
+
+    Attributes:
+        thumbnails: data URLs by picture number.
+        names: what to call each picture.
+        heads: most and least exciting pictures of each head, and the phrase that gave the direction.
+        side: patches a side of the gaze.
+        layers: rows of `layer_effects`; empty without labels.
+        roles: rows of `role_effects`; empty without labels.
+        accuracy: zero-shot accuracy with nothing ablated.
+        pictures: how many pictures the page looked at.
+        plane: phrase to its place in the plane.
+    """
+
+    thumbnails: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
+    side: int = 0
+    layers: tuple[Mapping[str, float], ...] = ()
+    roles: tuple[Mapping[str, Any], ...] = ()
+    accuracy: float | None = None
+    pictures: int = 0
+    plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def gather(
+    roles: RoleMap,
+    clip: Clip | None = None,
+    images: Images | None = None,
+    heads: Sequence[Key] | None = None,
+    limit: int = 1000,
+    top: int = 4,
+    progress: Progress | None = None,
+) -> Evidence:
+    """Measure what the page shows.
+
+    Args:
+        roles: the map.
+        clip: its backbone; without it and `images` the page has no pictures.
+        images: a picture set (with labels: layers and roles are ablated too) or normalised pixels.
+        heads: heads whose pictures are shown; None for all.
+        limit: most pictures looked at, spread evenly over the set.
+        top: pictures at either end.
+        progress: told about each stage.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    tell("plane", 0, None)
+    plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
+    if clip is None or images is None:
+        return Evidence(plane=plane)
+    chosen = [key for key, _ in roles] if heads is None else list(heads)
+    for key in chosen:
+        roles[key]  # a head that does not exist is told here
+    some, numbers = _some(clip, images, limit)
+    kept = collect(clip, some, progress=lambda done: tell("pictures", done, len(numbers)))
+    found = {}
+    for key in chosen:
+        phrase = roles[key].phrases[0] if roles[key].phrases else None
+        text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
+        found[key] = excitement(kept, key, text, phrase, top)
+    wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
+    looks = _looks(clip, some, wanted, chosen)
+    place = {row: at for at, row in enumerate(wanted)}
+
+    def seen(key: Key, rows: Sequence[int]) -> tuple[Seen, ...]:
+        at = chosen.index(key)
+        return tuple(
+            Seen(numbers[row], round(float(found[key].scores[row]), 4), _digits(looks[at, place[row]]))
+            for row in rows
+        )
+
+    shown = {key: (each.phrase, seen(key, each.most), seen(key, each.least)) for key, each in found.items()}
+    task = _task(clip, images, numbers, kept)
+    return Evidence(
+        thumbnails={numbers[row]: _thumbnail(clip, images, numbers[row]) for row in wanted},
+        names={numbers[row]: _name(images, numbers[row]) for row in wanted},
+        heads=shown,
+        side=clip.config.vision.side,
+        layers=tuple(layer_effects(task)) if task else (),
+        roles=tuple(role_effects(task, roles)) if task else (),
+        accuracy=task.accuracy() if task else None,
+        pictures=len(numbers),
+        plane=plane,
+    )
+
+
+def phrase_plane(phrases: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Phrases in a plane, near each other where their meanings are (t-SNE of sentence embeddings).
+
+    Empty without the extra `roles`, or with too few phrases to place.
+    """
+    if len(phrases) < 10:
+        return {}
+    try:
+        vectors = sentence_embedder()(phrases)
+    except DearError:
+        return {}
+    from sklearn.manifold import TSNE
+
+    near = min(30.0, (len(phrases) - 1) / 3)
+    flat = TSNE(2, perplexity=near, init="pca", random_state=0).fit_transform(vectors.astype(np.float32))
+    return {phrase: (float(a), float(b)) for phrase, (a, b) in zip(phrases, flat, strict=True)}
+
+
+def _some(clip: Clip, images: Images, limit: int) -> tuple[Tensor | Pictures, list[int]]:
+    """At most `limit` of the pictures, spread evenly, as a set of their own; and their numbers."""
+    if not isinstance(images, Pictures | Tensor):
+        images = torch.cat(list(images))
+    total = len(images)
+    numbers = sorted({place * total // min(limit, total) for place in range(min(limit, total))})
+    if isinstance(images, Tensor):
+        return images[numbers], numbers
+    return _Part(images, numbers), numbers
+
+
+class _Part:
+    """Some pictures of a set."""
+
+    def __init__(self, whole: Pictures, numbers: list[int]) -> None:
+        self.whole, self.numbers = whole, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+        return self.whole.pixels([self.numbers[index] for index in indices], size)
+
+
+def _looks(clip: Clip, some: Tensor | Pictures, rows: list[int], keys: list[Key]) -> Tensor:
+    """Gaze of every chosen head on every wanted picture, [K, rows, side, side]."""
+    part = some[rows] if isinstance(some, Tensor) else _Part(some, rows)
+    return torch.cat([gaze(clip, batch, keys).cpu() for batch in batches(clip, part, 32)], dim=1)
+
+
+def _digits(look: Tensor) -> str:
+    """A gaze [side, side] as digits from 0 to 9, relative to its largest value."""
+    share = look / look.max().clamp(min=1e-12)
+    return "".join(_LEVELS[round(value)] for value in (9 * share).flatten().tolist())
+
+
+def _task(clip: Clip, images: Images, numbers: list[int], kept: Any) -> Task | None:
+    """The zero-shot question of a labelled set; None for pictures without labels."""
+    labels, classes = getattr(images, "labels", None), getattr(images, "classes", None)
+    if not isinstance(labels, Tensor) or not classes or len(classes) < 2:
+        return None
+    template = getattr(images, "template", "a photo of a {}.")
+    words = clip.encode_text([template.format(name) for name in classes]).float().cpu()
+    return Task(kept, labels[numbers], words)
+
+
+def _thumbnail(clip: Clip, images: Images, number: int) -> str:
+    """A small JPEG of a picture's evaluation view, as a data URL."""
+    if isinstance(images, Pictures):
+        pixels = images.pixels([number], _THUMB)[0]
+    else:
+        assert isinstance(images, Tensor)
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (clip.config.mean, clip.config.std))
+        pixels = ((images[number].cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
+    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).resize((_THUMB, _THUMB))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=80, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _name(images: Images, number: int) -> str:
+    """What to call a picture: its class where known, else its key or number."""
+    labels, classes = getattr(images, "labels", None), getattr(images, "classes", None)
+    if isinstance(labels, Tensor) and classes:
+        return str(classes[int(labels[number])])
+    key = getattr(images, "key", None)
+    return str(key(number)) if callable(key) else f"picture {number}"

@@ -1,0 +1,84 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const cells = [...document.querySelectorAll("table.map button")];
+  const panel = document.getElementById("panel");
+  const make = (name, text, parent, attributes = {}) => {
+    const node = document.createElement(name);
+    if (text !== null) node.textContent = text;
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (parent) parent.append(node);
+    return node;
+  };
+  const looks = (canvas, digits) => {
+    const side = data.side;
+    canvas.width = canvas.height = side;
+    const pen = canvas.getContext("2d");
+    for (let place = 0; place < digits.length; place++) {
+      // What the head does not look at is darkened.
+      pen.fillStyle = `rgba(12, 14, 24, ${0.68 * (1 - Math.sqrt(Number(digits[place]) / 9))})`;
+      pen.fillRect(place % side, Math.floor(place / side), 1, 1);
+    }
+  };
+  const strip = (title, seen) => {
+    make("h3", title, panel);
+    const row = make("div", null, panel, { class: "strip" });
+    for (const [picture, score, digits] of seen) {
+      const figure = make("figure", null, row);
+      const size = { src: data.thumbnails[picture], width: 104, height: 104 };
+      make("img", null, make("div", null, figure, { class: "frame" }), { ...size, alt: data.names[picture] });
+      const frame = make("div", null, figure, { class: "frame" });
+      make("img", null, frame, { ...size, alt: "" });
+      looks(make("canvas", null, frame, { role: "img", "aria-label": "where it looks" }), digits);
+      make("figcaption", `${data.names[picture]} (${score > 0 ? "+" : ""}${score.toFixed(2)})`, figure);
+    }
+  };
+  const show = (cell) => {
+    for (const other of cells) {
+      other.setAttribute("aria-pressed", String(other === cell));
+      other.tabIndex = other === cell ? 0 : -1;
+    }
+    const head = data.heads[cell.dataset.key];
+    panel.replaceChildren();
+    make("h3", `Layer ${head.layer}, head ${head.head}: ${head.title}`, panel);
+    const facts = [];
+    if (head.entropy !== null) facts.push(`Concept Entropy ${head.entropy.toFixed(2)} bits`);
+    if (head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)} % of its variance`);
+    if (facts.length) make("p", facts.join("; "), panel, { class: "soft" });
+    for (const [concept, share, colour] of head.shares) {
+      const bar = make("div", null, panel, { class: "bar" });
+      make("span", concept, bar);
+      const level = make("span", null, bar);
+      make("b", null, level, { style: `width:${100 * share}%;background:${colour}` });
+      make("span", `${(100 * share).toFixed(0)} %`, bar);
+    }
+    const first = head.entropy === null ? "Its phrases" : "Its phrases, the strongest first";
+    make("h3", head.phrases.length ? first : "No phrases are known for this head", panel);
+    const list = make("ol", null, panel);
+    for (const phrase of head.phrases) make("li", phrase, list);
+    if (head.most) {
+      const along = head.along === null ? "its strongest direction" : `“${head.along}”`;
+      strip(`Pictures it pushes most towards ${along}`, head.most);
+      strip(`Pictures it pushes away from it`, head.least);
+      make("p", "Below each picture: where the head looks; what it passes over is dark.", panel, { class: "soft" });
+    }
+  };
+  const width = Number(document.querySelector("table.map").dataset.heads);
+  const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: width, ArrowUp: -width };
+  cells.forEach((cell, place) => {
+    cell.addEventListener("click", () => show(cell));
+    cell.addEventListener("keydown", (event) => {
+      let next = null;
+      if (event.key in moves) next = place + moves[event.key];
+      else if (event.key === "Home") next = place - (place % width);
+      else if (event.key === "End") next = place - (place % width) + width - 1;
+      if (next !== null && cells[next]) {
+        event.preventDefault();
+        cells[next].focus();
+        show(cells[next]);
+      }
+    });
+  });
+  const wished = document.querySelector(`table.map button[data-key="${CSS.escape(location.hash.slice(1))}"]`);
+  show(wished || cells[0]);
+})();

@@ -1,0 +1,156 @@
+"""The page about roles: whole, self-contained, and safe whatever the names in it."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from dear.clip.config import ClipConfig, TextConfig, VisionConfig
+from dear.clip.model import Clip
+from dear.errors import RoleError
+from dear.heads.corpus import Corpus, load_corpus
+from dear.heads.discover import discover_roles
+from dear.heads.roles import Role, RoleMap
+from dear.report.roles_data import gather
+from dear.report.roles_page import render, write_roles_page
+from dear.report.svg import line_chart, scatter
+
+EVIL = '</script><script>alert("x")</script><b>&'
+
+
+class Page(HTMLParser):
+    """Counts elements, collects text, checks that they nest."""
+
+    VOID = ("meta", "img", "input", "br", "circle", "line", "rect", "polyline")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.links = [], {}, []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+class Labelled:
+    """A labelled picture set in memory."""
+
+    name, classes, template = "labelled", ("dog", EVIL), "a photo of a {}."
+    labels = torch.arange(14) % 2
+
+    def __init__(self):
+        self.values = torch.randint(
+            0, 256, (14, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        )
+
+    def __len__(self):
+        return 14
+
+    def pixels(self, indices, size):
+        pixels = self.values[list(indices)].float()
+        return torch.nn.functional.interpolate(pixels, (size, size)).to(torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.manual_seed(0)
+    vision = VisionConfig(width=24, layers=3, heads=2, mlp=48, image_size=32, patch_size=8)
+    return Clip(ClipConfig(vision, TextConfig(width=16, layers=1, heads=2, mlp=32), 20), name="tiny " + EVIL)
+
+
+@pytest.fixture(scope="module")
+def roles(backbone):
+    words = Corpus("some", load_corpus().phrases[::40])
+    return discover_roles(backbone, Labelled(), layers=[2, 3], corpus=words, phrases=8, concepts="tags")
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_page_of_table2_needs_nothing_but_the_map():
+    page = render(RoleMap.table2())
+    parsed = Page(page)
+    assert parsed.seen["button"] == 48
+    assert parsed.links == []
+    assert "28 Core Attribute" in page
+    assert len(data_of(page)["heads"]) == 48
+
+
+def test_whole_page_with_pictures(tmp_path, backbone, roles):
+    stages = set()
+    out = tmp_path / "page.html"
+    write_roles_page(roles, out, backbone, Labelled(), progress=lambda stage, done, total: stages.add(stage))
+    page = out.read_text(encoding="utf-8")
+    parsed = Page(page)
+    data = data_of(page)
+    assert {"plane", "pictures"} <= stages
+    assert parsed.seen["svg"] == 2  # the plane and the layers
+    assert parsed.seen["script"] == 2
+    assert not re.search(r"(src|href|url\()\s*=?\s*[\"']?https?:", page)
+    for key, role in roles:
+        shown = data["heads"]["{}-{}".format(*key)]
+        assert shown["phrases"] == list(role.phrases)
+        assert len(shown["most"]) == len(shown["least"]) == 4
+        for picture, _, gaze in shown["most"] + shown["least"]:
+            assert data["thumbnails"][str(picture)].startswith("data:image/jpeg;base64,")
+            assert len(gaze) == data["side"] ** 2 == 16
+            assert gaze.isdigit()
+            assert "9" in gaze
+        scores = [score for _, score, _ in shown["most"]] + [score for _, score, _ in shown["least"]][::-1]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_nothing_a_user_wrote_becomes_markup(backbone):
+    table = {(1, h): Role("core", "Color", 0.0, {"Color": 1.0}, (EVIL,)) for h in range(2)}
+    roles = RoleMap(
+        table,
+        2,
+        backbone=EVIL,
+        rule=EVIL,
+        evidence={"images": EVIL, "pictures": 3, "concept_of": {EVIL: "Color"}},
+    )
+    page = render(roles, gather(roles, backbone, Labelled()))
+    assert Page(page).seen["script"] == 2
+    assert "<b>&" not in page
+    assert data_of(page)["heads"]["1-0"]["phrases"] == [EVIL]
+
+
+def test_pictures_of_other_weights_are_refused(tmp_path, backbone, roles):
+    torch.manual_seed(1)
+    other = Clip(backbone.config)
+    with pytest.raises(RoleError):
+        write_roles_page(roles, tmp_path / "page.html", other, Labelled())
+    assert not (tmp_path / "page.html").exists()
+    write_roles_page(roles, tmp_path / "page.html", other, Labelled(), heads=[(3, 1)], allow_other=True)
+    with pytest.raises(RoleError, match="no role"):
+        write_roles_page(roles, tmp_path / "page.html", backbone, Labelled(), heads=[(1, 0)])
+
+
+def test_pictures_as_a_tensor_have_no_effects(backbone, roles):
+    pixels = torch.randn(9, 3, 32, 32)
+    found = gather(roles, backbone, pixels, heads=[(3, 0)], limit=5)
+    assert found.pictures == 5
+    assert found.layers == ()
+    assert set(found.heads) == {(3, 0)}
+    assert set(found.thumbnails) <= {0, 1, 3, 5, 7}
+    Page(render(roles, found))
+
+
+def test_charts_survive_flat_and_single_values():
+    Page(line_chart([1], {"a": [0.5]}, ["#000"], "t", "x", "y", reference=0.5, shade=(1, 1)))
+    Page(line_chart([1, 2], {"a": [0.0, 0.0], "<": [1, 2]}, ["#000", "#111"], "<", "<", "<"))
+    Page(scatter([(1.0, 1.0)], ["<"], ["&"], {"&": "#000"}, "t"))
