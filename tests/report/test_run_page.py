@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny import Colours, mixed_roles, tiny_clip
 
+from dear import figures
 from dear.errors import DataError
 from dear.methods import DeAR, ZeroShot
-from dear.report import figures
 from dear.report.page import thumbnail
 from dear.report.run_facts import examine
 from dear.report.run_page import run_page

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dear import figures
 from dear.files import write_atomic
-from dear.report import figures
 from dear.report.page import Figures, document, percent, section, table, thumbnail
 
 if TYPE_CHECKING:
