@@ -36,7 +36,10 @@ def timed(work: Callable[[], object], device: torch.device, seconds: float) -> f
 def machine(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def append_row(path: Path, row: dict[str, str]) -> None:
@@ -70,7 +73,7 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "machine": machine(device).replace(",", " "),
         "device": device.type,
-        "threads": str(torch.get_num_threads()),
+        "threads": str(torch.get_num_threads()) if device.type == "cpu" else "",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "batch": str(batch),

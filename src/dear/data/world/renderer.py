@@ -23,7 +23,7 @@ from dear.data.world.scenes import Scenes
 from dear.data.world.styles import OUTLINE, restyle
 
 SIDE = 64
-_CPU_CHUNK = 96  # pictures whose working set stays in the processor's cache
+_CPU_CHUNK = 512  # bounds the memory in use; many short operations would make two threads wait for each other
 _INK = (0.09, 0.08, 0.10)
 _CHALK = (0.66, 0.66, 0.69)  # stands in for ink on black subjects
 _PAPER = (0.96, 0.96, 0.93)
