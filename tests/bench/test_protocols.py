@@ -1,6 +1,7 @@
 """Protocols on a tiny backbone and real files: what is trained on, what is tested on, and the numbers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,15 +131,33 @@ def test_transfer_answers_among_the_targets_own_classes(backbone, table, place, 
     assert run(cell, place)["modes"]["default"][str(few)] == pytest.approx(expected)
 
 
+def test_protocols_that_train_on_all_classes_share_their_adapters(table, place, asked, tmp_path):
+    place = replace(place, adapters=str(tmp_path))
+    (few,) = plan("few-shot", asked(methods=["dear"]))
+    (cross,) = plan("cross-dataset", asked(methods=["dear"], targets=[__file__]))
+    assert few.training_key == cross.training_key
+    assert few.training_key != plan("few-shot", asked(methods=["dear"], shots=[2]))[0].training_key
+    fresh = run(few, place)
+    (file,) = tmp_path.iterdir()
+    taken = run(few, place)
+    assert taken["trained_before"]
+    assert "trained_before" not in fresh
+    for part in ("modes", "facts", "steps", "trainable_numbers", "adapter_bytes"):
+        assert taken[part] == fresh[part]
+    file.write_bytes(file.read_bytes()[:100])
+    assert "trained_before" not in run(few, place)
+    assert run(few, place)["modes"] == fresh["modes"]
+
+
 def test_leave_one_domain_out_never_sees_the_target(table, place, asked, monkeypatch):
     cells = plan("leave-one-domain-out", asked(methods=["zeroshot"], shots=None))
     assert [cell.setting["held_out"] for cell in cells] == ["day", "dusk", "night"]
     seen = {}
     fit, test = Session.fit, Session.test
 
-    def spy_fit(self, pictures):
+    def spy_fit(self, pictures, keep=False):
         seen["train"] = pictures
-        return fit(self, pictures)
+        return fit(self, pictures, keep)
 
     def spy_test(self, method, pictures):
         seen.setdefault("tests", []).append(pictures)

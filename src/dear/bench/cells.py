@@ -93,6 +93,15 @@ class Cell:
         return digest({"schema": SCHEMA, **plain})[:16]
 
     @property
+    def training_key(self) -> str:
+        """A key of what is trained alone: protocols that train on all classes share their adapters."""
+        parts = self.plain()
+        trained = {name: parts[name] for name in ("method", "dataset", "seed", "shots", "fingerprint")}
+        trained |= {"options": parts["options"], "recipe": parts["recipe"]}
+        trained |= {"roles": parts["roles"].get("digest"), "draw": parts["setting"].get("draw")}
+        return digest({"schema": SCHEMA, **trained})[:16]
+
+    @property
     def stem(self) -> str:
         """File name without ending: words for people, the key for certainty."""
         shots = f"{self.shots}shot" if self.shots else "all"
@@ -136,7 +145,8 @@ class Place:
         roles_file: role map to start from, or None.
         device: "cpu", "cuda", ...
         threads: threads of PyTorch on the CPU; one number for every engine, since sums depend on it.
-        draws: folder or file with imported few-shot draws, or None.
+        draws: folder with imported few-shot draws, or None.
+        adapters: folder in which trained adapters are kept for other protocols to use, or None.
     """
 
     backbone: str
@@ -145,6 +155,7 @@ class Place:
     device: str = "cpu"
     threads: int = 1
     draws: str | None = None
+    adapters: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""

@@ -11,6 +11,6 @@ SHOTS = (1, 2, 4, 8, 16)
 
 def run(session: Session) -> dict[str, Any]:
     """Accuracy over all classes in every mode."""
-    method = session.fit(session.draw(session.open("train")))
+    method = session.fit(session.draw(session.open("train")), keep=True)
     found = session.test(method, session.open("test")) or {}
     return session.finish({mode: {"accuracy": accuracy} for mode, accuracy in found.items()})

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -22,7 +23,8 @@ from dear.clip.model import Clip
 from dear.data.open import open_data
 from dear.data.pictures import FilePictures, PictureSet
 from dear.data.shots import few_shot, read_draw
-from dear.errors import RoleError, RunError
+from dear.errors import DearError, RoleError, RunError
+from dear.files import read_safetensors, write_safetensors
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method
@@ -125,8 +127,13 @@ class Session:
             raise RoleError("the role map was changed after the cell was planned; start the grid again")
         return found
 
-    def fit(self, pictures: PictureSet) -> Method:
-        """Build the cell's method on the set's classes and train it; its size and time are recorded."""
+    def fit(self, pictures: PictureSet, keep: bool = False) -> Method:
+        """Build the cell's method on the set's classes and train it; its size and time are recorded.
+
+        Args:
+            pictures: the training set.
+            keep: keep the adapter for other protocols, and take theirs; for training on all classes.
+        """
         cell = self.cell
         method = build_method(
             cell.method,
@@ -137,13 +144,43 @@ class Session:
             seed=cell.seed,
             **cell.options,
         )
+        if keep and self._take(method):
+            return self._sized(method)
         recipe = Recipe.of(type(method), **{**cell.recipe, "seed": cell.seed})
         began = time.perf_counter()
         trained = train(method, pictures, recipe)
         self.seconds["train"] += time.perf_counter() - began
+        self.record["steps"] = trained.steps
+        path = self._adapter()
+        if keep and path is not None:
+            facts = {"steps": str(trained.steps), "seconds": f"{self.seconds['train']:.3f}"}
+            write_safetensors(path, method.adapter_state(), facts)
+        return self._sized(method)
+
+    def _adapter(self) -> Path | None:
+        """Where the cell's adapter is kept for other protocols."""
+        if self.place.adapters is None:
+            return None
+        return Path(self.place.adapters) / f"{self.cell.method}-{self.cell.training_key}.safetensors"
+
+    def _take(self, method: Method) -> bool:
+        """Load the adapter that another protocol trained, bit for bit; False where there is none."""
+        path = self._adapter()
+        if path is None or not path.exists():
+            return False
+        try:
+            state, facts = read_safetensors(path, "adapter")
+            method.load_adapter_state(state, str(path))
+            self.record |= {"steps": int(facts["steps"]), "trained_before": True}
+            self.seconds["train"] = float(facts["seconds"])
+        except (DearError, KeyError, ValueError):  # damaged: train again and write it anew
+            return False
+        return True
+
+    def _sized(self, method: Method) -> Method:
+        """Record how large the method is and what it knows."""
         state = {name: tensor.cpu().contiguous() for name, tensor in method.adapter_state().items()}
         self.record |= {
-            "steps": trained.steps,
             "trainable_numbers": method.trainable_numbers,
             "adapter_bytes": len(safetensors.torch.save(state)) if state else 0,
             "facts": method.facts(),

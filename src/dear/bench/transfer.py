@@ -21,7 +21,7 @@ def run(session: Session) -> dict[str, Any]:
     two hundred, and an answer outside them would be wrong by definition. The image tower's work for a
     picture is shared by the modes, a data set's texts are encoded once.
     """
-    method = session.fit(session.draw(session.open("train")))
+    method = session.fit(session.draw(session.open("train")), keep=True)
     modes: dict[str, dict[str, float | None]] = {mode: {} for mode in method.modes}
     for dataset in (session.cell.dataset, *session.cell.setting["targets"]):
         found = session.test(method, session.open("test", dataset))

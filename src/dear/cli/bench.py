@@ -108,6 +108,7 @@ def bench(
     )
     wanted = None if targets is None else _datasets(targets)
     request = replace(request, methods=_names(methods), targets=wanted)
+    place = replace(place, adapters=str((out / "adapters").resolve()))
     cells = plan(protocol, request)
     grid, summary = _compute(
         out, cells, place, _engine(engine, address, workers, threads, gpus, place), protocol
