@@ -1,0 +1,33 @@
+"""The guide to extending is true: its blocks run, and the method it shows is a method."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from dear.methods import METHODS
+
+GUIDE = Path(__file__).parents[2] / "docs/extending.md"
+
+
+def test_the_blocks_of_the_guide_run() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.S | re.M)
+    assert len(blocks) >= 6
+    lines = [line for line in blocks[0].splitlines() if line.strip()]
+    assert len(lines) <= 60
+    session: dict[str, object] = {"__name__": "guide"}
+    try:
+        with torch.random.fork_rng():
+            for block in blocks:
+                exec(compile(block, str(GUIDE), "exec", dont_inherit=True), session)
+        assert session["accuracy"] is not None
+    finally:
+        METHODS.pop("head-scale", None)
+
+
+def test_the_guide_names_files_that_exist() -> None:
+    root = GUIDE.parents[1]
+    for path in re.findall(r"`((?:src|tests)/[\w/.]+)`", GUIDE.read_text()):
+        assert (root / path).exists(), path
