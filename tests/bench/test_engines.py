@@ -116,3 +116,28 @@ def test_missing_ray_is_one_sentence(monkeypatch):
 def test_wrong_engines_are_refused(name, options, message):
     with pytest.raises(UsageError, match=message):
         make_engine(name, engines.attempt, **options)
+
+
+def test_real_cells_on_ray_agree_with_this_process(tmp_path, backbone, table, roles_file, ray):
+    import dear
+    from dear.bench.plan import Request, plan
+    from dear.bench.work import compute
+    from dear.heads.roles import RoleMap
+
+    request = Request(
+        backbone="tiny",
+        fingerprint=dear.load(backbone).fingerprint,
+        roles=RoleMap.load(roles_file),
+        datasets=[table],
+        seeds=[1, 2],
+        shots=[4],
+        recipe={"epochs": 2},
+    )
+    cells, place = plan("base-to-novel", request), Place(backbone, roles_file=roles_file)
+    found = []
+    for name, engine in (("here", Local(compute)), ("ray", OnRay(compute))):
+        grid = Grid(tmp_path / name)
+        assert grid.run(cells, place, engine).failed == {}
+        results = [grid.read(cell) for cell in cells]
+        found.append([{k: v for k, v in result.items() if k != "seconds"} for result in results])
+    assert found[0] == found[1]
