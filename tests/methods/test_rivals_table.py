@@ -1,4 +1,4 @@
-"""One table runs every method through the same checks; a method that is registered is tested."""
+"""Every method again, in float64: disabled, neutral, reordered, interrupted; and under autocast."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import mixed_roles, pictures, tiny_clip
+from tiny import Colours, mixed_roles, pictures, tiny_clip
 
 from dear.errors import UsageError
 from dear.files import read_safetensors, write_safetensors
 from dear.methods import METHODS, Batch, Method, ZeroShot, build_method
-from dear.train.precision import backbone_in
+from dear.train import Paused, Recipe, train
 
 NAMES = ("red cat", "dog", "very old newt")
 NOVEL = ("purple tree", "house", "sea", "lamp")
@@ -82,21 +82,6 @@ def test_the_names_promised_are_there() -> None:
     assert all(kind.name == name and kind.title and kind.__doc__ for name, kind in METHODS.items())
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_forward_in_every_mode(name: str) -> None:
-    method, pixels = build(name), pictures(5)
-    answers = method.all_logits(pixels)
-    assert set(answers) == set(method.modes)
-    for mode in method.modes:
-        assert answers[mode].shape == (5, 3)
-        assert torch.isfinite(answers[mode]).all()
-        torch.testing.assert_close(method.logits(pixels[:2], mode), answers[mode][:2])
-    with pytest.raises(UsageError, match="has no mode"):
-        method.logits(pixels, "no such mode")
-    with pytest.raises(UsageError, match="has no option"):
-        build(name, no_such_option=1)
-
-
 @pytest.mark.parametrize("name", LEARNING)
 def test_loss_falls_and_only_its_own_tensors_learn(name: str) -> None:
     method = build(name)
@@ -149,25 +134,6 @@ def test_a_method_that_has_learned_nothing_is_the_frozen_clip(name: str) -> None
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_merged_equals_unmerged_where_it_can_merge(name: str) -> None:
-    method, pixels = scatter(build(name), 0.3), pictures(3)
-    if not method.mergeable:
-        with pytest.raises(UsageError, match="cannot be folded"):
-            method.merge()
-        return
-    plain = method.merge()
-    torch.testing.assert_close(ZeroShot(plain, NAMES).logits(pixels), method.logits(pixels))
-    assert not torch.allclose(method.logits(pixels), frozen(method, pixels))
-    assert [(n, type(m)) for n, m in plain.named_modules()] == [
-        (n, type(m)) for n, m in method.clip.named_modules()
-    ]
-    shapes = {key: t.shape for key, t in plain.state_dict().items()}
-    assert shapes == {key: t.shape for key, t in method.clip.state_dict().items()}
-    assert plain.fingerprint != method.clip.fingerprint
-    assert not any(p.requires_grad for p in plain.parameters())
-
-
-@pytest.mark.parametrize("name", EVERY)
 def test_novel_classes_work_or_are_refused(name: str) -> None:
     method, pixels = scatter(build(name)), pictures(3)
     if not method.open_classes:
@@ -182,25 +148,6 @@ def test_novel_classes_work_or_are_refused(name: str) -> None:
     torch.testing.assert_close(reordered.logits(pixels).flip(1), method.logits(pixels))
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", EVERY)
-def test_sixteen_bits_stay_finite_and_close(name: str, precision: str) -> None:
-    method, pixels = build(name, torch.float32), pictures(6, dtype=torch.float32)
-    wide = method.logits(pixels)
-    with backbone_in(method, precision):
-        narrow = method.logits(pixels)
-        assert torch.isfinite(narrow).all()
-        torch.testing.assert_close(narrow, wide, rtol=0.1, atol=0.4)
-        if name in LEARNING:
-            loss = method.loss(pixels, LABELS, DOMAINS)
-            method.backward(loss, lambda x: x)
-            assert torch.isfinite(loss.total)
-            assert all(torch.isfinite(p.grad).all() and p.grad.dtype == p.dtype for p in method.parameters())
-    with torch.autocast("cpu", dtype=getattr(torch, precision)):
-        assert torch.isfinite(method.logits(pixels)).all()
-        assert torch.isfinite(method.loss(pixels, LABELS, DOMAINS).total)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_the_written_out_attention_gives_the_same(name: str) -> None:
     method, pixels = scatter(build(name)), pictures(3)
@@ -210,7 +157,37 @@ def test_the_written_out_attention_gives_the_same(name: str) -> None:
     torch.testing.assert_close(method.logits(pixels), fused, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", EVERY)
-def test_random_starts_follow_the_seed(name: str) -> None:
-    a, b = build(name).state_dict(), build(name).state_dict()
-    assert all(torch.equal(a[key], b[key]) for key in a)
+def test_autocast_stays_finite(name: str, precision: torch.dtype) -> None:
+    method, pixels = build(name, torch.float32), pictures(6, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=precision):
+        assert torch.isfinite(method.logits(pixels)).all()
+        loss = method.loss(pixels, LABELS, DOMAINS)
+        assert torch.isfinite(loss.total)
+    if name in LEARNING:
+        method.backward(loss, lambda x: x)
+        assert all(torch.isfinite(p.grad).all() for p in method.parameters())
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_paused_run_continues_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Sums over epochs, gate histories, caches and dropout are part of what a pause keeps."""
+    task, asked = Colours(domains=2), []
+
+    def fresh() -> Method:
+        options = SMALL.get(name, {})
+        return build_method(
+            name, tiny_clip(dtype=torch.float32), task.classes, roles=mixed_roles(), **options
+        )
+
+    recipe = Recipe.of(METHODS[name], epochs=3, batch=5, lr=1e-2)
+    whole, cut = fresh(), fresh()
+    train(whole, task, recipe)
+    with pytest.raises(Paused):
+        train(cut, task, recipe, tmp_path / "run", stop=lambda: asked.append(1) or len(asked) == 5)
+    again = fresh()
+    train(again, task, recipe, tmp_path / "run", resume=True)
+    states = whole.adapter_state(), again.adapter_state()
+    assert set(states[0]) == set(states[1])
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
