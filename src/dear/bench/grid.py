@@ -157,6 +157,16 @@ class Grid:
         return summary
 
 
+def read_cell(path: str | os.PathLike[str]) -> tuple[Cell, Mapping[str, Any]]:
+    """The cell and the result in one file of a grid.
+
+    Raises:
+        DearError: the file is missing, damaged, or something else.
+    """
+    document = _checked(read_json(path, "cell of a grid"), Path(path))
+    return Cell(**document["cell"]), document["result"]
+
+
 def _checked(document: Any, path: Path) -> dict[str, Any]:
     """A cell document whose key fits its configuration.
 

@@ -51,8 +51,8 @@ def write_protocol(
     html = results_page(
         f"Results: {sheet.title.lower()}",
         f"{len(results)} cells; every number can be traced to a file in cells/.",
-        _figures(protocol, lines, fusion_weights(results)),
-        [(sheet, _texts(sheet))],
+        figures_of(protocol, lines, fusion_weights(results)),
+        [(sheet, texts_of(sheet))],
         _facts(results, command),
         failed,
     )
@@ -85,7 +85,7 @@ def write_studies(
         "Ablations",
         f"{len(studies)} studies; base-to-novel, harmonic mean of base and novel accuracy.",
         figures,
-        [(sheet, _texts(sheet)) for sheet in sheets],
+        [(sheet, texts_of(sheet)) for sheet in sheets],
         _facts(everything, command),
         failed,
     )
@@ -106,7 +106,7 @@ def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str
     }
 
 
-def _figures(
+def figures_of(
     protocol: str, lines: Sequence[Line], weights: Mapping[str, Mapping[str, float]]
 ) -> list[tuple[str, str, go.Figure]]:
     """The figures that fit a protocol."""
@@ -125,7 +125,8 @@ def _figures(
     return figures
 
 
-def _texts(sheet: Sheet) -> list[list[str]]:
+def texts_of(sheet: Sheet) -> list[list[str]]:
+    """The numbers of a sheet as text, row by row."""
     return [[text(entry) for entry in row.entries] for row in sheet.rows]
 
 
