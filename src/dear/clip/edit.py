@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +64,7 @@ class BlockMask:
             head, row = (~self.see.any(dim=2)).nonzero()[0].tolist()
             raise UsageError(f"head {head} leaves row {row} of its mask empty: that token could read nothing")
 
-    @property
+    @cached_property
     def isolated(self) -> tuple[bool, ...]:
         """For each head: originals and extra tokens do not see each other at all."""
         apart = ~self.see[:, 0, 1:].any(1) & ~self.see[:, 1:, 0].any(1)

@@ -132,6 +132,7 @@ class Clip(nn.Module):
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim, token_rows)
         self.log_scale = nn.Parameter(torch.empty(()))
+        self._scale: tuple[int, int, float] | None = None
         if self.log_scale.device.type != "meta":
             self._start()
         self.requires_grad_(False)
@@ -176,8 +177,14 @@ class Clip(nn.Module):
 
     @property
     def logit_scale(self) -> float:
-        """CLIP's temperature, exp(log_scale): what cosines are multiplied with."""
-        return math.exp(float(self.log_scale))
+        """CLIP's temperature, exp(log_scale): what cosines are multiplied with.
+
+        Kept while the tensor does not change: reading it makes the host wait for the device.
+        """
+        stamp = (self.log_scale.data_ptr(), self.log_scale._version)
+        if self._scale is None or self._scale[:2] != stamp:
+            self._scale = (*stamp, math.exp(float(self.log_scale)))
+        return self._scale[2]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -66,6 +66,7 @@ class Method(nn.Module):
     uses_roles: ClassVar[bool] = False
     mergeable: ClassVar[bool] = False
     open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
+    steady: ClassVar[bool] = False  #: every step runs the same program without waiting for the device
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     Config: ClassVar[type] = NoConfig
 

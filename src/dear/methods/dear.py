@@ -101,6 +101,7 @@ class DeAR(Method):
     title: ClassVar[str] = "DeAR"
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     uses_roles: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
     Config: ClassVar[type] = DeARConfig
     config: DeARConfig
 
@@ -135,6 +136,7 @@ class DeAR(Method):
             copy = config.projection == "copy"
             self.p_attr = self.learn(self.clip.visual.proj if copy else normal(*shape, std=shape[0] ** -0.5))
         self.v = self.learn(torch.zeros(1 + len(self.attributes)))
+        self._read: Tensor | None = None  # rows the last layer computes: class token, attribute tokens
 
     def _take_roles(self, roles: RoleMap | None) -> RoleMap:
         """The role map to use, checked against the backbone."""
@@ -175,8 +177,9 @@ class DeAR(Method):
         """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
         visual, count = self.clip.visual, self.tokens.shape[-2]
         end = prefix.shape[1]
-        read = torch.tensor([0, *range(end, end + count)], device=prefix.device)
-        x = visual.run(prefix, first=self.first, edit=self.image_edit(), read=read)  # [B, 1 + T, D]
+        if self._read is None or self._read.device != prefix.device:
+            self._read = torch.tensor([0, *range(end, end + count)], device=prefix.device)
+        x = visual.run(prefix, first=self.first, edit=self.image_edit(), read=self._read)  # [B, 1 + T, D]
         x = visual.ln_post(x)
         f_cls = x[:, 0] @ visual.proj  # eq. 10
         own = x[:, 1:].unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
@@ -247,6 +250,14 @@ class DeAR(Method):
     def attribute_features(self, pixels: Tensor) -> Tensor:
         """Features in each attribute's own space, [B, A, E], not of unit length."""
         return self.image_features(pixels)[1]
+
+    @torch.no_grad()
+    def votes(self, pixels: Tensor) -> Tensor:
+        """What the class token and each attribute add to the fused logits, [B, 1 + A, C]."""
+        f_cls, f_attr = self.image_features(pixels)
+        features = unit(torch.cat([f_cls[:, None].to(f_attr.dtype), f_attr], dim=1))  # [B, 1 + A, E]
+        cosines = features @ self.cached("texts", self._texts).T
+        return self.clip.logit_scale * self.v.softmax(dim=0)[:, None] * cosines
 
     def attribute_index(self, name: str) -> int:
         """Place of an attribute in `attribute_features`, whatever the case of its name."""

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from dear.errors import RunError
-from dear.methods.base import Method
+from dear.methods.base import Batch, Loss, Method
 from dear.train.feed import Feed, stream
 from dear.train.recipe import Recipe
+from dear.train.replay import Replay
 
+_WORTH_RECORDING = 50  # steps
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
 Line = dict[str, float | int]
@@ -49,6 +51,7 @@ class Loop:
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
         self._names: tuple[str, ...] = ()
+        self._replay: Replay | None = None
 
     def run(
         self,
@@ -101,15 +104,34 @@ class Loop:
         rate = self.recipe.rate(self.step, self.feed.steps_per_epoch)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        pixels, labels, domains = self.feed.at(self.step)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss = self.method.loss(pixels, labels, domains)
-        self.method.backward(loss, self.scaler.scale)
+        loss = self._gradients(self.feed.at(self.step))
         self.scaler.step(self.optimiser)
         self.scaler.update()
         self._names = ("loss", *loss.parts)
         self._window.append(torch.stack([loss.total.detach(), *loss.parts.values()]))
         self.step += 1
+
+    def _gradients(self, batch: Batch) -> Loss:
+        """The loss of a batch, with gradients left on the learned tensors; replayed where that pays."""
+        whole = len(batch.labels) == self.recipe.batch
+        if self._replay is None and whole and self._recordable():
+            self._replay = Replay(self.method, batch, self.scaler.scale)
+        if self._replay is not None and whole:
+            return self._replay(batch)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self.method.loss(*batch)
+        self.method.backward(loss, self.scaler.scale)
+        return loss
+
+    def _recordable(self) -> bool:
+        """Whether a recorded step is allowed and wins back the time of recording it."""
+        return (
+            self.recipe.replay
+            and self.method.steady
+            and self.feed.device.type == "cuda"
+            and not self.scaler.is_enabled()
+            and self.steps - self.step >= _WORTH_RECORDING
+        )
 
     def check(self) -> list[list[float]]:
         """Losses since the last line, read from the device: [steps][1 + parts].

@@ -37,7 +37,7 @@ class Recipe:
     flip: float = 0.5
     precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
-    compile: bool = False  #: torch.compile the layers: minutes to start, pays in long runs on a GPU
+    replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
     seed: int = 1
 
     def __post_init__(self) -> None:
