@@ -16,12 +16,11 @@ SERIES = {"zero-shot": "#8C8C8C", "fused": "#0072B2", "decoupled": "#56B4E9", "d
 ATTRIBUTES = {
     "class": "#5f6b76",
     "Color": "#D55E00",
-    "Shape": "#009E73",
-    "Texture": "#CC79A7",
+    "Shape": "#E6A800",
+    "Texture": "#009E73",
     "Object": "#0072B2",
-    "Location": "#E69F00",
+    "Location": "#CC79A7",
 }
-KINDS = {"core": "#0072B2", "other": "#56B4E9", "generalization": "#E69F00", "mixed": "#B8BFC6"}
 INK, FAINT = "#1f2933", "#e4e7eb"
 
 
@@ -221,3 +220,30 @@ def training_curve(lines: Sequence[Mapping[str, float | int]], total: int | None
     figure.update_xaxes(title="step", range=None if total is None else [0, total])
     figure.update_yaxes(rangemode="tozero")
     return dress(figure, 320)
+
+
+def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """What led to each answer: every attribute's part of the margin over the runner-up.
+
+    Args:
+        shares: picture -> class token or attribute -> its part; parts to the right spoke for the answer,
+            parts to the left for the runner-up.
+    """
+    import plotly.graph_objects as go
+
+    rows = _labels(list(shares))
+    names = list(dict.fromkeys(name for parts in shares.values() for name in parts))
+    figure = go.Figure()
+    for name in names:
+        figure.add_bar(
+            name="class token" if name == "class" else label(name),
+            x=[parts.get(name, 0.0) for parts in shares.values()],
+            y=rows,
+            orientation="h",
+            marker={"color": ATTRIBUTES.get(name, "#7A5195")},
+            hovertemplate="%{y}: %{x:+.2f}<extra>" + label(name) + "</extra>",
+        )
+    figure.update_xaxes(title="part of the margin over the runner-up (logits)")
+    figure.update_yaxes(autorange="reversed")
+    figure.add_vline(x=0, line={"color": INK, "width": 1})
+    return dress(figure, 130 + 44 * len(rows), barmode="relative", bargap=0.35)

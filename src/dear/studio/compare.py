@@ -1,0 +1,96 @@
+"""The Compare tab: result files of a grid as tables and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dear.bench.cells import Cell
+from dear.bench.grid import read_cell
+from dear.bench.outputs import figures_of, fusion_weights, texts_of
+from dear.bench.records import Result, gather
+from dear.bench.sheets import SHEETS, Sheet
+from dear.errors import DearError, UsageError
+from dear.studio.desk import Desk
+from dear.studio.search import check_folder
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MOST = 5000
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One protocol's results: a table as HTML, and figures with their headings."""
+
+    table: str
+    figures: tuple[tuple[str, go.Figure], ...]
+    cells: int
+
+
+def result_files(desk: Desk, uploads: Sequence[str], folder: str) -> list[Path]:
+    """The files to read: uploads, or those of a grid's folder on this computer.
+
+    Raises:
+        DearError: there are none, too many, or the folder may not be named.
+    """
+    if folder.strip():
+        root = check_folder(desk, folder.strip())
+        inside = root / "cells" if (root / "cells").is_dir() else root
+        files = [path for path in sorted(inside.glob("*.json")) if not path.name.endswith(".error.json")]
+    else:
+        files = [Path(path) for path in uploads]
+    if not files:
+        raise UsageError("choose result files first: the .json files in the cells folder of `dear bench`")
+    if len(files) > MOST:
+        raise UsageError(f"{len(files):,} files are too many; the studio compares up to {MOST:,}")
+    return files
+
+
+def compare(files: Sequence[Path]) -> dict[str, Shown]:
+    """Tables and figures of result files, by protocol.
+
+    Raises:
+        DearError: a file is not a result of `dear bench`; it is named without its folder.
+    """
+    groups: dict[str, dict[str, tuple[Cell, Result]]] = {}
+    for path in files:
+        try:
+            cell, result = read_cell(path)
+        except DearError as error:
+            raise DearError(str(error).replace(str(path), path.name)) from None
+        groups.setdefault(cell.protocol, {})[cell.key] = (cell, result)
+    shown = {}
+    for protocol, cells in groups.items():
+        if protocol not in SHEETS:
+            raise DearError(f"results of the protocol {protocol!r} cannot be shown by this version")
+        results = list(cells.values())
+        try:
+            lines = gather(results)
+            sheet = SHEETS[protocol](lines)
+            plots = figures_of(protocol, lines, fusion_weights(results))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DearError(f"the {protocol} results are damaged ({error})") from None
+        shown[protocol] = Shown(
+            sheet_html(sheet), tuple((head, figure) for head, _, figure in plots), len(cells)
+        )
+    return shown
+
+
+def sheet_html(sheet: Sheet) -> str:
+    """A table of results, escaped; published rows are marked."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (*sheet.labels, *sheet.columns))
+    body = []
+    for row, numbers in zip(sheet.rows, texts_of(sheet), strict=True):
+        labels = "".join(f'<th scope="row">{escape(label)}</th>' for label in row.labels)
+        values = "".join(f"<td>{escape(number)}</td>" for number in numbers)
+        body.append(f'<tr class="{"dear-published" if row.published else ""}">{labels}{values}</tr>')
+    notes = "".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
+    return (
+        f'<div class="dear-table"><h3>{escape(sheet.title)}</h3><div><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div><ul>{notes}</ul></div>"
+    )

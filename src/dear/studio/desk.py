@@ -1,0 +1,169 @@
+"""What the studio works on: a backbone, its role map, an adapted model, and pictures to look at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dear.clip.factory import load
+from dear.clip.model import Clip
+from dear.data import halves, open_data
+from dear.data.pictures import PictureSet
+from dear.errors import DearError
+from dear.heads.known import known_roles
+from dear.heads.roles import RoleMap
+from dear.methods.base import Method
+from dear.train import load_run, read_config
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Tell = Callable[[str, int, int | None], None]  #: (what is being done, how much of it, of how much)
+
+EXAMPLE = "world:vehicles"  #: what the example model learns when no run is given
+EXAMPLES = ("world:vehicles", "world:fauna", "world:emblems", "world:textures", "world:scenes")
+_EACH = 60  # pictures of every example task on the desk
+
+
+@dataclass
+class Desk:
+    """Everything the tabs share. One person works at it; a lock keeps two tabs from training at once.
+
+    Attributes:
+        clip: the frozen backbone.
+        roles: its role map; None until it is found.
+        pictures: pictures to look at: the run's own, or examples of the attribute world.
+        folder: private folder for runs and uploads.
+        model: the adapted model; None until one is trained or loaded.
+        source: where the model came from, in words.
+        local: the page is served to this computer only, so it may name folders of this computer.
+    """
+
+    clip: Clip
+    roles: RoleMap | None
+    pictures: PictureSet
+    folder: Path
+    model: Method | None = None
+    source: str = ""
+    local: bool = True
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names to start with: the model's, or those of the example task."""
+        if self.model is not None:
+            return self.model.classes
+        return open_data(EXAMPLE, "test").classes
+
+    @property
+    def template(self) -> str:
+        """The prompt to start with."""
+        return self.model.template if self.model is not None else open_data(EXAMPLE, "test").template
+
+    def find_roles(self, tell: Tell | None = None) -> RoleMap:
+        """The role map: the model's, the backbone's own, or one discovered on the desk's pictures."""
+        with self.lock:
+            if self.roles is None:
+                from dear.heads.discover import discover_roles
+
+                self.roles = discover_roles(self.clip, self.pictures, concepts="tags", progress=tell)
+            return self.roles
+
+    def find_model(self, tell: Tell | None = None) -> Method:
+        """The adapted model; without a run a small one is trained on example pictures, in seconds."""
+        with self.lock:
+            if self.model is None:
+                from dear.adapt import adapt
+
+                roles = self.find_roles(tell)
+                train = open_data(EXAMPLE, "train")
+                base = train.select_classes(halves(train.classes)[0])
+                say = tell or (lambda what, done, total: None)
+                done = adapt(
+                    base,
+                    backbone=self.clip,
+                    roles=roles,
+                    shots=8,
+                    recipe={"epochs": 5},
+                    progress=lambda step, steps, line: say("training an example model", step, steps),
+                )
+                self.use(
+                    done.method, f"an example trained just now on {len(base.classes)} classes of {EXAMPLE}"
+                )
+            assert self.model is not None
+            return self.model
+
+    def use(self, model: Method, source: str) -> None:
+        """Take another adapted model."""
+        with self.lock:
+            self.model, self.source = model, source
+            if model.roles is not None:
+                self.roles = model.roles
+
+    def pixels(self, pictures: Sequence[Image.Image]) -> Tensor:
+        """Normalised pixels of pictures, [n, 3, S, S]."""
+        return torch.stack([self.clip.preprocess(picture) for picture in pictures]).to(self.clip.device)
+
+
+def open_desk(
+    folder: Path,
+    run: str | None = None,
+    backbone: str | None = None,
+    data: str | None = None,
+    device: str = "cpu",
+    local: bool = True,
+) -> Desk:
+    """Set the desk: a run folder, a backbone, or with neither the embedded backbone and its examples.
+
+    Args:
+        folder: private folder for runs and uploads.
+        run: run folder of an adapted model.
+        backbone: instead of the run's own, or without a run.
+        data: pictures to look at, as for `dear.open_data`.
+        device: where to compute.
+        local: the page may name folders of this computer.
+
+    Raises:
+        DearError: the run, the backbone or the data cannot be opened.
+    """
+    if run is None:
+        clip = load(backbone or "mini", device=device)
+        pictures = open_data(data, "all") if data else examples()
+        return Desk(clip, known_roles(clip), pictures, folder, local=local)
+    model = load_run(run, backbone=backbone, device=device)
+    pictures = open_data(data, "all") if data else _own_pictures(run)
+    roles = model.roles if model.roles is not None else known_roles(model.clip)
+    return Desk(model.clip, roles, pictures, folder, model, f"the run in {run}", local)
+
+
+def examples(each: int = _EACH) -> PictureSet:
+    """Pictures of several tasks of the attribute world as one set; the label says which task."""
+    from dear.data.listed import ListedPictures
+
+    items: list[Image.Image] = []
+    labels: list[int] = []
+    for number, name in enumerate(EXAMPLES):
+        task = open_data(name, "test")
+        for index in range(0, len(task), max(1, len(task) // each)):
+            items.append(task.picture(index))
+            labels.append(number)
+    names = tuple(name.removeprefix("world:") for name in EXAMPLES)
+    return ListedPictures(tuple(items), torch.tensor(labels), names, name="examples of the attribute world")
+
+
+def _own_pictures(run: str) -> PictureSet:
+    """The test pictures a run was made for, where it says so; else examples."""
+    data = read_config(run)["data"]
+    for spec in (data.get("spec"), data.get("name")):
+        if isinstance(spec, str):
+            try:
+                return open_data(spec, "test")
+            except DearError:
+                continue
+    return examples()

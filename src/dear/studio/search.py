@@ -1,0 +1,120 @@
+"""The Retrieve tab: pictures that are like the query in one attribute, whatever else differs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from dear.data.pictures import PictureSet
+from dear.errors import DataError, UsageError
+from dear.methods.base import Method
+from dear.methods.dear import DeAR
+from dear.retrieve import gallery_features, gallery_of, rank
+from dear.studio.desk import Desk, Tell
+
+MOST = 20_000
+
+
+class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed Stop)
+    """The work was stopped."""
+
+
+class Search:
+    """Retrieval on the desk; a gallery's features are computed once for a model."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.stop = threading.Event()
+        self._kept: tuple[Method, str, PictureSet, Tensor] | None = None
+
+    def gallery(self, folder: str) -> PictureSet:
+        """The pictures to search: a folder of this computer, or without one those on the desk.
+
+        Raises:
+            UsageError: the page is served to others, who may not name folders of this computer.
+            DataError: it is no folder, or holds no or too many pictures.
+        """
+        name = folder.strip()
+        if not name:
+            return self.desk.pictures
+        check_folder(self.desk, name)
+        found = gallery_of(Path(name).expanduser())
+        if len(found) > MOST:
+            raise DataError(f"{name}: holds {len(found):,} pictures; the studio searches up to {MOST:,}")
+        return found
+
+    def find(
+        self,
+        query: Image.Image,
+        attribute: str,
+        folder: str = "",
+        top: int = 8,
+        tell: Tell | None = None,
+    ) -> list[tuple[Image.Image, str, float]]:
+        """The nearest pictures of the gallery: (picture, name, cosine), nearest first.
+
+        Raises:
+            Stopped: `stop` was set meanwhile.
+            UsageError: the model has no attributes, or not this one.
+        """
+        self.stop.clear()
+        model = self.desk.find_model(tell)
+        if not isinstance(model, DeAR):
+            raise UsageError(f"{model.title} has no features of its own for attributes; load or train a DeAR")
+        wanted = model.attributes[model.attribute_index(attribute)]
+        pictures, features = self._features(model, folder, tell)
+        found = next(one for one in rank(model, query, features, pictures, top) if one.attribute == wanted)
+        return [
+            (pictures.picture(index), _name(pictures, index), cosine)
+            for index, cosine in zip(found.indices, found.similarity, strict=True)
+        ]
+
+    def _features(self, model: DeAR, folder: str, tell: Tell | None) -> tuple[PictureSet, Tensor]:
+        kept = self._kept
+        if kept is not None and kept[0] is model and kept[1] == folder:
+            return kept[2], kept[3]
+        pictures = self.gallery(folder)
+
+        def progress(done: int, total: int) -> None:
+            if self.stop.is_set():
+                raise Stopped
+            if tell is not None:
+                tell("reading the gallery", done, total)
+
+        features = gallery_features(model, pictures, progress)
+        self._kept = (model, folder, pictures, features)
+        return pictures, features
+
+
+def check_folder(desk: Desk, name: str) -> Path:
+    """A folder of this computer that the page's visitor may name.
+
+    Raises:
+        UsageError: the page is served to others.
+        DataError: it is no folder.
+    """
+    if not desk.local:
+        raise UsageError(
+            "this studio is open to other computers, so folders of this one cannot be named here"
+        )
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        raise DataError(f"{name}: is not a folder on this computer")
+    return path
+
+
+def _name(pictures: PictureSet, index: int) -> str:
+    """What to call a picture of a gallery: its file, or else its class."""
+    key = pictures.key(index)
+    if key.startswith("item ") and len(pictures.classes) > 1:
+        return pictures.classes[int(pictures.labels[index])]
+    return Path(key).name
+
+
+def captions(found: Sequence[tuple[Image.Image, str, float]]) -> list[tuple[Image.Image, str]]:
+    """For a gallery of pictures: each with its name and cosine."""
+    return [(picture, f"{cosine:.3f} {name}") for picture, name, cosine in found]

@@ -1,0 +1,214 @@
+"""The Train tab: one training at a time, in a thread of its own, watched, stopped and resumed."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import time
+import traceback
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dear.adapt import check_task
+from dear.data import PictureSet, few_shot, open_data
+from dear.errors import DearError, RunError, UsageError
+from dear.files import write_atomic
+from dear.methods import build_method, find_method
+from dear.methods.base import Method
+from dear.studio.desk import Desk
+from dear.studio.search import check_folder
+from dear.train import Paused, Recipe, evaluate, train
+
+_TESTED = 200  # pictures for the accuracy that is shown while training
+FILES = ("config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train."""
+
+    data: str
+    method: str = "dear"
+    shots: int = 16
+    epochs: int = 10
+    seed: int = 1
+
+
+@dataclass
+class Watched:
+    """What can be seen of a training while it runs.
+
+    Attributes:
+        state: "idle", "running", "stopped", "finished" or "failed".
+        message: a sentence for people.
+        step: steps done, of `steps`.
+        steps: steps in all.
+        lines: the log so far.
+        accuracy: (step, mode -> share) measured after each epoch.
+    """
+
+    state: str = "idle"
+    message: str = "Nothing has been trained yet."
+    step: int = 0
+    steps: int = 0
+    lines: list[Mapping[str, float | int]] = field(default_factory=list)
+    accuracy: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        """Training is going on."""
+        return self.state == "running"
+
+
+class Trainer:
+    """Starts, stops and resumes trainings on the desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.watched = Watched()
+        self.run: Path | None = None
+        self.plan: Plan | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._number = 0
+
+    def start(self, plan: Plan) -> None:
+        """Begin a new training.
+
+        Raises:
+            UsageError: one is running, or the plan asks for nonsense.
+            DearError: the data cannot be opened.
+        """
+        if not 1 <= plan.epochs <= 200 or not 0 <= plan.shots <= 10_000:
+            raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
+        with self.desk.lock:
+            self._refuse_second()
+            pictures, test = self._open(plan)
+            self._number += 1
+            self.plan = plan
+            self.run = self.desk.folder / f"run-{self._number}"
+            self._launch(plan, pictures, test, resume=False)
+
+    def resume(self) -> None:
+        """Continue the training that was stopped.
+
+        Raises:
+            UsageError: there is none.
+        """
+        with self.desk.lock:
+            self._refuse_second()
+            if self.plan is None or self.watched.state != "stopped":
+                raise UsageError("there is no stopped training to resume; start one")
+            self._launch(self.plan, *self._open(self.plan), resume=True)
+
+    def stop(self, wait: float = 30.0) -> None:
+        """Ask the running training to stop after its present step, and wait until it has."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(wait)
+
+    def wait(self, seconds: float) -> Watched:
+        """What there is to see, after `seconds` or as soon as the training ends."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self.watched
+
+    def download(self) -> Path:
+        """The finished run as one zip file.
+
+        Raises:
+            RunError: no run is finished.
+        """
+        if self.run is None or self.watched.state != "finished" or self.plan is None:
+            raise RunError("there is no finished run to download yet")
+        memory = io.BytesIO()
+        with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in FILES:
+                if (self.run / name).is_file():
+                    archive.write(self.run / name, f"run/{name}")
+        words = re.sub(r"[^A-Za-z0-9]+", "-", Path(self.plan.data).name).strip("-") or "data"
+        path = self.desk.folder / f"{self.plan.method}-{words}.zip"
+        write_atomic(path, memory.getvalue())
+        return path
+
+    def _refuse_second(self) -> None:
+        if self.watched.busy:
+            raise UsageError("a training is running; stop it first, or wait until it is done")
+
+    def _open(self, plan: Plan) -> tuple[PictureSet, PictureSet | None]:
+        name = plan.data.strip()
+        if not name:
+            raise UsageError("name the pictures to train on: a task of the attribute world or a folder")
+        if not name.startswith("world:"):
+            name = str(check_folder(self.desk, name))
+        pictures = open_data(name, "train")
+        check_task(pictures)
+        try:
+            test = open_data(name, "test")
+        except DearError:
+            return pictures, None
+        step = max(1, len(test) // _TESTED)
+        return pictures, test.subset(range(0, len(test), step)) if len(test) else None
+
+    def _launch(self, plan: Plan, pictures: PictureSet, test: PictureSet | None, resume: bool) -> None:
+        before = self.watched
+        self.watched = Watched("running", "Getting ready …")
+        if resume:
+            self.watched.accuracy = before.accuracy
+        self._stop.clear()
+        self._thread = threading.Thread(
+            target=self._work, args=(plan, pictures, test, resume), name="dear-training", daemon=True
+        )
+        self._thread.start()
+
+    def _work(self, plan: Plan, pictures: PictureSet, test: PictureSet | None, resume: bool) -> None:
+        watched = self.watched
+        try:
+            method = self._train(plan, pictures, test, resume, watched)
+        except Paused:
+            watched.state = "stopped"
+            watched.message = (
+                f"Stopped after step {watched.step} of {watched.steps}. Resume continues from there."
+            )
+        except DearError as error:
+            watched.state, watched.message = "failed", str(error)
+        except Exception:  # a fault of ours: the page says so, the terminal gets the trace
+            traceback.print_exc()
+            watched.state, watched.message = "failed", "Something broke inside dear; see the terminal."
+        else:
+            self.desk.use(method, f"{method.title} trained here on {plan.data}")
+            watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
+            watched.state = "finished"
+
+    def _train(
+        self, plan: Plan, pictures: PictureSet, test: PictureSet | None, resume: bool, watched: Watched
+    ) -> Method:
+        pictures = few_shot(pictures, plan.shots, plan.seed) if plan.shots else pictures
+        roles = self.desk.find_roles() if find_method(plan.method).uses_roles else None
+        method = build_method(
+            plan.method,
+            self.desk.clip,
+            pictures.classes,
+            roles=roles,
+            template=pictures.template,
+            seed=plan.seed,
+        )
+        recipe = Recipe.of(method, epochs=plan.epochs, seed=plan.seed)
+        began, first = time.monotonic(), -1
+
+        def progress(step: int, steps: int, line: Mapping[str, float | int]) -> None:
+            nonlocal first
+            first = step - 1 if first < 0 else first
+            watched.step, watched.steps = step, steps
+            if line and (not watched.lines or watched.lines[-1]["step"] != line["step"]):
+                watched.lines.append(dict(line))
+            if test is not None and step * plan.epochs % steps == 0:
+                watched.accuracy.append((step, evaluate(method, test).accuracy))
+            left = (time.monotonic() - began) / (step - first) * (steps - step)
+            watched.message = f"Step {step} of {steps}, about {left:.0f} s left."
+
+        train(method, pictures, recipe, self.run, resume, progress, self._stop.is_set)
+        return method
