@@ -82,7 +82,7 @@ def test_published_rows_stand_beside_ours_with_corrections_noted(two_sets):
     assert "*92.22*" in text
     assert "*DeAR*" in text
     pets = markdown(SHEETS["base-to-novel"](gather([base_novel("OxfordPets", 1, 0.9, 0.9)])))
-    assert "*97.42\\**" in pets.replace("*97.42**", "*97.42\\**")
+    assert "*97.42†*" in pets
     assert "printed 96.81, corrected to 97.42" in pets
 
 

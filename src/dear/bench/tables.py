@@ -23,7 +23,7 @@ def text(entry: Entry, plus_minus: str = " ± ") -> str:
         return "–"
     if isinstance(entry, Number):
         spread = "" if entry.std is None else f"{plus_minus}{entry.std:.2f}"
-        return f"{entry.value:.2f}{spread}{'*' if entry.note else ''}"
+        return f"{entry.value:.2f}{spread}{'†' if entry.note else ''}"
     if isinstance(entry, Figure):
         spread = "" if entry.std is None else f"{plus_minus}{100 * entry.std:.2f}"
         return f"{100 * entry.mean:.2f}{spread}"
@@ -31,7 +31,7 @@ def text(entry: Entry, plus_minus: str = " ± ") -> str:
 
 
 def markdown(sheet: Sheet) -> str:
-    """The table for reading: published rows in italics, corrected numbers with a star."""
+    """The table for reading: published rows in italics, corrected numbers with a dagger."""
     head = [*sheet.labels, *sheet.columns]
     lines = [f"## {sheet.title}", ""]
     lines.append("| " + " | ".join(head) + " |")
@@ -100,7 +100,12 @@ def _escape(label: str) -> str:
     >>> _escape("50 % of_all")
     '50 \\% of\\_all'
     """
-    return "".join(_LATEX.get(letter, letter) for letter in label).replace("±", r"$\pm$").replace("–", "--")
+    return (
+        "".join(_LATEX.get(letter, letter) for letter in label)
+        .replace("±", r"$\pm$")
+        .replace("–", "--")
+        .replace("†", r"$\dagger$")
+    )
 
 
 def latex(sheet: Sheet) -> str:
