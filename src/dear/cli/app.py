@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli import backbones, bench, export, report
+from dear.cli import adapt, backbones, bench, data, export, pretrain, report, retrieve, roles, zeroshot
 
 app = typer.Typer(
     name="dear",
@@ -36,5 +36,5 @@ def _options(
     pass
 
 
-for group in (backbones, bench, export, report):
+for group in (zeroshot, roles, adapt, retrieve, bench, export, report, pretrain, backbones, data):
     group.add_to(app)

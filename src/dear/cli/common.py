@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -12,6 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from dear.train.evaluate import Evaluation
 
 Backbone = Annotated[
     str,
@@ -62,6 +64,75 @@ def progress(title: str) -> Iterator[Progress]:
     with Bar(*columns, console=console(), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each named stage of long work; silence when not on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console(), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def told(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield told
+
+
+@contextmanager
+def training_bar() -> Iterator[Callable[[int, int, Mapping[str, float | int]], None]]:
+    """A bar that also shows the last line of the training log; silence when not on a terminal."""
+    with progress("training") as bar:
+        yield lambda done, total, line: bar(done, total)
+
+
+def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> None:
+    """An evaluation as a table: a row a class, the chosen mode's accuracy, and all modes' below."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    report = found.report(mode)
+    table = Table(title=Text(title), header_style="bold")
+    table.add_column("class")
+    table.add_column("accuracy", justify="right")
+    for name, accuracy in report["per_class"].items():
+        table.add_row(Text(name), f"{accuracy:.1%}")
+    Console().print(table)
+    for name, accuracy in report["modes"].items():
+        label = "accuracy" if name == "default" else f"accuracy, {name}"
+        typer.echo(f"{label}: {accuracy:.2%} of {report['pictures']} pictures")
+
+
+def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """`NAME=VALUE` options as a mapping; values are read as JSON where they are JSON.
+
+    >>> parse_pairs(["beta=0.8", "isolation=readonly"], "--set")
+    {'beta': 0.8, 'isolation': 'readonly'}
+
+    Raises:
+        UsageError: an item has no equals sign.
+    """
+    from dear.errors import UsageError
+
+    result: dict[str, Any] = {}
+    for item in items or ():
+        name, sign, value = item.partition("=")
+        if not sign or not name:
+            raise UsageError(f"{option} {item}: write it as NAME=VALUE")
+        try:
+            result[name] = json.loads(value)
+        except ValueError:
+            result[name] = value
+    return result
 
 
 def print_json(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.data import world
 from dear.data.world import factors as vocabulary
+from dear.files import write_json
 from dear.heads.contributions import head_maps, head_outputs
 from dear.heads.truth import explained_variance
 
@@ -134,3 +136,20 @@ def head_truth(clip: Clip, layers: Sequence[int], number: int = 2000) -> dict[st
         shown = values[:, column] >= 0
         result[concept] = explained_variance(rows[shown], maps.cpu(), values[shown, column])
     return result
+
+
+def write_head_truth(
+    path: str | os.PathLike[str], clip: Clip, layers: Sequence[int], number: int = 2000
+) -> None:
+    """Write `head_truth` as JSON: per layer and head, the explained share of every concept."""
+    shares = head_truth(clip, layers, number)
+    heads = [
+        {
+            "layer": layer,
+            "head": head,
+            "explained": {name: round(float(table[place, head]), 4) for name, table in shares.items()},
+        }
+        for place, layer in enumerate(layers)
+        for head in range(clip.config.vision.heads)
+    ]
+    write_json(path, {"backbone": clip.name, "fingerprint": clip.fingerprint, "heads": heads})

@@ -35,7 +35,7 @@ MINI = ClipConfig(
 class PretrainRecipe:
     """How `mini` is trained. The defaults are those the embedded file was made with."""
 
-    steps: int = 12_000
+    steps: int = 1710
     batch: int = 4096  #: pictures a step
     captions: int = 2  #: captions a picture
     lr: float = 2e-3

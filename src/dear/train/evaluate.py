@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dear.clip.images import normalise
 from dear.data.pictures import PictureSet
-from dear.errors import DataError
+from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.train.precision import backbone_in
 
@@ -52,9 +52,21 @@ class Evaluation:
             }
         return result
 
+    def pick(self, mode: str | None) -> str:
+        """The mode that is meant: the usual one for None.
+
+        Raises:
+            UsageError: the method has no such mode.
+        """
+        if mode is None:
+            return next(iter(self.answers))
+        if mode not in self.answers:
+            raise UsageError(f"no mode is called {mode!r} here; there are {', '.join(self.answers)}")
+        return mode
+
     def report(self, mode: str | None = None) -> dict[str, Any]:
         """Plain values for JSON: accuracy and per_class of one mode, and the accuracies of all."""
-        mode = next(iter(self.answers)) if mode is None else mode
+        mode = self.pick(mode)
         return {
             "mode": mode,
             "accuracy": self.accuracy[mode],

@@ -1,0 +1,90 @@
+"""`dear data`: what a data set's folder must hold, and what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import Json, print_json
+
+group = typer.Typer(no_args_is_help=True, help="Data sets: list those known by name, check a folder.")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.add_typer(group, name="data")
+
+
+@group.command("list")
+def names(as_json: Json = False) -> None:
+    """List the data sets known by name. A folder or a table can be given instead.
+
+    Example: `dear data list`
+    """
+    from dear.data import list_datasets
+
+    found = list_datasets()
+    if as_json:
+        print_json({"datasets": list(found)})
+        return
+    typer.echo("\n".join(found))
+
+
+@group.command("check")
+def check(
+    name: Annotated[str, typer.Argument(help="A benchmark's name, a folder, a table, or world:NAME.")],
+    data_root: Annotated[
+        Path | None, typer.Option("--data-root", help="Where the benchmark data sets are kept.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what of a data set is there, what is missing, and where the field gets it.
+
+    A benchmark's layout is compared with what was published; of a folder, a table or a world task every
+    picture is read. The exit status is 1 when something is missing or unreadable.
+
+    Examples:
+
+    `dear data check EuroSAT --data-root data/`
+
+    `dear data check photos/`
+    """
+    from dear.data.benchmarks import find_benchmark
+    from dear.data.check_dataset import check_dataset
+
+    if find_benchmark(name) is not None and not Path(name).is_dir():
+        found = check_dataset(name, data_root or Path())
+        if as_json:
+            print_json(found.as_dict())
+        else:
+            typer.echo(str(found))
+        raise typer.Exit(0 if found.complete else 1)
+    _check_pictures(name, as_json)
+
+
+def _check_pictures(name: str, as_json: bool) -> None:
+    from collections import Counter
+
+    from dear.data import open_data
+    from dear.data.check import check_pictures
+
+    lines, bad = {}, []
+    for split in ("train", "test"):
+        pictures = open_data(name, split)
+        report = check_pictures(pictures, "skip")
+        counts = Counter(pictures.labels.tolist())
+        lines[split] = {"pictures": len(pictures), "classes": len(counts), "fewest": min(counts.values())}
+        bad += [item.reason for item in report.unreadable]
+    if as_json:
+        print_json({"data": name, "splits": lines, "unreadable": bad})
+    else:
+        for split, found in lines.items():
+            typer.echo(
+                f"{split}: {found['pictures']} pictures of {found['classes']} classes, "
+                f"at least {found['fewest']} a class"
+            )
+        for item in bad:
+            typer.echo(f"unreadable: {item}")
+    raise typer.Exit(1 if bad else 0)

@@ -1,0 +1,98 @@
+"""`dear pretrain`: train the embedded backbone again; `dear mini`: what it knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import Device, Json, console, device_named, print_json
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command("pretrain")(pretrain)
+    app.command("mini")(mini)
+
+
+def pretrain(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the checkpoint (Hugging Face layout).")
+    ],
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Training steps; the recipe's if left out.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Pictures a step.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of weights, pictures and captions.")] = 1,
+    device: Device = "auto",
+) -> None:
+    """Train the mini backbone from nothing on the attribute world (a GPU job of minutes).
+
+    Examples:
+
+    `dear pretrain --out mini --device cuda`
+
+    `dear pretrain --out tiny-trial --steps 20 --batch 64`
+    """
+    from dataclasses import replace
+
+    import torch
+
+    from dear.clip.checkpoint import save_hf
+    from dear.data import world
+    from dear.files import write_json
+    from dear.mini.train import PretrainRecipe, pretrain, recipe_record
+
+    recipe = replace(PretrainRecipe(), seed=seed)
+    if steps is not None:
+        recipe = replace(recipe, steps=steps, warmup=min(recipe.warmup, max(1, steps // 3)))
+    if batch is not None:
+        recipe = replace(recipe, batch=batch)
+    log: list[dict[str, float]] = []
+
+    def report(line: dict[str, float]) -> None:
+        log.append(line)
+        console().print(
+            f"step {line['step']:.0f}/{recipe.steps}  loss {line['loss']:.3f}  "
+            f"{line['pictures_per_s']:.0f} pictures/s",
+            highlight=False,
+        )
+
+    every = min(100, max(1, recipe.steps // 10))
+    clip = pretrain(recipe, world.CaptionTable.build(), device_named(device), report, every)
+    save_hf(clip.cpu(), out, torch.float16)
+    write_json(out / "pretrain.json", {"recipe": recipe_record(recipe), "log": log})
+    console().print(f"{out}: written; load it with dear.load({str(out)!r})", markup=False, highlight=False)
+
+
+def mini(
+    backbone: Annotated[
+        str, typer.Option("--backbone", "-b", help="A backbone trained on the attribute world.")
+    ] = "mini",
+    number: Annotated[int, typer.Option("--pictures", help="Pictures a factor.")] = 4000,
+    truth: Annotated[
+        Path | None,
+        typer.Option("--truth", help="Also write what explains each head's variance to this file."),
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure what the embedded backbone knows on compositions that its training never showed.
+
+    Example: `dear mini`
+    """
+    from dear.clip.factory import load
+    from dear.heads.contributions import last_third
+    from dear.mini import figures
+
+    clip = load(backbone, device=device_named(device))
+    found = figures.factor_accuracies(clip, number)
+    found["compositions (100-way)"] = figures.composition_accuracy(clip)
+    if truth is not None:
+        figures.write_head_truth(truth, clip, last_third(clip))
+    if as_json:
+        print_json({"backbone": clip.name, "accuracy": found})
+        return
+    for name, accuracy in found.items():
+        typer.echo(f"{name:24} {accuracy:.3f}")

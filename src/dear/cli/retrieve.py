@@ -1,0 +1,68 @@
+"""`dear retrieve`: pictures that are alike in one attribute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import Device, Json, console, device_named, print_json, progress
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("retrieve")(retrieve)
+
+
+def retrieve(
+    run: Annotated[Path, typer.Argument(help="Run folder of a DeAR adaptation.", show_default=False)],
+    query: Annotated[Path, typer.Option("--query", "-q", help="The picture to compare with.")],
+    gallery: Annotated[
+        str, typer.Option("--gallery", "-g", help="A folder of pictures, or what --data takes.")
+    ],
+    attribute: Annotated[
+        str | None,
+        typer.Option("--attribute", "-a", help="color, shape, texture, object, location; all if left out."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", help="How many pictures.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for a contact sheet an attribute.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Find the pictures that are most like a query in one attribute's feature space.
+
+    Example: `dear retrieve run --query a.jpg --attribute color --gallery photos/ --top 8 --out sheets`
+    """
+    from dear import retrieve as path
+
+    with progress("looking") as told:
+        found = path.retrieve(
+            str(run),
+            str(query),
+            gallery,
+            attribute=attribute,
+            top=top,
+            out=out,
+            backbone=backbone,
+            device=device_named(device),
+            progress=told,
+        )
+    if as_json:
+        rows = {
+            name: [{"picture": key, "cosine": cosine} for key, cosine in pairs]
+            for name, pairs in path.keys_of(found).items()
+        }
+        print_json({"query": str(query), "attributes": rows})
+        return
+    for one in found:
+        typer.echo(one.attribute)
+        for key, cosine in zip(one.keys, one.similarity, strict=True):
+            typer.echo(f"  {cosine:6.3f}  {key}")
+    if out is not None:
+        console().print(f"{out}: contact sheets written", markup=False, highlight=False)

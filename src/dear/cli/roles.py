@@ -1,0 +1,212 @@
+"""`dear roles`: discover, show and report what each head does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dear.cli.common import Backbone, DataRoot, Device, Json, console, device_named, print_json, stages
+
+if TYPE_CHECKING:
+    from dear.heads.roles import RoleMap
+
+group = typer.Typer(no_args_is_help=True, help="What each attention head does: discover, show, report.")
+File = Annotated[Path, typer.Argument(help="A role map, roles.json; or the name table2.", show_default=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.add_typer(group, name="roles")
+
+
+@group.command("discover")
+def discover(
+    images: Annotated[
+        str, typer.Option("--images", "-i", help="Pictures to judge by: what --data takes. No labels used.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
+    backbone: Backbone = "mini",
+    data_root: DataRoot = None,
+    split: Annotated[str, typer.Option("--split", help="test, train or all.")] = "train",
+    rule: Annotated[str, typer.Option("--rule", help="dominant, quantile or table2.")] = "dominant",
+    value: Annotated[
+        float | None, typer.Option("--value", help="The rule's tau (dominant, 0.35) or q (quantile, 0.20).")
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", help="Layers from 1, as 9-12 or 9,11; the last third if left out."),
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option("--corpus", help="general, world, or a .txt/.jsonl file of phrases.")
+    ] = None,
+    phrases: Annotated[int, typer.Option("--phrases", help="Phrases that describe a head.")] = 20,
+    concepts: Annotated[
+        str, typer.Option("--concepts", help="clusters (HDBSCAN), fixed (twelve names) or tags.")
+    ] = "clusters",
+    sentences: Annotated[
+        str | None, typer.Option("--sentences", help="A sentence-transformers model or folder.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Pictures at once.")] = 64,
+    device: Device = "auto",
+) -> None:
+    """Find the role of every head of the last layers, for this checkpoint.
+
+    Examples:
+
+    `dear roles discover --backbone mini --images world:mixed --out roles.json`
+
+    `dear roles discover --backbone openai/clip-vit-base-patch16 --images photos/ --rule quantile`
+    """
+    from dear.clip.factory import load
+    from dear.data import open_data
+    from dear.heads.discover import discover_roles
+    from dear.heads.embed import DEFAULT
+    from dear.heads.roles import RoleMap
+
+    if rule == "table2":
+        found = RoleMap.table2()
+    else:
+        pictures = open_data(images, split, root=data_root)
+        clip = load(backbone, device=device_named(device))
+        with stages() as told:
+            found = discover_roles(
+                clip,
+                pictures,
+                rule=rule,
+                value=value,
+                layers=_layers(layers),
+                corpus=corpus,
+                phrases=phrases,
+                concepts=concepts,
+                batch_size=batch,
+                sentences=sentences or DEFAULT,
+                progress=told,
+            )
+    found.save(out)
+    counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
+    console().print(f"{out}: {len(found)} heads, {counts}", markup=False, highlight=False)
+
+
+@group.command("show")
+def show(
+    file: File,
+    phrases: Annotated[int, typer.Option("--phrases", help="Phrases to show a head.")] = 3,
+    masks: Annotated[
+        bool, typer.Option("--masks", help="Show DeAR's attention masks that follow from the roles.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a role map as a table, or the masks that DeAR makes of it.
+
+    Examples:
+
+    `dear roles show roles.json`
+
+    `dear roles show table2 --masks`
+    """
+    roles = _read(file)
+    if as_json:
+        print_json(
+            {
+                "backbone": roles.backbone,
+                "rule": roles.rule,
+                "counts": roles.counts(),
+                "heads": [
+                    {
+                        "layer": layer,
+                        "head": head,
+                        "kind": role.kind,
+                        "concept": role.concept,
+                        "entropy": role.entropy,
+                        "phrases": list(role.phrases),
+                    }
+                    for (layer, head), role in roles
+                ],
+            }
+        )
+        return
+    if masks:
+        from dear.methods.masks import layer_mask, picture
+
+        for layer in roles.layers:
+            typer.echo(f"layer {layer}   rows read columns; or = class token and patches, # seen, · hidden")
+            typer.echo(picture(layer_mask(roles, layer, roles.core), roles.core))
+        return
+    _table(roles, phrases)
+
+
+@group.command("report")
+def report(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("roles.html"),
+    images: Annotated[
+        str | None, typer.Option("--images", "-i", help="Pictures to show what excites each head.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="The backbone; the map's own if left out.")
+    ] = None,
+    data_root: DataRoot = None,
+    limit: Annotated[int, typer.Option("--limit", help="Most pictures looked at.")] = 1000,
+    device: Device = "auto",
+) -> None:
+    """Write one page about the heads; with pictures it shows what excites each head and where it looks.
+
+    Example: `dear roles report roles.json --images world:mixed --out page.html`
+    """
+    from dear.clip.factory import load
+    from dear.data import open_data
+    from dear.report.roles_page import write_roles_page
+
+    roles = _read(file)
+    clip = pictures = None
+    if images is not None:
+        pictures = open_data(images, "test", root=data_root)
+        clip = load(backbone or roles.backbone or "mini", device=device_named(device))
+    with stages() as told:
+        write_roles_page(roles, out, clip, pictures, limit=limit, progress=told)
+    console().print(f"{out}: written", markup=False, highlight=False)
+
+
+def _read(file: Path) -> RoleMap:
+    from dear.heads.roles import RoleMap
+
+    return RoleMap.table2() if str(file) == "table2" else RoleMap.load(file)
+
+
+def _table(roles: RoleMap, phrases: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{roles.backbone or 'any backbone'}, rule {roles.rule}", header_style="bold")
+    for name, side in (("layer", "right"), ("head", "right"), ("role", "left"), ("concept", "left")):
+        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    table.add_column("entropy", justify="right")
+    table.add_column("phrases", ratio=1)
+    colours = {"core": "green", "other": "cyan", "generalization": "magenta", "mixed": "yellow"}
+    for (layer, head), role in roles:
+        said = "; ".join(role.phrases[:phrases])
+        entropy = "" if role.entropy is None else f"{role.entropy:.2f}"
+        kind = Text(role.kind, style=colours[role.kind])
+        table.add_row(str(layer), str(head), kind, Text(role.concept or ""), entropy, Text(said))
+    Console().print(table)
+    counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
+    typer.echo(f"{len(roles)} heads: {counts}")
+
+
+def _layers(text: str | None) -> list[int] | None:
+    """`9-12` or `9,11` as numbers."""
+    from dear.errors import UsageError
+
+    if text is None:
+        return None
+    result: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            result += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise UsageError(f"--layers {text}: write layers as 9-12 or 9,11") from None
+    return result

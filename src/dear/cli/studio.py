@@ -1,0 +1,61 @@
+"""`dear studio`: the web page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import Device, console, device_named
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("studio")(studio)
+
+
+def studio(
+    run: Annotated[
+        str | None, typer.Argument(help="A run folder; without one the embedded backbone and examples.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 finds a free one.")] = 7860,
+    max_upload_mb: Annotated[int, typer.Option("--max-upload-mb", help="Larger uploads are refused.")] = 20,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="A backbone, if not the run's own or mini.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", help="Pictures to look at: a folder, a table or world:NAME.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Open the studio: look at heads, classify, retrieve, train and compare in the browser.
+
+    It listens on this computer only, unless --host says otherwise; then visitors cannot name folders.
+
+    Example: `dear studio`, then open http://127.0.0.1:7860
+    """
+    from dear.errors import UsageError
+
+    try:
+        from dear.studio.app import is_local, serving
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("gradio", "fastapi"):
+            raise
+        raise UsageError("the studio needs gradio: install it with pip install 'dear-vlm[studio]'") from None
+    import time
+
+    screen = console()
+    with serving(run, backbone, data, host, port, max_upload_mb, device_named(device)) as url:
+        screen.print(
+            f"The studio is at {url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True
+        )
+        if not is_local(host):
+            screen.print(
+                "It is open to other computers; there is no password.", highlight=False, markup=False
+            )
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            screen.print("\nThe studio is closed.", highlight=False, markup=False)

@@ -1,0 +1,88 @@
+"""`dear zeroshot`: accuracy of the frozen model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dear.cli.common import (
+    Backbone,
+    Data,
+    DataRoot,
+    Device,
+    Json,
+    Template,
+    console,
+    device_named,
+    print_accuracy,
+    print_json,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from dear.data.pictures import PictureSet
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("zeroshot")(zeroshot)
+
+
+def zeroshot(
+    data: Data,
+    backbone: Backbone = "mini",
+    data_root: DataRoot = None,
+    split: Annotated[str, typer.Option("--split", help="test, train, val or all.")] = "test",
+    template: Template = None,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Average several prompts a class.")] = False,
+    half: Annotated[
+        str, typer.Option("--half", help="all classes, or the base (first) or novel (second) half.")
+    ] = "all",
+    unreadable: Annotated[
+        str, typer.Option("--unreadable", help="Pictures that cannot be read: stop, or skip and report.")
+    ] = "stop",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Accuracy of the frozen model, overall and for each class.
+
+    Examples:
+
+    `dear zeroshot --data world:textures`
+
+    `dear zeroshot --backbone openai/clip-vit-base-patch16 --data photos/ --json`
+    """
+    from dear.clip.factory import load
+    from dear.data import open_data
+    from dear.data.check import check_pictures
+    from dear.methods import build_method
+    from dear.train import evaluate
+
+    pictures = open_data(data, split, root=data_root, template=template)
+    pictures = _half(pictures, half)
+    report = check_pictures(pictures, unreadable)
+    if report.unreadable:
+        console().print(str(report), markup=False, highlight=False)
+        pictures = report.kept
+    clip = load(backbone, device=device_named(device))
+    method = build_method("zeroshot", clip, pictures.classes, template=pictures.template, ensemble=ensemble)
+    with progress("looking") as told:
+        found = evaluate(method, pictures, progress=told)
+    if as_json:
+        print_json({"backbone": clip.name, "data": pictures.name, **found.report()})
+        return
+    print_accuracy(found, f"{clip.name} on {pictures.name}, zero-shot")
+
+
+def _half(pictures: PictureSet, half: str) -> PictureSet:
+    """The base or the novel half of the classes."""
+    from dear.data import halves
+    from dear.errors import UsageError
+
+    if half == "all":
+        return pictures
+    base, novel = halves(pictures.classes)
+    if half not in ("base", "novel"):
+        raise UsageError(f"--half {half}: choose from all, base, novel")
+    return pictures.select_classes(base if half == "base" else novel)
