@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from dear.data.names import TEMPLATE
 from dear.data.open import open_data
 from dear.data.pictures import PictureSet
 from dear.errors import DataError, InputError, RunError
+from dear.files import read_json
 from dear.heads.roles import RoleMap
 from dear.train.evaluate import evaluate
-from dear.train.folder import load_run, read_config
+from dear.train.folder import load_run, read_config, read_log
 from dear.train.run import Trained
 
 Labels = NDArray[Any]
@@ -199,7 +201,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         found.method_ = method
         found.classes_ = np.array(labels)
-        found.run_ = Trained(method, 0, 0.0, [], config, None)
+        metrics = read_json(Path(path) / "metrics.json", "run metrics")
+        steps, seconds = (metrics.get(key, 0) for key in ("steps", "seconds"))
+        found.run_ = Trained(method, steps, seconds, read_log(Path(path)), config, Path(path))
         return found
 
     def _check_fitted(self) -> None:

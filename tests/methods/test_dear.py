@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import literal_dear
 import pytest
+import safetensors.torch
 import torch
 from tiny import mixed_roles, pictures, tiny_clip, token_ids
 
@@ -104,6 +105,7 @@ def test_numbers_of_vit_b_16() -> None:
     model = DeAR(real, ["a", "b"], ids=token_ids((1, 2)))
     assert model.trainable_numbers == 399_622
     assert sum(t.numel() for t in model.adapter_state().values()) == 399_622
+    assert len(safetensors.torch.save(model.adapter_state())) < 2_000_000
     assert "Table 2" in (model.notice or "")
 
 

@@ -20,7 +20,8 @@ class Replay:
     """
 
     def __init__(self, method: Method, batch: Batch, scale: Callable[[Tensor], Tensor]) -> None:
-        self.batch = Batch(*(None if part is None else part.clone() for part in batch))  # type: ignore[arg-type]
+        domains = None if batch.domains is None else batch.domains.clone()
+        self.batch = Batch(batch.pixels.clone(), batch.labels.clone(), domains)
         learned = [p for p in method.parameters() if p.requires_grad]
 
         def step() -> Loss:
@@ -28,7 +29,7 @@ class Replay:
                 p.grad = None
             loss = method.loss(*self.batch)
             method.backward(loss, scale)
-            return loss
+            return Loss(loss.total.detach(), loss.parts)  # nothing of the autograd graph is kept
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -49,4 +50,4 @@ class Replay:
         for p, grad in self.grads:
             p.grad = grad
         self.graph.replay()
-        return Loss(self.loss.total, self.loss.parts)
+        return self.loss

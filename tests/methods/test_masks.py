@@ -1,0 +1,60 @@
+"""Role masks against the sentences that define them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import mixed_roles
+
+from dear.errors import RoleError, UsageError
+from dear.heads.names import CORE
+from dear.heads.roles import RoleMap
+from dear.methods.masks import find_attribute, layer_mask, picture
+
+
+@pytest.mark.parametrize("isolation", ["bidirectional", "readonly"])
+@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("attributes", [CORE, ("Texture",), ("Smell", "Shape")])
+def test_who_reads_whom(isolation: str, each: int, attributes: tuple[str, ...]) -> None:
+    roles = RoleMap.table2()
+    tokens = len(attributes) * each
+    for layer in range(9, 13):
+        mask = layer_mask(roles, layer, attributes, each, isolation)
+        full = mask.additive(4, torch.device("cpu"), torch.float64)
+        assert torch.isfinite(full).any(dim=-1).all()  # no row is empty
+        for head in range(12):
+            role, see = roles[layer, head], torch.isfinite(full[head])
+            assert see[:4, :4].all()
+            apart = role.kind in ("generalization", "other") or (
+                role.kind == "core" and role.concept not in attributes
+            )
+            if role.kind == "mixed":
+                assert see.all()
+            elif apart:
+                assert not see[:4, 4:].any()
+                assert see[4:, :4].all() == (isolation == "readonly")
+                assert see[4:, :4].any() == (isolation == "readonly")
+                assert see[4:, 4:].all()
+            else:
+                own = [attributes[t // each] == role.concept for t in range(tokens)]
+                assert all(row.tolist() == own for row in see[:, 4:])
+                assert see[:, :4].all()
+
+
+def test_the_picture_shows_every_cell() -> None:
+    roles = mixed_roles(range(5, 6), heads=4)
+    mask = layer_mask(roles, 5)
+    lines = picture(mask).splitlines()
+    assert len(lines) == 4 * (2 + 6)
+    assert [line for line in lines if line.startswith("head")] == [f"head {i}" for i in range(4)]
+    assert "".join(lines).count("#") == int(mask.see.sum())
+    assert lines[1].split() == ["or", "Co", "Sh", "Te", "Ob", "Lo"]
+
+
+def test_errors_name_the_thing() -> None:
+    with pytest.raises(RoleError, match="no layer 3; it has 9, 10, 11, 12"):
+        layer_mask(RoleMap.table2(), 3)
+    with pytest.raises(UsageError, match="isolation 'both'"):
+        layer_mask(RoleMap.table2(), 9, isolation="both")
+    with pytest.raises(UsageError, match="'smell'"):
+        find_attribute("smell")
