@@ -247,3 +247,28 @@ def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
     figure.update_yaxes(autorange="reversed")
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     return dress(figure, 130 + 44 * len(rows), barmode="relative", bargap=0.35)
+
+
+def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | None = None) -> go.Figure:
+    """Accuracy over the steps of a training, a line a mode.
+
+    Args:
+        points: each with `step` and a share of 1 for every mode.
+        total: steps there will be; the axis ends there.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for mode in dict.fromkeys(name for point in points for name in point if name != "step"):
+        there = [point for point in points if mode in point]
+        figure.add_scatter(
+            name=label(mode),
+            x=[point["step"] for point in there],
+            y=[100 * point[mode] for point in there],
+            mode="lines+markers",
+            line={"color": SERIES.get(mode, "#7A5195"), "width": 2},
+            hovertemplate="step %{x}: %{y:.1f} %<extra>" + label(mode) + "</extra>",
+        )
+    figure.update_xaxes(title="step", range=None if total is None else [0, total])
+    figure.update_yaxes(range=[0, 102], ticksuffix=" %")
+    return dress(figure, 260)

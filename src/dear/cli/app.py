@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli import adapt, backbones, bench, data, export, pretrain, report, retrieve, roles, zeroshot
+from dear.cli import adapt, backbones, bench, data, export, pretrain, report, retrieve, roles, studio, zeroshot
 
 app = typer.Typer(
     name="dear",
@@ -36,5 +36,5 @@ def _options(
     pass
 
 
-for group in (zeroshot, roles, adapt, retrieve, bench, export, report, pretrain, backbones, data):
+for group in (zeroshot, roles, adapt, retrieve, bench, export, report, studio, pretrain, backbones, data):
     group.add_to(app)

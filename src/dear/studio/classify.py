@@ -14,7 +14,6 @@ from PIL import Image
 
 from dear.errors import InputError, UsageError
 from dear.imagefile import open_image, square
-from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
 from dear.studio.desk import Desk, Tell
@@ -138,7 +137,7 @@ def share_rows(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
     return rows
 
 
-def verdicts_html(verdicts: Sequence[Verdict], model: Method) -> str:
+def verdicts_html(verdicts: Sequence[Verdict]) -> str:
     """The answers as cards: a picture, and a column a model with bars."""
     return (
         f'<div class="dear-cards">{"".join(_card(number, v) for number, v in enumerate(verdicts, 1))}</div>'

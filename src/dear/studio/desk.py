@@ -24,11 +24,16 @@ from dear.train import load_run, read_config
 if TYPE_CHECKING:
     from PIL import Image
 
-Tell = Callable[[str, int, int | None], None]  #: (what is being done, how much of it, of how much)
+Tell = Callable[[str, int, int | None], None]
+"""Told what is being done, how much of it, and of how much; may raise `Stopped` to end the work."""
 
 EXAMPLE = "world:vehicles"  #: what the example model learns when no run is given
 EXAMPLES = ("world:vehicles", "world:fauna", "world:emblems", "world:textures", "world:scenes")
 _EACH = 60  # pictures of every example task on the desk
+
+
+class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed Stop)
+    """The work was stopped."""
 
 
 @dataclass

@@ -87,7 +87,7 @@ def overlay(picture: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
     from dear.imagefile import square
 
     base = np.asarray(square(picture, side), dtype=np.float32) / 255  # [side, side, 3]
-    share = (look / look.max().clamp(min=1e-12)).clamp(0, 1)
+    share = (look / look.max().clamp(min=1e-12)).clamp(0, 1).sqrt()  # one patch often leads by far
     small = Image.fromarray((255 * share).round().to(torch.uint8).numpy())
     heat = np.asarray(small.resize((side, side), Image.Resampling.BICUBIC), dtype=np.float32)[..., None] / 255
     grey = base.mean(axis=2, keepdims=True) * 0.55

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,16 +18,11 @@ from dear.studio.desk import Desk, Tell
 MOST = 20_000
 
 
-class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed Stop)
-    """The work was stopped."""
-
-
 class Search:
     """Retrieval on the desk; a gallery's features are computed once for a model."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.stop = threading.Event()
         self._kept: tuple[Method, str, PictureSet, Tensor] | None = None
 
     def gallery(self, folder: str) -> PictureSet:
@@ -58,10 +52,8 @@ class Search:
         """The nearest pictures of the gallery: (picture, name, cosine), nearest first.
 
         Raises:
-            Stopped: `stop` was set meanwhile.
             UsageError: the model has no attributes, or not this one.
         """
-        self.stop.clear()
         model = self.desk.find_model(tell)
         if not isinstance(model, DeAR):
             raise UsageError(f"{model.title} has no features of its own for attributes; load or train a DeAR")
@@ -80,8 +72,6 @@ class Search:
         pictures = self.gallery(folder)
 
         def progress(done: int, total: int) -> None:
-            if self.stop.is_set():
-                raise Stopped
             if tell is not None:
                 tell("reading the gallery", done, total)
 

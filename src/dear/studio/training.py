@@ -22,7 +22,7 @@ from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train import Paused, Recipe, evaluate, train
 
-_TESTED = 200  # pictures for the accuracy that is shown while training
+_TESTED = 120  # pictures for the accuracy that is shown while training
 FILES = ("config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl")
 
 
@@ -206,6 +206,7 @@ class Trainer:
             if line and (not watched.lines or watched.lines[-1]["step"] != line["step"]):
                 watched.lines.append(dict(line))
             if test is not None and step * plan.epochs % steps == 0:
+                watched.message = f"Step {step} of {steps}, measuring accuracy …"
                 watched.accuracy.append((step, evaluate(method, test).accuracy))
             left = (time.monotonic() - began) / (step - first) * (steps - step)
             watched.message = f"Step {step} of {steps}, about {left:.0f} s left."

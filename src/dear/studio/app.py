@@ -1,0 +1,172 @@
+"""The studio's page and its server: five tabs on one desk, for this computer unless told otherwise."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported
+
+import gradio as gr
+
+from dear.errors import UsageError
+from dear.studio import tabs
+from dear.studio.desk import Desk, open_desk
+from dear.studio.training import Trainer
+
+# The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
+_POLICY = (
+    b"default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    b"style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' data: blob:; "
+    b"font-src 'self' data:; worker-src 'self' blob:; frame-ancestors 'none'; form-action 'self'"
+)
+
+
+class OwnServerOnly:
+    """ASGI layer that forbids browsers to load anything from other servers."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Add the policy to every answer."""
+
+        async def answer(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    (b"content-security-policy", _POLICY),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"),
+                ]
+            await send(message)
+
+        await self.app(scope, receive, answer if scope["type"] == "http" else send)
+
+
+def build(desk: Desk, trainer: Trainer | None = None) -> Any:
+    """The page as gradio Blocks."""
+    words = f"Working on {desk.clip.name}" + (
+        f" with {desk.source}" if desk.source else " and example pictures"
+    )
+    with gr.Blocks(title="dear studio", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        gr.HTML(f'<header class="dear-top"><h1>dear studio</h1><p>{escape(words)}.</p></header>')
+        with gr.Tabs():
+            with gr.Tab("Heads", id="heads"):
+                tabs.heads_tab(desk, page)
+            with gr.Tab("Classify", id="classify"):
+                tabs.classify_tab(desk)
+            with gr.Tab("Retrieve", id="retrieve"):
+                tabs.retrieve_tab(desk)
+            with gr.Tab("Train", id="train"):
+                tabs.train_tab(desk, trainer or Trainer(desk), page)
+            with gr.Tab("Compare", id="compare"):
+                tabs.compare_tab(desk)
+    return page
+
+
+def is_local(host: str) -> bool:
+    """Whether only this computer can reach a server that listens on `host`.
+
+    >>> is_local("127.0.0.1"), is_local("localhost"), is_local("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@contextmanager
+def serving(
+    run: str | None = None,
+    backbone: str | None = None,
+    data: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    max_upload_mb: int = 20,
+    device: str = "cpu",
+) -> Iterator[str]:
+    """Serve the studio; yields its address. Afterwards the server is closed and its folder deleted.
+
+    Args:
+        run: run folder of an adapted model; None: the embedded backbone and examples.
+        backbone: instead of the run's own, or without a run.
+        data: pictures to look at.
+        host: address to listen on; other than this computer's own, visitors cannot name folders.
+        port: to listen on; 0 finds a free one.
+        max_upload_mb: larger uploads are refused.
+        device: where to compute.
+
+    Raises:
+        UsageError: the port is taken or the host is not this computer's.
+        DearError: run, backbone or data cannot be opened.
+    """
+    if not 1 <= max_upload_mb <= 1000:
+        raise UsageError(f"--max-upload-mb {max_upload_mb}: choose between 1 and 1000")
+    folder = Path(tempfile.mkdtemp(prefix="dear-studio-"))  # for this user only (mode 700)
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    os.environ["GRADIO_TEMP_DIR"] = str(folder / "uploads")
+    page = None
+    trainer = None
+    try:
+        desk = open_desk(folder, run, backbone, data, device, local=is_local(host))
+        trainer = Trainer(desk)
+        page = build(desk, trainer)
+        yield _launch(page, host, port, max_upload_mb)
+    finally:
+        if trainer is not None:
+            trainer.stop()
+        if page is not None:
+            page.close(verbose=False)
+        if before is None:
+            os.environ.pop("GRADIO_TEMP_DIR", None)
+        else:
+            os.environ["GRADIO_TEMP_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:
+    from fastapi.middleware import Middleware
+
+    system = ["system-ui", "sans-serif"]
+    style = resources.files("dear.studio").joinpath("studio.css").read_text(encoding="utf-8")
+    try:
+        _, url, _ = page.queue().launch(
+            server_name=host,
+            server_port=port or _free_port(host),
+            prevent_thread_lock=True,
+            share=False,
+            quiet=True,
+            show_error=False,
+            ssr_mode=False,
+            pwa=False,
+            footer_links=[],
+            max_file_size=max_upload_mb * 2**20,
+            theme=gr.themes.Default(primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]),
+            css=style,
+            app_kwargs={"middleware": [Middleware(OwnServerOnly)], "docs_url": None, "redoc_url": None},
+        )
+    except OSError as error:
+        raise UsageError(f"the studio cannot listen on {host}:{port} ({error}); try another --port") from None
+    return str(url)
+
+
+def _free_port(host: str) -> int:
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
