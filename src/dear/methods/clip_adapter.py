@@ -33,6 +33,7 @@ class CLIPAdapter(Method):
 
     name: ClassVar[str] = "clip-adapter"
     title: ClassVar[str] = "CLIP-Adapter"
+    steady: ClassVar[bool] = True
     Config: ClassVar[type] = CLIPAdapterConfig
     config: CLIPAdapterConfig
 

@@ -37,6 +37,7 @@ class CoCoOp(Method):
 
     name: ClassVar[str] = "cocoop"
     title: ClassVar[str] = "CoCoOp"
+    steady: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
     Config: ClassVar[type] = CoCoOpConfig
     config: CoCoOpConfig

@@ -36,6 +36,7 @@ class KgCoOp(Method):
 
     name: ClassVar[str] = "kgcoop"
     title: ClassVar[str] = "KgCoOp"
+    steady: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
     Config: ClassVar[type] = KgCoOpConfig
     config: KgCoOpConfig

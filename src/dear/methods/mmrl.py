@@ -61,6 +61,7 @@ class MMRL(Method):
 
     name: ClassVar[str] = "mmrl"
     title: ClassVar[str] = "MMRL"
+    steady: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     Config: ClassVar[type] = MMRLConfig
     config: MMRLConfig

@@ -42,6 +42,7 @@ class MMRLpp(Method):
 
     name: ClassVar[str] = "mmrlpp"
     title: ClassVar[str] = "MMRL++"
+    steady: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     Config: ClassVar[type] = MMRLppConfig
     config: MMRLppConfig

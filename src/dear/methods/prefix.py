@@ -25,6 +25,7 @@ def frozen_features(clip: Clip, prefix: Tensor, first: int) -> Tensor:
 def class_and_tokens(clip: Clip, prefix: Tensor, first: int, edit: Edit) -> tuple[Tensor, Tensor]:
     """The last layer's class token [B, D] and extra tokens [B, T, D] under `edit`, both normed."""
     end = prefix.shape[1]
-    read = torch.tensor([0, *range(end, end + edit.count)], device=prefix.device)
+    own = torch.zeros(1, dtype=torch.long, device=prefix.device)
+    read = torch.cat([own, torch.arange(end, end + edit.count, device=prefix.device)])
     x = clip.visual.ln_post(clip.visual.run(prefix, first=first, edit=edit, read=read))  # [B, 1 + T, D]
     return x[:, 0], x[:, 1:]

@@ -46,6 +46,7 @@ class ProGrad(Method):
 
     name: ClassVar[str] = "prograd"
     title: ClassVar[str] = "ProGrad"
+    steady: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
     Config: ClassVar[type] = ProGradConfig
     config: ProGradConfig

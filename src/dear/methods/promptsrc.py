@@ -54,6 +54,7 @@ class PromptSRC(Method):
 
     name: ClassVar[str] = "promptsrc"
     title: ClassVar[str] = "PromptSRC"
+    steady: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
     Config: ClassVar[type] = PromptSRCConfig
     config: PromptSRCConfig

@@ -51,6 +51,7 @@ class RPO(Method):
 
     name: ClassVar[str] = "rpo"
     title: ClassVar[str] = "RPO"
+    steady: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
     Config: ClassVar[type] = RPOConfig
     config: RPOConfig

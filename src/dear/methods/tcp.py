@@ -42,6 +42,7 @@ class TCP(Method):
 
     name: ClassVar[str] = "tcp"
     title: ClassVar[str] = "TCP"
+    steady: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-3, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = TCPConfig
     config: TCPConfig

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
@@ -55,7 +54,8 @@ def cache_logits(
 ) -> Tensor:
     """CLIP's logits plus the cache's vote, [B, C]."""
     near = torch.exp(-config.beta * (1 - images.to(keys.dtype) @ keys.T))  # [B, N]
-    votes = near @ F.one_hot(labels, len(texts)).to(near.dtype)  # [B, C]
+    values = labels[:, None] == torch.arange(len(texts), device=labels.device)  # one-hot, [N, C]
+    votes = near @ values.to(near.dtype)  # [B, C]
     return scores(clip, images, texts) + config.alpha * votes
 
 
@@ -100,6 +100,7 @@ class TipAdapterF(Method):
 
     name: ClassVar[str] = "tip-adapter-f"
     title: ClassVar[str] = "Tip-Adapter-F"
+    steady: ClassVar[bool] = True
     open_classes: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {"epochs": 20, "batch": 256, "weight_decay": 1e-2}
     Config: ClassVar[type] = TipAdapterConfig
