@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from dear.cli import adapt, backbones, bench, data, export, pretrain, report, retrieve, roles, studio, zeroshot
+from dear.cli import (
+    adapt,
+    backbones,
+    bench,
+    data,
+    export,
+    pretrain,
+    report,
+    retrieve,
+    roles,
+    studio,
+    zeroshot,
+)
 
 app = typer.Typer(
     name="dear",
