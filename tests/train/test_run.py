@@ -118,8 +118,7 @@ def test_killed_at_random_steps_and_resumed_gives_the_same_bytes(tmp_path: Path,
         child.join(60)
         assert child.exitcode in (-signal.SIGKILL, 0)
     train(method(), Colours(), RECIPE, folder, resume=True)
-    left = {p: b for p, b in contents(folder).items() if not p.endswith(".part") and p != ".lock"}
-    assert left == contents(tmp_path / "whole")
+    assert contents(folder) == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("where", ["fsync", "replace"])
@@ -268,7 +267,28 @@ def test_loading_refuses_what_does_not_belong(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a run folder"):
         load_run(tmp_path, tiny_clip(dtype=torch.float32))
     config = json.loads((tmp_path / "run/config.json").read_text())
-    for key, value in (("schema", 99), ("classes", "red"), ("format", "x"), ("options", {"gamma": 1})):
+    wrong = [("schema", 99), ("classes", "red"), ("classes", [1, 2, 3]), ("format", "x"), ("method", "deer")]
+    wrong += [("options", {"gamma": 1}), ("options", {"beta": "x"}), ("options", {"text_tokens": 10**9})]
+    wrong += [("ids", [[1], [2, 3], [4]]), ("ids", [[10**9]] * 3), ("ids", [[-1]] * 3), ("ids", ["a"] * 3)]
+    for key, value in wrong:
         (tmp_path / "run/config.json").write_text(json.dumps({**config, key: value}))
         with pytest.raises(DearError):
             load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Paused):
+        train(method(), Colours(), RECIPE, tmp_path / "run", stop=lambda: True)
+    path = tmp_path / "run/resume.safetensors"
+    whole = path.read_bytes()
+    state = safetensors.torch.load(whole)
+    for broken in (
+        whole[: len(whole) // 2],
+        safetensors.torch.save({}, {"step": "1", "parts": "loss"}),
+        safetensors.torch.save(state, {"parts": "loss"}),
+        safetensors.torch.save(state, {"step": "one", "parts": "loss"}),
+        safetensors.torch.save({**state, "optimiser.x.y": torch.zeros(1)}, {"step": "1", "parts": "loss"}),
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(DearError, match=r"resume\.safetensors|saved state"):
+            train(method(), Colours(), RECIPE, tmp_path / "run", resume=True)

@@ -29,6 +29,7 @@ from dear.methods.prompts import unit
 
 PROJECTIONS = ("copy", "random", "low-rank")
 FUSION_LOSSES = ("log", "linear")
+_MOST = 1024  # more tokens or ranks than anyone means; a damaged file may name any number
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ class DeARConfig:
             names = [a.casefold() for a in self.attributes or ()]
             demand(bool(names), "attributes is empty: DeAR needs at least one")
             demand(len(set(names)) == len(names), f"attributes {self.attributes} name one twice")
-        demand(self.tokens_per_attribute >= 1, "tokens_per_attribute must be at least 1")
-        demand(self.text_tokens >= 0, "text_tokens cannot be negative")
+        demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
+        demand(0 <= self.text_tokens <= _MOST, f"text_tokens must be from 0 to {_MOST}")
         demand(0.0 <= self.beta <= 1.0, f"beta = {self.beta} is not between 0 and 1")
-        demand(self.rank >= 1, "rank must be at least 1")
+        demand(1 <= self.rank <= _MOST, f"rank must be from 1 to {_MOST}")
         demand(
             self.lambda_reg >= 0 and self.lambda_fusion >= 0,
             "lambda_reg and lambda_fusion cannot be negative",

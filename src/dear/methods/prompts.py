@@ -61,6 +61,8 @@ class ClassPrompts:
         full = clip.tokenize(self.texts) if ids is None else ids
         if full.ndim != 2 or full.shape[0] != len(self.classes):
             raise InputError(f"ids must be [{len(self.classes)}, T], a row a class; got {list(full.shape)}")
+        if full.numel() == 0 or not 0 <= int(full.min()) <= int(full.max()) < clip.config.text.vocab:
+            raise InputError(f"ids must be token numbers from 0 to {clip.config.text.vocab - 1}")
         self.ids = TextTower.cut(full).to(clip.device)  # [C, T]
         self.eot = TextTower.eot(self.ids)  # [C]
         self._frozen: Tensor | None = None

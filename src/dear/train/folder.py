@@ -116,6 +116,8 @@ def locked(folder: Path) -> Iterator[None]:
         raise RunError(f"{folder}: another process is training in this folder; choose another") from None
     except OSError as error:
         raise RunError(f"{folder}: cannot be used as a run folder ({error.strerror or error})") from error
+    for left in folder.glob(".*.part"):  # of a process that was killed while writing
+        left.unlink(missing_ok=True)
     try:
         yield
     finally:
@@ -167,8 +169,8 @@ def load_run(
             f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
         )
     kind = find_method(config["method"])
-    ids = None if config["ids"] is None else torch.tensor(config["ids"], dtype=torch.long)
     try:
+        ids = None if config["ids"] is None else torch.tensor(config["ids"], dtype=torch.long)
         method = kind(
             clip,
             config["classes"],
@@ -178,7 +180,7 @@ def load_run(
             ids=ids,
             **config["options"],
         )
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{folder / 'config.json'}: cannot be used ({error})") from error
     load_adapter(method, folder)
     return method

@@ -111,8 +111,7 @@ def _train(
     with backbone_in(method, recipe.precision) as dtype:
         loop = Loop(method, Feed(pictures, method.clip, recipe), recipe, dtype)
         if folder is not None and state == "resumable":
-            tensors, words = read_safetensors(folder / "resume.safetensors", "saved training state")
-            loop.restore(tensors, words, read_log(folder))
+            _restore(loop, folder)
 
         def save() -> None:
             if folder is not None:
@@ -128,6 +127,16 @@ def _train(
         with suppress(FileNotFoundError):
             (folder / "resume.safetensors").unlink()
     return trained
+
+
+def _restore(loop: Loop, folder: Path) -> None:
+    """Continue from the folder's saved state."""
+    path = folder / "resume.safetensors"
+    tensors, words = read_safetensors(path, "saved training state")
+    try:
+        loop.restore(tensors, words, read_log(folder))
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise RunError(f"{path}: is damaged ({error}); delete it to start again") from error
 
 
 def _write_config(folder: Path, method: Method, config: dict[str, Any]) -> None:
