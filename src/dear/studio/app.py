@@ -114,26 +114,40 @@ def serving(
     """
     if not 1 <= max_upload_mb <= 1000:
         raise UsageError(f"--max-upload-mb {max_upload_mb}: choose between 1 and 1000")
-    folder = Path(tempfile.mkdtemp(prefix="dear-studio-"))  # for this user only (mode 700)
-    before = os.environ.get("GRADIO_TEMP_DIR")
-    os.environ["GRADIO_TEMP_DIR"] = str(folder / "uploads")
-    page = None
-    trainer = None
-    try:
+    with private_folder() as folder:
         desk = open_desk(folder, run, backbone, data, device, local=is_local(host))
-        trainer = Trainer(desk)
-        page = build(desk, trainer)
+        with serving_desk(desk, host, port, max_upload_mb) as url:
+            yield url
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for this user only, deleted afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="dear-studio-"))  # mode 700
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def serving_desk(
+    desk: Desk, host: str = "127.0.0.1", port: int = 0, max_upload_mb: int = 20
+) -> Iterator[str]:
+    """Serve the studio on a desk that is set already; yields its address."""
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    os.environ["GRADIO_TEMP_DIR"] = str(desk.folder / "uploads")  # gradio keeps uploads and answers there
+    trainer = Trainer(desk)
+    page = build(desk, trainer)
+    try:
         yield _launch(page, host, port, max_upload_mb)
     finally:
-        if trainer is not None:
-            trainer.stop()
-        if page is not None:
-            page.close(verbose=False)
+        trainer.stop()
+        page.close(verbose=False)
         if before is None:
             os.environ.pop("GRADIO_TEMP_DIR", None)
         else:
             os.environ["GRADIO_TEMP_DIR"] = before
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:

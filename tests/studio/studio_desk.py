@@ -1,0 +1,44 @@
+"""A small desk for the studio's tests: the embedded backbone, few pictures, a model trained in seconds."""
+
+from __future__ import annotations
+
+import functools
+
+import dear
+from dear.adapt import adapt
+from dear.data import halves, open_data
+from dear.heads.contributions import last_third
+from dear.heads.known import known_roles
+from dear.heads.roles import RoleMap
+from dear.studio.desk import Desk, examples
+
+
+@functools.cache
+def backbone():
+    return dear.load("mini")
+
+
+@functools.cache
+def pictures():
+    return examples(each=8)
+
+
+@functools.cache
+def model():
+    """DeAR after a few steps on the first half of the vehicles."""
+    clip = backbone()
+    train = open_data("world:vehicles", "train")
+    base = train.select_classes(halves(train.classes)[0])
+    return adapt(base, backbone=clip, roles=roles(), shots=4, recipe={"epochs": 2}).method
+
+
+def roles():
+    clip = backbone()
+    return known_roles(clip) or RoleMap.uniform("mixed", last_third(clip), clip.config.vision.heads)
+
+
+def desk(folder, trained=True, local=True):
+    new = Desk(backbone(), roles(), pictures(), folder, local=local)
+    if trained:
+        new.use(model(), "a model of the tests")
+    return new

@@ -1,0 +1,273 @@
+"""What the studio's tabs do, without a browser."""
+
+import json
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from studio_desk import backbone, desk, model, pictures, roles
+
+from dear.errors import DataError, DearError, InputError, RoleError, UsageError
+from dear.methods import ZeroShot
+from dear.studio import compare as comparing
+from dear.studio.classify import (
+    MOST_PICTURES,
+    classify,
+    open_uploads,
+    parse_classes,
+    share_rows,
+    verdicts_html,
+)
+from dear.studio.desk import Stopped, open_desk
+from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
+from dear.studio.search import Search
+from dear.studio.training import Plan, Trainer
+from dear.train import load_run
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+# --- the desk ------------------------------------------------------------------------------------------
+
+
+def test_with_nothing_given_the_desk_has_the_embedded_backbone_and_examples(tmp_path):
+    opened = open_desk(tmp_path)
+    assert opened.clip.name == "mini"
+    assert opened.model is None
+    assert len(opened.pictures) >= 100
+    assert len(opened.classes) >= 2
+
+
+def test_a_missing_run_is_a_sentence(tmp_path):
+    with pytest.raises(DearError, match="not a run folder"):
+        open_desk(tmp_path, run=str(tmp_path / "nothing"))
+
+
+def test_long_work_can_be_stopped_from_its_progress(tmp_path):
+    fresh = desk(tmp_path, trained=False)
+
+    def stop(what, done, total):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        fresh.find_model(stop)
+    assert fresh.model is None
+
+
+# --- heads ---------------------------------------------------------------------------------------------
+
+
+def test_the_map_has_a_button_a_head_with_its_role_in_words():
+    html = map_html(roles(), (12, 3))
+    assert html.count("<button") == len(roles())
+    assert 'data-head="12-3" aria-pressed="true"' in html
+    assert html.count('aria-pressed="true"') == 1
+    assert "layer 12, head 3:" in html
+
+
+def test_a_head_is_shown_with_pictures_and_its_gaze(tmp_path):
+    viewer = Viewer(desk(tmp_path))
+    key = first_key(roles())
+    view = viewer.view(key)
+    assert view.role == roles()[key]
+    assert len(view.most) == len(view.most_seen) == len(view.least) == 6
+    assert view.most_seen[0].size == (224, 224)
+    assert f"Layer {key[0]}, head {key[1]}" in describe_html(view)
+    assert viewer.look(key, Image.new("RGB", (300, 100), "red")).size == (224, 224)
+
+
+def test_the_overlay_is_brightest_where_the_head_looks():
+    look = torch.zeros(8, 8)
+    look[1, 6] = 1.0
+    seen = np.asarray(overlay(Image.new("RGB", (64, 64), (120, 120, 120)), look)).astype(int).sum(axis=2)
+    row, column = np.unravel_index(seen.argmax(), seen.shape)
+    assert 28 <= row < 56
+    assert 168 <= column < 196
+
+
+def test_heads_that_do_not_exist_are_refused():
+    with pytest.raises(UsageError, match="write layer and head"):
+        parse_key("twelve", roles())
+    with pytest.raises(RoleError):
+        parse_key("1-0", roles())
+
+
+# --- classify ------------------------------------------------------------------------------------------
+
+
+def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
+    shown = [("one.png", pictures().picture(0)), ("two.png", pictures().picture(9))]
+    classes = ["car", "house", "red star", "beach"]  # two of them never trained
+    verdicts = classify(desk(tmp_path), shown, classes, "a photo of a {}.")
+    batch = torch.stack([backbone().preprocess(picture) for _, picture in shown])
+    other = model().with_classes(classes, "a photo of a {}.")
+    frozen = ZeroShot(backbone(), classes, template="a photo of a {}.")
+    for row, verdict in enumerate(verdicts):
+        wanted = {"zero-shot": frozen.logits(batch), **other.all_logits(batch)}
+        assert list(verdict.answers) == ["zero-shot", "fused", "decoupled"]
+        for mode, logits in wanted.items():
+            best = logits[row].softmax(-1).max(-1)
+            assert verdict.answers[mode][0][0] == classes[int(best.indices)]
+            assert verdict.answers[mode][0][1] == pytest.approx(float(best.values), abs=1e-5)
+        first, second = wanted["fused"][row].topk(2).values.tolist()
+        assert sum(verdict.shares.values()) == pytest.approx(first - second, abs=1e-4)
+        assert set(verdict.shares) == {"class", *model().attributes}
+    assert len(share_rows(verdicts)) == 2
+
+
+def test_names_of_pictures_and_classes_are_escaped(tmp_path):
+    verdicts = classify(desk(tmp_path), [(EVIL, pictures().picture(0))], [EVIL, "car"], "a {}.")
+    html = verdicts_html(verdicts)
+    assert "<img src=x" not in html
+    assert "&lt;img src=x" in html
+
+
+def test_class_names_are_read_from_lines_and_commas():
+    assert parse_classes(" cat \ndog, cat,\n") == ["cat", "dog"]
+    with pytest.raises(UsageError, match="at least two"):
+        parse_classes("cat")
+    with pytest.raises(UsageError, match="too many"):
+        parse_classes("\n".join(f"class {n}" for n in range(2000)))
+
+
+def test_a_file_that_is_no_picture_is_named_without_its_folder(tmp_path):
+    path = tmp_path / "secret" / "note.png"
+    path.parent.mkdir()
+    path.write_text("hello")
+    with pytest.raises(InputError) as caught:
+        open_uploads([str(path)])
+    assert str(caught.value).startswith("note.png: is a text file")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InputError, match="choose a picture first"):
+        open_uploads([])
+    with pytest.raises(InputError, match="too many"):
+        open_uploads([str(path)] * (MOST_PICTURES + 1))
+
+
+# --- retrieve ------------------------------------------------------------------------------------------
+
+
+def test_the_query_itself_is_nearest_and_others_follow_by_cosine(tmp_path):
+    search = Search(desk(tmp_path))
+    found = search.find(pictures().picture(5), "colour", top=4)
+    cosines = [cosine for _, _, cosine in found]
+    assert cosines[0] == pytest.approx(1.0, abs=1e-4)
+    assert cosines == sorted(cosines, reverse=True)
+    features = torch.nn.functional.normalize(
+        model().attribute_features(
+            torch.stack([backbone().preprocess(pictures().picture(i)) for i in (5, 6)])
+        ),
+        dim=-1,
+    )
+    own = model().attribute_index("color")
+    wanted = float(features[0, own] @ features[1, own])
+    every = [cosine for _, _, cosine in search.find(pictures().picture(5), "Color", top=100)]
+    assert min(abs(wanted - cosine) for cosine in every) < 1e-4
+
+
+def test_a_folder_can_be_searched_here_but_not_from_other_computers(tmp_path):
+    gallery = tmp_path / "gallery"
+    gallery.mkdir()
+    for number in range(3):
+        pictures().picture(number * 7).save(gallery / f"{number}.png")
+    found = Search(desk(tmp_path)).find(pictures().picture(7), "shape", str(gallery), top=2)
+    assert found[0][1] == "1.png"
+    with pytest.raises(UsageError, match="cannot be named"):
+        Search(desk(tmp_path, local=False)).find(pictures().picture(7), "shape", str(gallery))
+    with pytest.raises(DataError, match="not a folder"):
+        Search(desk(tmp_path)).find(pictures().picture(7), "shape", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="no attribute is called"):
+        Search(desk(tmp_path)).find(pictures().picture(7), "smell")
+
+
+# --- train ---------------------------------------------------------------------------------------------
+
+
+def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
+    opened = desk(tmp_path)
+    trainer = Trainer(opened)
+    with pytest.raises(DearError, match="no finished run"):
+        trainer.download()
+    plan = Plan("world:vehicles", shots=2, epochs=3)
+    trainer.start(plan)
+    with pytest.raises(UsageError, match="running"):
+        trainer.start(plan)
+    while trainer.watched.step < 1 and trainer.watched.busy:
+        time.sleep(0.02)
+    trainer.stop()
+    stopped = trainer.watched
+    assert stopped.state == "stopped", stopped.message
+    assert 0 < stopped.step < stopped.steps
+    trainer.resume()
+    done = trainer.wait(120)
+    assert done.state == "finished", done.message
+    assert done.step == done.steps
+    assert done.lines[-1]["step"] == done.steps
+    assert opened.model.classes == load_run(trainer.run, backbone=opened.clip).classes
+    assert done.accuracy[-1][1].keys() == {"fused", "decoupled"}
+    with zipfile.ZipFile(trainer.download()) as archive:
+        assert "run/adapter.safetensors" in archive.namelist()
+        assert not any("/" in name.removeprefix("run/") or ".." in name for name in archive.namelist())
+        assert json.loads(archive.read("run/config.json"))["method"] == "dear"
+
+
+def test_nothing_to_train_on_is_a_sentence(tmp_path):
+    trainer = Trainer(desk(tmp_path))
+    for plan, message in (
+        (Plan(""), "name the pictures"),
+        (Plan(str(tmp_path / "none")), "not a folder"),
+        (Plan("world:nowhere"), "no such task"),
+        (Plan("world:vehicles", epochs=0), "epochs"),
+    ):
+        with pytest.raises(DearError, match=message):
+            trainer.start(plan)
+    with pytest.raises(UsageError, match="no stopped training"):
+        trainer.resume()
+    assert trainer.watched.state == "idle"
+    with pytest.raises(UsageError, match="cannot be named"):
+        Trainer(desk(tmp_path, local=False)).start(Plan(str(tmp_path)))
+
+
+# --- compare -------------------------------------------------------------------------------------------
+
+
+def cell_file(folder, method, base, novel, seed=1):
+    from dear.bench.cells import Cell, Outcome
+    from dear.bench.grid import Grid
+
+    cell = Cell("base-to-novel", method, "world:vehicles", seed, 16, "mini", "sha256:0")
+    hm = 2 * base * novel / (base + novel)
+    result = {"modes": {"default": {"base": base, "novel": novel, "hm": hm}}, "facts": {}}
+    grid = Grid(folder)
+    grid.store(Outcome(cell, result))
+    return grid.path(cell)
+
+
+def test_result_files_become_tables_and_plots(tmp_path):
+    files = [cell_file(tmp_path, "zeroshot", 0.5, 0.6), cell_file(tmp_path, "coop", 0.8, 0.4)]
+    shown = comparing.compare(files)["base-to-novel"]
+    assert shown.cells == 2
+    assert "80.00" in shown.table
+    assert "coop" in shown.table
+    assert len(shown.figures) >= 2
+    opened = desk(tmp_path)
+    assert comparing.result_files(opened, [], str(tmp_path)) == sorted(files)
+    with pytest.raises(UsageError, match="choose result files"):
+        comparing.result_files(opened, [], "")
+
+
+def test_a_file_that_is_no_result_is_named_without_its_folder(tmp_path):
+    wrong = tmp_path / "secret" / "cell.json"
+    wrong.parent.mkdir()
+    for content, message in (
+        ("{}", "not a whole cell"),
+        ("no json", "not a valid"),
+        ("[" * 10**5, "cell.json"),
+    ):
+        wrong.write_text(content)
+        with pytest.raises(DearError, match=message) as caught:
+            comparing.compare([wrong])
+        assert "secret" not in str(caught.value)
