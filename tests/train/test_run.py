@@ -238,6 +238,7 @@ def test_the_learning_rate_warms_up_and_falls_to_almost_nothing() -> None:
     assert rates[-1] < 2e-6
     by_epoch = [Recipe(cosine_by="epoch").rate(step, 7) for step in range(70)]
     assert len(set(by_epoch)) == 10
+    assert Recipe(epochs=1).rate(0, 7) == 1e-3  # too short for a warm-up
 
 
 def test_every_picture_is_seen_once_an_epoch_in_a_new_order() -> None:

@@ -18,7 +18,8 @@ class Recipe:
     """The training recipe (supplement A), fixed for all data sets.
 
     The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
-    `lr` towards 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does).
+    `lr` towards 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
+    run of no more epochs than the warm-up has none, for it would end before it learned anything.
 
     >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
     (1e-05, 0.001)
@@ -77,8 +78,9 @@ class Recipe:
     def rate(self, step: int, steps_per_epoch: int) -> float:
         """Learning rate of a step, counted from 0."""
         epoch = step // steps_per_epoch
-        if epoch < self.warmup_epochs:
+        warmup = self.warmup_epochs if self.epochs > self.warmup_epochs else 0
+        if epoch < warmup:
             return self.warmup_lr
-        start, end = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
+        start, end = warmup * steps_per_epoch, self.epochs * steps_per_epoch
         at = step if self.cosine_by == "step" else epoch * steps_per_epoch
         return 0.5 * self.lr * (1 + math.cos(math.pi * (at - start) / (end - start)))
