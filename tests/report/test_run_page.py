@@ -8,7 +8,7 @@ from tiny import Colours, mixed_roles, tiny_clip
 
 from dear import figures
 from dear.errors import DataError
-from dear.methods import DeAR, ZeroShot
+from dear.methods import DeAR, Purify, ZeroShot
 from dear.report.page import thumbnail
 from dear.report.run_facts import examine
 from dear.report.run_page import run_page
@@ -167,3 +167,12 @@ def test_thumbnails_are_small_whatever_the_picture():
 
     assert len(thumbnail(Image.new("RGB", (4000, 3000), (10, 200, 30)))) < 20_000
     assert thumbnail(Image.new("LA", (3, 2))).startswith("data:image/jpeg;base64,")
+
+
+def test_purified_heads_get_their_picture(clip, test_set):
+    purified = Purify(clip, ["red", "green", "blue"])
+    train(purified, Colours(classes=3, each=4, domains=2), Recipe(epochs=2, batch=6))
+    page = run_page(examine(purified, test_set))
+    assert "Which heads were strengthened" in page
+    assert "head 3" in page
+    assert "epoch " in page

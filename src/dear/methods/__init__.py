@@ -101,6 +101,7 @@ __all__ = [
     "HeadLoRA",
     "Loss",
     "Method",
+    "Purify",
     "ZeroShot",
     "build_method",
     "combine",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dear import figures
 from dear.files import write_atomic
+from dear.report.gates import gates_figure
 from dear.report.page import Figures, document, percent, section, table, thumbnail
 
 if TYPE_CHECKING:
@@ -75,6 +76,16 @@ def run_page(
                 "Learned weights of the class token and of each attribute’s own feature; all started at the "
                 "dotted line.",
                 show.html(figures.fusion_weights(facts.fusion_weights), _spoken(facts.fusion_weights)),
+            )
+        )
+    history = dict(method.named_buffers()).get("history")
+    if history is not None and history.numel():
+        parts.append(
+            section(
+                "Which heads were strengthened",
+                "Head purification weighs every head of the image tower; white is as before. Move the slider "
+                "to see how training came to these gates.",
+                show.html(gates_figure(history), "Gates of all heads, layer by layer"),
             )
         )
     if log:
