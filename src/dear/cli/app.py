@@ -11,6 +11,7 @@ from dear.cli import (
     backbones,
     bench,
     data,
+    demo,
     export,
     pretrain,
     report,
@@ -48,5 +49,18 @@ def _options(
     pass
 
 
-for group in (zeroshot, roles, adapt, retrieve, bench, export, report, studio, pretrain, backbones, data):
+for group in (
+    demo,
+    zeroshot,
+    roles,
+    adapt,
+    retrieve,
+    bench,
+    export,
+    report,
+    studio,
+    pretrain,
+    backbones,
+    data,
+):
     group.add_to(app)

@@ -41,7 +41,9 @@ def discover(
     corpus: Annotated[
         str | None, typer.Option("--corpus", help="general, world, or a .txt/.jsonl file of phrases.")
     ] = None,
-    phrases: Annotated[int, typer.Option("--phrases", help="Phrases that describe a head.")] = 20,
+    phrases: Annotated[
+        int | None, typer.Option("--phrases", help="Phrases that describe a head; 20 for heads 64 wide.")
+    ] = None,
     concepts: Annotated[
         str, typer.Option("--concepts", help="clusters (HDBSCAN), fixed (twelve names) or tags.")
     ] = "clusters",

@@ -1,0 +1,32 @@
+"""`dear demo`: the whole story on the embedded backbone and world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("demo")(demo)
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results and the page.")] = Path(
+        "demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="One task, fewer pictures and epochs.")] = False,
+) -> None:
+    """Roles, adaptation, comparison and a page, on what comes with the package; minutes on two cores.
+
+    Example: `dear demo --out demo`
+    """
+    from dear.demo import demo as story
+
+    story(out, quick, typer.echo)
+    typer.echo(f"\nOpen {out / 'index.html'} in a browser. For your own pictures, a folder a class:")
+    typer.echo("  dear adapt --data photos/ --backbone openai/clip-vit-base-patch16 --out run")
+    typer.echo("  dear evaluate run --data photos/")
+    typer.echo("  dear predict run picture.jpg")
