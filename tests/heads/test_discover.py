@@ -7,7 +7,7 @@ from heads_oracles import literal_textspan, tiny_clip
 from dear.errors import RoleError
 from dear.heads.contributions import decompose
 from dear.heads.corpus import Corpus, Phrase, load_corpus
-from dear.heads.discover import default_corpus, discover_roles, text_features
+from dear.heads.discover import default_corpus, default_phrases, discover_roles, text_features
 from dear.heads.roles import RoleMap
 
 WORDS = Corpus("some", load_corpus().phrases[::20])
@@ -105,8 +105,19 @@ def test_phrases_that_read_alike_are_kept_once():
     torch.testing.assert_close(features.norm(dim=1), torch.ones(2))
 
 
-def test_default_corpus_follows_the_vocabulary():
+def test_defaults_follow_the_backbone():
     assert default_corpus(tiny_clip()) == "general"
+    assert default_phrases(tiny_clip()) == 2  # heads of width 8
+    assert default_phrases(tiny_clip(width=192, heads=3)) == 20
+
+
+def test_features_keep_the_order_of_the_phrases():
+    clip = tiny_clip()
+    texts = ["a very long phrase about a cat on a mat", "a dog", "two words more than a dog", "red"]
+    kept, features, _ = text_features(clip, texts)
+    assert kept == tuple(texts)
+    expected = torch.nn.functional.normalize(clip.encode_text(texts), dim=-1)
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_user_corpus_without_tags(found):
@@ -114,5 +125,5 @@ def test_user_corpus_without_tags(found):
     bare = Corpus("bare", tuple(Phrase(text) for text in WORDS.texts))
     with pytest.raises(RoleError, match="needs a concept"):
         discover_roles(clip, pixels, layers=[4], corpus=bare, concepts="tags")
-    roles = discover_roles(clip, pixels, layers=[4], corpus=bare)
+    roles = discover_roles(clip, pixels, layers=[4], corpus=bare, phrases=12)
     assert roles.evidence["concepts"]["agreement"] == {}

@@ -7,6 +7,7 @@ picture runs through the tower again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,7 @@ def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, 
 
     Returns:
         A row each: `kind`, `concept` (None for the whole kind), `heads`, `accuracy`, and `control`, the mean
-        accuracy when as many heads drawn at random from the map are ablated instead (`seeds` draws).
+        accuracy when as many random heads of the same layers are ablated instead (`seeds` draws).
     """
     groups: list[tuple[str, str | None]] = [(kind, None) for kind in KINDS]
     groups += [("core", concept) for concept in roles.core]
@@ -152,7 +153,7 @@ def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, 
                     "concept": concept,
                     "heads": len(heads),
                     "accuracy": task.accuracy(heads),
-                    "control": _control(task, roles, len(heads), seeds),
+                    "control": control(task, heads, seeds),
                 }
             )
     return rows
@@ -170,27 +171,37 @@ def concept_table(
 
     Returns:
         (drop, control): `drop[concept][task]`, accuracy lost with the core heads of that concept ablated,
-        and the accuracy lost on average with as many random heads of the map ablated. Concepts without a
-        head have no row.
+        and the accuracy lost on average with as many random heads of the same layers ablated. Concepts
+        without a head have no row.
     """
     drop: dict[str, dict[str, float]] = {}
-    control: dict[str, dict[str, float]] = {}
+    random: dict[str, dict[str, float]] = {}
     for concept in roles.core:
         heads = roles.select("core", concept)
         if heads:
             whole = {name: task.accuracy() for name, task in tasks.items()}
             drop[concept] = {name: whole[name] - task.accuracy(heads) for name, task in tasks.items()}
-            control[concept] = {
-                name: whole[name] - _control(task, roles, len(heads), seeds) for name, task in tasks.items()
+            random[concept] = {
+                name: whole[name] - control(task, heads, seeds) for name, task in tasks.items()
             }
-    return drop, control
+    return drop, random
 
 
-def _control(task: Task, roles: RoleMap, count: int, seeds: int) -> float:
-    """Mean accuracy with `count` random heads of the map ablated."""
-    keys = sorted(roles.table)
+def control(task: Task, heads: Sequence[Key], seeds: int = 10) -> float:
+    """Mean accuracy with random heads ablated instead: as many as `heads`, in the same layers.
+
+    Layers differ much more in what they are worth than heads of a layer do; heads drawn from all layers
+    would mostly tell which layers a role lives in.
+    """
+    every = task.pictures.outputs.shape[2]
+    layers = Counter(layer for layer, _ in heads)
     total = 0.0
     for seed in range(seeds):
-        order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed))[:count]
-        total += task.accuracy([keys[place] for place in order.tolist()])
+        rng = torch.Generator().manual_seed(seed)
+        drawn = [
+            (layer, head)
+            for layer, count in sorted(layers.items())
+            for head in torch.randperm(every, generator=rng)[:count].tolist()
+        ]
+        total += task.accuracy(drawn)
     return total / max(seeds, 1)

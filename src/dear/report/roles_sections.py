@@ -159,7 +159,7 @@ def effects(roles: RoleMap, evidence: Evidence) -> str:
     return f"""<section><h2>What heads are worth</h2><div class="two"><figure>{chart}
 <figcaption>Direct effect on {evidence.pictures:,} pictures: the contributions of a layer's heads are replaced
 by their mean over the pictures. Dotted: nothing replaced. Shaded: layers of the map.</figcaption></figure>
-<div><p>The same for the heads of a role, beside as many heads drawn at random from the map.</p>
+<div><p>The same for the heads of a role, beside as many random heads of the same layers.</p>
 {replaced}</div></div></section>
 """
 
