@@ -74,10 +74,11 @@ def _map(roles: RoleMap) -> str:
 
 def _task(story: Story, clip: Clip, show: Figures) -> str:
     """Accuracies, fusion weights and pictures of one task."""
+    names = {row: row.title.removeprefix("DeAR, ") for row in story.rows}
     groups = {
-        "trained classes": {row.title: row.base for row in story.rows},
-        "new classes": {row.title: row.novel for row in story.rows},
-        "harmonic mean": {row.title: row.hm for row in story.rows},
+        "trained classes": {names[row]: row.base for row in story.rows},
+        "new classes": {names[row]: row.novel for row in story.rows},
+        "harmonic mean": {names[row]: row.hm for row in story.rows},
     }
     rows = [[row.title, percent(row.base), percent(row.novel), percent(row.hm)] for row in story.rows]
     return section(
