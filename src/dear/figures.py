@@ -36,8 +36,9 @@ def dress(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
         plot_bgcolor="white",
         **layout,
     )
-    figure.update_xaxes(gridcolor=FAINT, zeroline=False, automargin=True, fixedrange=True)
-    figure.update_yaxes(gridcolor=FAINT, zeroline=False, automargin=True, fixedrange=True)
+    common = {"gridcolor": FAINT, "zeroline": False, "automargin": True, "fixedrange": True}
+    figure.update_xaxes(title_font_size=13, **common)
+    figure.update_yaxes(title_font_size=13, **common)
     return figure
 
 

@@ -4,12 +4,15 @@
 """
 
 import contextlib
+import io
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 
 pytest.importorskip("gradio", reason="the extra `studio` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -18,6 +21,7 @@ from studio_desk import desk, pictures  # noqa: E402
 from test_actions import cell_file  # noqa: E402
 
 from dear.studio.app import private_folder, serving_desk  # noqa: E402
+from dear.studio.desk import examples  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(
@@ -204,34 +208,38 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(chromium, url):
 
 
 def take_screenshots(folder):
-    """The pictures of the documentation."""
-    folder.mkdir(parents=True, exist_ok=True)
-    import tempfile
-
+    """The pictures of the documentation; a palette keeps the files small."""
     scratch = Path(tempfile.mkdtemp())
-    with private_folder() as private, serving_desk(desk(private)) as address, browser() as opened:
-        page = opened.new_page(viewport={"width": 1180, "height": 820})
-        page.set_default_timeout(PATIENCE)
-        page.goto(address)
-        page.wait_for_selector(".dear-map button")
-        test_a_clicked_head_shows_its_role_and_pictures(page)
-        page.wait_for_timeout(800)
-        page.screenshot(path=folder / "studio-heads.png")
-        open_tab(page, "Classify")
-        page.locator("#classify-examples button img").nth(0).click()
-        page.locator("#classify-answers article").wait_for()
-        page.locator("#classify-shares .js-plotly-plot").wait_for()
-        page.wait_for_timeout(800)
-        page.screenshot(path=folder / "studio-classify.png")
-        test_a_picture_is_retrieved_by_an_attribute(page)
-        page.wait_for_timeout(800)
-        page.screenshot(path=folder / "studio-retrieve.png")
-        test_a_training_is_started_stopped_and_resumed(page)
-        page.wait_for_timeout(800)
-        page.screenshot(path=folder / "studio-train.png")
-        test_results_are_compared(page, scratch)
-        page.wait_for_timeout(800)
-        page.screenshot(path=folder / "studio-compare.png")
+
+    def shoot(name):
+        page.evaluate("window.scrollTo(0, 0)")
+        page.wait_for_timeout(1000)
+        shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        shot.quantize(255, dither=Image.Dither.NONE).save(folder / f"studio-{name}.png", optimize=True)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with private_folder() as private, browser() as opened:
+        own = desk(private, trained=False)
+        own.pictures = examples()
+        own.find_model()
+        with serving_desk(own) as address:
+            page = opened.new_page(viewport={"width": 1120, "height": 860})
+            page.set_default_timeout(PATIENCE)
+            page.goto(address)
+            page.wait_for_selector(".dear-map button")
+            page.locator("#head-gaze img").first.wait_for()
+            shoot("heads")
+            open_tab(page, "Classify")
+            page.locator("#classify-examples button img").nth(0).click()
+            page.locator("#classify-answers article").wait_for()
+            page.locator("#classify-shares .js-plotly-plot").wait_for()
+            shoot("classify")
+            test_a_picture_is_retrieved_by_an_attribute(page)
+            shoot("retrieve")
+            test_a_training_is_started_stopped_and_resumed(page)
+            shoot("train")
+            test_results_are_compared(page, scratch)
+            shoot("compare")
     shutil.rmtree(scratch)
 
 

@@ -48,6 +48,7 @@ class Desk:
         model: the adapted model; None until one is trained or loaded.
         source: where the model came from, in words.
         local: the page is served to this computer only, so it may name folders of this computer.
+        example: the model is the example that `find_model` trains.
     """
 
     clip: Clip
@@ -57,12 +58,13 @@ class Desk:
     model: Method | None = None
     source: str = ""
     local: bool = True
+    example: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names to start with: the model's, or those of the example task."""
-        if self.model is not None:
+        """Class names to start with: the model's, or all of the example task, of which it learns half."""
+        if self.model is not None and not self.example:
             return self.model.classes
         return open_data(EXAMPLE, "test").classes
 
@@ -101,13 +103,14 @@ class Desk:
                 self.use(
                     done.method, f"an example trained just now on {len(base.classes)} classes of {EXAMPLE}"
                 )
+                self.example = True
             assert self.model is not None
             return self.model
 
     def use(self, model: Method, source: str) -> None:
         """Take another adapted model."""
         with self.lock:
-            self.model, self.source = model, source
+            self.model, self.source, self.example = model, source, False
             if model.roles is not None:
                 self.roles = model.roles
 
@@ -148,18 +151,19 @@ def open_desk(
 
 
 def examples(each: int = _EACH) -> PictureSet:
-    """Pictures of several tasks of the attribute world as one set; the label says which task."""
+    """Pictures of several tasks of the attribute world as one set."""
     from dear.data.listed import ListedPictures
 
     items: list[Image.Image] = []
-    labels: list[int] = []
-    for number, name in enumerate(EXAMPLES):
+    names: list[str] = []
+    for name in EXAMPLES:
         task = open_data(name, "test")
         for index in range(0, len(task), max(1, len(task) // each)):
             items.append(task.picture(index))
-            labels.append(number)
-    names = tuple(name.removeprefix("world:") for name in EXAMPLES)
-    return ListedPictures(tuple(items), torch.tensor(labels), names, name="examples of the attribute world")
+            names.append(task.classes[int(task.labels[index])])
+    classes = tuple(dict.fromkeys(names))
+    labels = torch.tensor([classes.index(name) for name in names])
+    return ListedPictures(tuple(items), labels, classes, name="examples of the attribute world")
 
 
 def _own_pictures(run: str) -> PictureSet:

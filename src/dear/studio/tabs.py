@@ -176,7 +176,7 @@ def classify_tab(desk: Desk) -> None:
         with gr.Column(scale=3, min_width=300):
             cards = gr.HTML("<p>Choose pictures; the answers appear here.</p>", elem_id="classify-answers")
             shares = gr.Plot(
-                label="What each attribute added to the decision", visible=False, elem_id="classify-shares"
+                label="What each attribute added to the decision", visible=False, **_plot("classify-shares")
             )
             source = gr.Markdown(elem_id="classify-source")
 
@@ -222,15 +222,15 @@ def retrieve_tab(desk: Desk) -> None:
     attributes = list(desk.roles.core) if desk.roles is not None else ["Color", "Shape", "Texture", "Object"]
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
+            attribute = gr.Radio(
+                attributes, value=attributes[0], label="Find pictures alike in", elem_id="retrieve-attribute"
+            )
             query = gr.File(label="A query picture", file_count="single", elem_id="retrieve-file")
             example = gr.Gallery(
                 samples,
                 label="… or click an example",
                 allow_preview=False,
                 **_gallery(6, "retrieve-examples"),
-            )
-            attribute = gr.Radio(
-                attributes, value=attributes[0], label="Alike in", elem_id="retrieve-attribute"
             )
             folder = gr.Textbox(
                 label="Folder of pictures on this computer; empty: the pictures on the desk",
@@ -242,7 +242,7 @@ def retrieve_tab(desk: Desk) -> None:
                 work.button("retrieve")
         with gr.Column(scale=3, min_width=300):
             asked = gr.Image(
-                label="Query", interactive=False, height=180, buttons=[], elem_id="retrieve-query"
+                label="Query", interactive=False, height=150, buttons=[], elem_id="retrieve-query"
             )
             found = gr.Gallery(label="Most alike, with the cosine", **_gallery(4, "retrieve-found"))
     picked = gr.State(None)
@@ -259,12 +259,12 @@ def retrieve_tab(desk: Desk) -> None:
         picture = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][1]
         return [picture, captions(search.find(picture, wanted, where, tell=work.tell(progress)))]
 
-    def pick(event: gr.SelectData) -> Any:
-        return event.index
+    def pick(event: gr.SelectData) -> list[Any]:
+        return [event.index, None]  # the example counts now, not a file from before
 
     inputs, outputs = [query, picked, attribute, folder], [asked, found]
     go.click(run, inputs, outputs, show_progress_on=[found])
-    example.select(pick, None, picked, show_progress="hidden").then(
+    example.select(pick, None, [picked, query], show_progress="hidden").then(
         run, inputs, outputs, show_progress_on=[found]
     )
     query.upload(lambda: None, None, picked, show_progress="hidden")
@@ -294,8 +294,8 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> None:
             download = gr.DownloadButton("Download the adapter", interactive=False, elem_id="train-download")
         with gr.Column(scale=3, min_width=300):
             status = gr.HTML(status_html(trainer.watched), elem_id="train-status")
-            loss = gr.Plot(label="Loss", visible=False, elem_id="train-loss")
-            accuracy = gr.Plot(label="Accuracy on test pictures", visible=False, elem_id="train-accuracy")
+            loss = gr.Plot(label="Loss", visible=False, **_plot("train-loss"))
+            accuracy = gr.Plot(label="Accuracy on test pictures", visible=False, **_plot("train-accuracy"))
 
     def watch() -> Iterator[list[Any]]:
         seen = (-1, -1)
@@ -355,7 +355,7 @@ def compare_tab(desk: Desk) -> None:
     go = gr.Button("Compare", variant="primary", elem_id="compare-go")
     protocol = gr.Radio([], label="Protocol", visible=False, elem_id="compare-protocol")
     table = gr.HTML("<p>Tables and plots appear here.</p>", elem_id="compare-table")
-    plots = [gr.Plot(visible=False, elem_id=f"compare-plot-{number}") for number in range(3)]
+    plots = [gr.Plot(visible=False, **_plot(f"compare-plot-{number}")) for number in range(3)]
     kept = gr.State({})
 
     def page(shown: dict[str, comparing.Shown], name: str) -> list[Any]:
@@ -397,3 +397,7 @@ def _gallery(columns: int, name: str) -> dict[str, Any]:
         "interactive": False,
         "buttons": [],
     }
+
+
+def _plot(name: str) -> dict[str, Any]:
+    return {"elem_id": name, "elem_classes": ["dear-plot"]}
