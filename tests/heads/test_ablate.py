@@ -5,7 +5,15 @@ import torch
 from heads_oracles import tiny_clip
 
 from dear.errors import DearError, InputError, UsageError
-from dear.heads.ablate import Task, collect, concept_table, layer_effects, role_effects
+from dear.heads.ablate import (
+    Collected,
+    Task,
+    collect,
+    concept_table,
+    layer_effects,
+    random_heads,
+    role_effects,
+)
 from dear.heads.batches import batches, count
 from dear.heads.contributions import decompose
 from dear.heads.roles import Role, RoleMap
@@ -80,6 +88,10 @@ def test_effects_show_where_the_answer_comes_from():
     drop, control = concept_table({"question": task}, roles, seeds=4)
     assert set(drop) == {"Color", "Shape"} == set(control)
     assert drop["Color"]["question"] > 0.2
+    margins, _ = concept_table({"question": task}, roles, seeds=4, measure="margin")
+    assert margins["Color"]["question"] == pytest.approx(1 - task.margin([(4, 1)]) / task.margin())
+    with pytest.raises(UsageError, match="margin"):
+        concept_table({}, roles, measure="loss")
     layers = layer_effects(task)
     assert [row["layer"] for row in layers] == [1, 2, 3, 4]
     assert all(0 <= row["accuracy"] <= 1 for row in layers)
@@ -156,3 +168,19 @@ def test_damaged_stores_are_refused(tmp_path, pictures):
         ContributionStore(tmp_path / "kept")
     with pytest.raises(DearError, match="no such"):
         ContributionStore(tmp_path / "none")
+
+
+def test_margin_by_hand():
+    features = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
+    kept = Collected(features, torch.zeros(2, 1, 1, 1), torch.zeros(1, 1, 1, 2), (1,))
+    task = Task(kept, torch.tensor([0, 1]), torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    assert task.margin() == pytest.approx(0.5)  # 1 - 0, and 0.707 - 0.707
+
+
+def test_random_heads_match_the_layers():
+    task, _ = planted()
+    heads = [(3, 0), (3, 1), (4, 2)]
+    draws = random_heads(task, heads, 5)
+    assert len(draws) == 5
+    assert all([layer for layer, _ in draw] == [3, 3, 4] and len(set(draw)) == 3 for draw in draws)
+    assert draws == random_heads(task, heads, 5)
