@@ -15,7 +15,7 @@ from tiny import mixed_roles, pictures, tiny_clip, token_ids
 import dear
 from dear.errors import DearError, InputError, UsageError
 from dear.heads.roles import RoleMap
-from dear.methods import DeAR, ZeroShot
+from dear.methods import DeAR, ZeroShot, build_method
 
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
 
@@ -172,6 +172,36 @@ def test_a_vit_b_16_sized_dear_with_table_2_agrees(tmp_path):
     wanted = model.all_logits(pixels)
     assert np.abs(got["scores"] - wanted["fused"].numpy()).max() < 1e-3
     assert np.abs(got["decoupled"] - wanted["decoupled"].numpy()).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["mmrl", "purify"])
+def test_other_methods_are_exported_too(clip, name, tmp_path):
+    method = build_method(name, shallow(clip).clip, CLASSES, ids=token_ids())
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.05)
+    export_onnx(method, tmp_path / "m.onnx", check=False)
+    pixels = pictures(3, dtype=torch.float32, seed=4)
+    got = OnnxModel(tmp_path / "m.onnx").run(pixels.numpy())["scores"]
+    np.testing.assert_allclose(got, method.logits(pixels).numpy(), atol=1e-3)
+
+
+def test_a_method_that_works_picture_by_picture_is_refused(clip, tmp_path):
+    method = build_method("cocoop", shallow(clip).clip, CLASSES)
+    with pytest.raises(DearError, match="picture by picture"):
+        export_onnx(method, tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match="encoder"):
+        export_onnx(method, tmp_path / "m.onnx", encoder_only=True)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_the_embedded_backbone_agrees(tmp_path):
+    method = trained_dear(dear.load("mini"), roles=RoleMap.table2(), allow_other_roles=True)
+    written = export_onnx(method, tmp_path / "mini.onnx")
+    assert written.difference < 1e-3
+    batch = pictures(4, 64, dtype=torch.float32)
+    got = OnnxModel(tmp_path / "mini.onnx").run(batch.numpy())
+    assert np.abs(got["scores"] - method.logits(batch).numpy()).max() < 1e-3
 
 
 def test_an_old_file_survives_a_failed_export(clip, tmp_path, monkeypatch):

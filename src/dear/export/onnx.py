@@ -64,6 +64,10 @@ def export_onnx(
     graph = Features(method) if encoder_only else Scores(method)
     program = _trace(graph, method)
     model = program.model
+    if isinstance(model.graph.inputs[0].shape[0], int):
+        raise DearError(
+            f"the method {method.name!r} answers picture by picture; it cannot be written for any batch"
+        )
     for node in model.graph.all_nodes():
         node.metadata_props.clear()  # the exporter notes stack traces there: paths of this machine
         node.doc_string = None
@@ -154,15 +158,17 @@ def _trace(graph: Scores | Features, method: Method) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's remarks (a missing torchvision, deprecations inside it) off the user's terminal."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _difference(data: bytes, graph: Scores | Features, method: Method) -> float:
