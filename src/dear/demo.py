@@ -6,18 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from dear.bench.published import harmonic_mean
 from dear.clip.factory import load
 from dear.clip.model import Clip
-from dear.data import few_shot, halves, open_data, world
+from dear.data import few_shot, halves, open_data
 from dear.data.pictures import PictureSet
 from dear.files import write_json
-from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, build_method
-from dear.mini.figures import batches
+from dear.mini.figures import mini_roles
 from dear.train import Recipe, evaluate, train
 
 Tell = Callable[[str], None]
@@ -67,7 +64,7 @@ def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story
     clip = load("mini")
     numbers = sum(p.numel() for p in clip.parameters())
     tell(f"1. mini: a CLIP of {numbers / 1e6:.1f} million numbers, trained on the attribute world alone")
-    roles = find_roles(clip, 600 if quick else 2000)
+    roles = mini_roles(clip, 600 if quick else 2500)
     roles.save(folder / "roles.json")
     counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
     tell(f"2. roles of its {len(roles)} heads in layers {roles.layers[0]}-{roles.layers[-1]}: {counts}")
@@ -93,12 +90,6 @@ def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story
     )
     write_demo_page(folder / "index.html", clip, roles, stories)
     return stories
-
-
-def find_roles(clip: Clip, pictures: int) -> RoleMap:
-    """Roles of the embedded backbone, judged on pictures of everything there is in its world."""
-    scenes = world.sample(pictures, torch.Generator().manual_seed(SEED))
-    return discover_roles(clip, batches(clip, scenes), concepts="tags")
 
 
 def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, epochs: int | None = None) -> Story:

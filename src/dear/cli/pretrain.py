@@ -75,6 +75,9 @@ def mini(
         Path | None,
         typer.Option("--truth", help="Also write what explains each head's variance to this file."),
     ] = None,
+    roles: Annotated[
+        Path | None, typer.Option("--roles", help="Also write its role map to this file.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -91,6 +94,8 @@ def mini(
     found["compositions (100-way)"] = figures.composition_accuracy(clip)
     if truth is not None:
         figures.write_head_truth(truth, clip, last_third(clip))
+    if roles is not None:
+        figures.mini_roles(clip).save(roles)
     if as_json:
         print_json({"backbone": clip.name, "accuracy": found})
         return

@@ -14,6 +14,8 @@ from dear.data import world
 from dear.data.world import factors as vocabulary
 from dear.files import write_json
 from dear.heads.contributions import head_maps, head_outputs
+from dear.heads.discover import discover_roles
+from dear.heads.roles import RoleMap
 from dear.heads.truth import explained_variance
 
 _AT_ONCE = 256
@@ -136,6 +138,16 @@ def head_truth(clip: Clip, layers: Sequence[int], number: int = 2000) -> dict[st
         shown = values[:, column] >= 0
         result[concept] = explained_variance(rows[shown], maps.cpu(), values[shown, column])
     return result
+
+
+def mini_roles(clip: Clip, pictures: int = 2500) -> RoleMap:
+    """Roles of a backbone of this world, judged on pictures of everything there is in it.
+
+    Concepts are the tags of the world's own phrases: there each phrase names one factor, so nothing need be
+    guessed from the wording.
+    """
+    scenes = world.sample(pictures, torch.Generator().manual_seed(1))
+    return discover_roles(clip, batches(clip, scenes), concepts="tags")
 
 
 def write_head_truth(

@@ -1,0 +1,148 @@
+"""The commands as a user meets them: help, answers, JSON, wrong use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+COMMANDS = [
+    *("demo", "zeroshot", "adapt", "evaluate", "predict", "retrieve", "bench", "ablate", "export", "report"),
+    *("studio", "pretrain", "mini", "backbones", "roles", "data"),
+]
+
+
+def dear(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [sys.executable, "-c", "from dear.cli import main; main()", *words]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, text=True, capture_output=True, timeout=240, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of class folders: red and blue squares, 64 pixels."""
+    folder = tmp_path_factory.mktemp("photos")
+    for name, colour in (("red", (210, 30, 30)), ("blue", (30, 60, 210))):
+        for number in range(6):
+            place = folder / name / f"{number}.png"
+            place.parent.mkdir(exist_ok=True)
+            tone = tuple(max(0, min(255, c + 5 * number)) for c in colour)
+            Image.new("RGB", (64, 64), tone).save(place)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    done = dear("adapt", "--data", str(photos), "--out", str(out), "--epochs", "2", "--shots", "4")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_help_lists_every_command_and_needs_no_torch() -> None:
+    done = dear("--help")
+    assert done.returncode == 0
+    for name in COMMANDS:
+        assert name in done.stdout
+    quick = "import sys; import dear.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", quick], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", [c for c in COMMANDS if c not in ("roles", "data")])
+def test_every_command_has_an_example_in_its_help(name: str) -> None:
+    done = dear(name, "--help")
+    assert done.returncode == 0
+    assert f"dear {name}" in done.stdout.replace("\n", " ")
+    assert "Example" in done.stdout
+
+
+def test_zeroshot_prints_accuracy_for_people_and_programs(photos: Path) -> None:
+    words = ("zeroshot", "--data", str(photos), "--template", "something {}", "--split", "all")
+    answer = json.loads(dear(*words, "--json").stdout)
+    assert answer["accuracy"] == 1.0
+    assert answer["per_class"] == {"blue": 1.0, "red": 1.0}
+    plain = dear(*words)
+    assert "100.00% of 12 pictures" in plain.stdout
+    assert "red" in plain.stdout
+
+
+def test_adapt_evaluate_predict_report_and_retrieve(photos: Path, run: Path, tmp_path: Path) -> None:
+    assert {"config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl"} <= {
+        path.name for path in run.iterdir()
+    }
+    assert not (run / "resume.safetensors").exists()
+    report = json.loads(
+        dear("evaluate", str(run), "--data", str(photos), "--mode", "decoupled", "--json").stdout
+    )
+    assert report["mode"] == "decoupled"
+    assert set(report["modes"]) == {"fused", "decoupled"}
+    picture = str(photos / "red" / "0.png")
+    said = json.loads(dear("predict", str(run), picture, "--top", "2", "--json").stdout)["predictions"][0]
+    assert {c["name"] for c in said["classes"]} == {"red", "blue"}
+    assert sum(c["probability"] for c in said["classes"]) == pytest.approx(1.0, abs=1e-4)
+    other = dear("predict", str(run), picture, "--classes", "green, red, yellow", "--top", "1")
+    assert "red" in other.stdout
+    found = dear(
+        "retrieve", str(run), "--query", picture, "--attribute", "colour", "--gallery", str(photos),
+        "--top", "2", "--out", str(tmp_path / "sheets"), "--json",
+    )  # fmt: skip
+    assert len(json.loads(found.stdout)["attributes"]["Color"]) == 2
+    assert (tmp_path / "sheets" / "color.png").is_file()
+
+
+def test_roles_of_the_paper_can_be_shown() -> None:
+    table = dear("roles", "show", "table2")
+    assert "48 heads: 28 core, 8 other, 7 generalization, 5 mixed" in table.stdout
+    assert "Photo taken in Namib Desert" in table.stdout
+    masks = dear("roles", "show", "table2", "--masks")
+    assert "head 11" in masks.stdout
+    assert "#" in masks.stdout
+
+
+def test_backbones_and_data_sets_are_listed() -> None:
+    assert "openai/clip-vit-base-patch16" in dear("backbones").stdout
+    names = json.loads(dear("data", "list", "--json").stdout)["datasets"]
+    assert {"EuroSAT", "PACS", "world:textures"} <= set(names)
+
+
+WRONG = [
+    (["zeroshot", "--data", "no/such/folder"], "no/such/folder: no such folder, table or data set"),
+    (["zeroshot", "--data", "EuroSat"], "--data-root"),
+    (["zeroshot", "--data", "world:texture"], "world"),
+    (["zeroshot", "--data", "world:textures", "--backbone", "no-such-model"], "no-such-model"),
+    (["zeroshot", "--data", "world:textures", "--half", "third"], "choose from all, base, novel"),
+    (["zeroshot", "--data", "world:textures", "--template", "no braces"], "{}"),
+    (["zeroshot", "--data", "world:textures", "--device", "tpu"], "--device tpu"),
+    (["adapt", "--data", "world:textures", "--out", "x", "--method", "daer"], "daer"),
+    (["adapt", "--data", "world:textures", "--out", "x", "--set", "beta"], "NAME=VALUE"),
+    (["adapt", "--data", "world:textures", "--out", "x", "--set", "beta=2"], "not between 0 and 1"),
+    (["adapt", "--data", "world:textures", "--out", "x", "--set", "bta=1"], "no option 'bta'"),
+    (["adapt", "--data", "world:textures", "--out", "x", "--roles", "missing.json"], "missing.json"),
+    (["evaluate", "no-run", "--data", "world:textures"], "no-run"),
+    (["predict", "no-run", "a.jpg"], "no-run"),
+    (["predict"], "name a run folder"),
+    (["predict", "--onnx", "missing.onnx", "a.jpg"], "missing.onnx"),
+    (["roles", "show", "missing.json"], "missing.json"),
+    (["roles", "discover", "--images", "world:mixed", "--layers", "nine"], "9-12"),
+    (["roles", "discover", "--images", "world:mixed", "--rule", "tabel2"], "tabel2"),
+    (["data", "check", "Imagnet"], "Imagnet"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+)
+def test_wrong_use_gets_one_sentence_and_status_2(words: list[str], sentence: str, tmp_path: Path) -> None:
+    done = dear(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
