@@ -14,6 +14,7 @@ from dear.cli.common import (
     Device,
     Json,
     Template,
+    TensorBoard,
     console,
     device_named,
     parse_pairs,
@@ -61,6 +62,7 @@ def adapt(
     data_root: DataRoot = None,
     template: Template = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
+    tensorboard: TensorBoard = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -75,9 +77,10 @@ def adapt(
     `dear adapt --data world:textures --out run --resume`
     """
     from dear import adapt as path
+    from dear.train.tensorboard import logged
 
     recipe = {} if epochs is None else {"epochs": epochs}
-    with training_bar() as told:
+    with training_bar() as bar, logged(tensorboard, bar) as told:
         trained = path.adapt(
             data,
             out,

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dear.cli.common import Backbone, DataRoot, Device, Json, console, device_named, print_json, progress
+from dear.cli.common import (
+    Backbone,
+    DataRoot,
+    Device,
+    Json,
+    TensorBoard,
+    console,
+    device_named,
+    print_json,
+    progress,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,6 +93,7 @@ def bench(
     workers: Workers = 1,
     threads: Threads = 1,
     gpus: Gpus = None,
+    tensorboard: TensorBoard = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -111,7 +122,7 @@ def bench(
     place = replace(place, adapters=str((out / "adapters").resolve()))
     cells = plan(protocol, request)
     grid, summary = _compute(
-        out, cells, place, _engine(engine, address, workers, threads, gpus, place), protocol
+        out, cells, place, _engine(engine, address, workers, threads, gpus, place), protocol, tensorboard
     )
     files = write_protocol(grid, protocol, cells, _command(), _failures(summary))
     _tell(summary, files, as_json)
@@ -274,19 +285,28 @@ def _engine(
     return make_engine(name, compute, workers, address, cpus=threads, gpus=wanted)
 
 
-def _compute(out: Path, cells: list[Cell], place: Place, engine: Engine, title: str) -> tuple[Grid, Summary]:
+def _compute(
+    out: Path, cells: list[Cell], place: Place, engine: Engine, title: str, tensorboard: str | None = None
+) -> tuple[Grid, Summary]:
     """Run the grid with a progress bar; failures and notices are told as they come."""
     from dear.bench.grid import Grid
+    from dear.train.tensorboard import Board
 
     screen, grid = console(), Grid(out)
+    board = None if tensorboard is None else Board(tensorboard)
     with progress(title) as bar:
 
         def watch(outcome: Outcome | None, done: int, total: int) -> None:
             bar(done, total)
             if outcome is not None and outcome.error is not None:
                 screen.print(f"failed: {outcome.cell.title}: {outcome.error['message']}", markup=False)
+            if board is not None and outcome is not None and outcome.result is not None:
+                cell = outcome.cell
+                board.result(cell.method, cell.dataset, cell.seed, outcome.result["modes"])
 
         summary = grid.run(cells, place, engine, watch)
+    if board is not None:
+        board.close()
     for notice in summary.notices:
         screen.print(f"notice: {notice}", markup=False)
     return grid, summary

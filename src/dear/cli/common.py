@@ -34,6 +34,9 @@ Template = Annotated[
 Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")
 ]
+TensorBoard = Annotated[
+    str | None, typer.Option("--tensorboard", help="Also log to this folder for `tensorboard --logdir`.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs, and nothing else.")]
 
 
