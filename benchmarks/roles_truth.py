@@ -97,7 +97,7 @@ def main() -> None:
         drop, random = concept_table(tasks, roles, options.seeds, measure)
         whole = {name: getattr(task, measure)() for name, task in tasks.items()}
         print(
-            f"\n{measure} lost, in percent, when the core heads of a concept (rows) are replaced by their mean"
+            f"\n{measure} lost, in percent, when the core heads of a concept (row) are replaced by their mean"
         )
         print("in brackets: as many random heads of the same layers")
         print(f"{'':>14}" + "".join(f"{name:>16}" for name in tasks))
