@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dear.errors import DearError
+from dear.errors import DearError, UsageError
 
 MAX_JSON_BYTES = 256 * 1024 * 1024
 
@@ -83,7 +83,7 @@ def read_json(path: str | os.PathLike[str], what: str = "JSON file", max_bytes: 
             raise DearError(f"{path}: {size:,} bytes is too large for a {what} (limit {max_bytes:,})")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DearError(f"{path}: no such {what}") from None
+        raise UsageError(f"{path}: no such {what}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
     return parse_json(text, str(path), what)
@@ -131,7 +131,7 @@ def read_safetensors(
     """
     path = Path(path)
     if not path.is_file():
-        raise DearError(f"{path}: no such {what}")
+        raise UsageError(f"{path}: no such {what}")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
