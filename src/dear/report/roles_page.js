@@ -20,9 +20,10 @@
       pen.fillRect(place % side, Math.floor(place / side), 1, 1);
     }
   };
-  const strip = (title, seen) => {
-    make("h3", title, panel);
-    const row = make("div", null, panel, { class: "strip" });
+  const strip = (title, seen, parent) => {
+    const part = make("div", null, parent);
+    make("h3", title, part);
+    const row = make("div", null, part, { class: "strip" });
     for (const [picture, score, digits] of seen) {
       const figure = make("figure", null, row);
       const size = { src: data.thumbnails[picture], width: 104, height: 104 };
@@ -58,8 +59,9 @@
     for (const phrase of head.phrases) make("li", phrase, list);
     if (head.most) {
       const along = head.along === null ? "its strongest direction" : `“${head.along}”`;
-      strip(`Pictures it pushes most towards ${along}`, head.most);
-      strip(`Pictures it pushes away from it`, head.least);
+      const pair = make("div", null, panel, { class: "pair" });
+      strip(`Pictures it pushes most towards ${along}`, head.most, pair);
+      strip("Pictures it pushes away from it", head.least, pair);
       make("p", "Below each picture: where the head looks; what it passes over is dark.", panel, { class: "soft" });
     }
   };
