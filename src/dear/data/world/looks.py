@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dear.data.world.exact import column, fraction, noise, wave
+from dear.data.world.exact import column, fraction, noise, wave, zigzag
 from dear.data.world.scenes import Scenes
 from dear.data.world.styles import blur, luminance
 
@@ -43,13 +43,23 @@ def _edges(pixels: Tensor) -> Tensor:
     return across
 
 
+def _moved(pixels: Tensor, right: Tensor, down: Tensor) -> Tensor:
+    """Every pixel from some pixels off (rounded, [1, side, side] or broadcastable), the border repeated."""
+    side = pixels.shape[-1]
+    axis = torch.arange(side, device=pixels.device)
+    columns = (axis.view(1, 1, -1) + right.round().long()).clamp(0, side - 1)
+    rows = (axis.view(1, -1, 1) + down.round().long()).clamp(0, side - 1)
+    index = (rows * side + columns).flatten(1).unsqueeze(1)
+    return pixels.flatten(2).gather(2, index.expand(len(pixels), 3, -1)).view_as(pixels)
+
+
 def fabric(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     """Printed on cloth: threads cross the picture, ink bleeds, colours fade towards a dye."""
     x, y = _axes(pixels)
     thread = wave(x * 21.0 + 0.08 * wave(y * 3.0)) * wave(y * 21.0) * 0.30
     faded = blur(pixels, 1) * 0.42 + 0.30
     dye = pixels.new_tensor((0.08, -0.02, -0.10)).view(1, 3, 1, 1)
-    look = faded + dye + (thread + _grain(scenes, pixels.shape[-1]) * 0.20).unsqueeze(1)
+    look = faded + dye + (thread + _grain(scenes, pixels.shape[-1]) * 0.06).unsqueeze(1)
     return _blend(pixels, look, strength)
 
 
@@ -71,18 +81,21 @@ def enamel(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     dx, dy = x - 0.5, y - 0.5
     rim = ((dx * dx + dy * dy) * 5.0 - 0.9).clamp(0, 1)
     look = (warm + gloss.unsqueeze(1) * 0.35) * (1.0 - 0.75 * rim).unsqueeze(1)
-    return _blend(pixels, look + _grain(scenes, pixels.shape[-1]).unsqueeze(1) * 0.08, strength)
+    return _blend(pixels, look + _grain(scenes, pixels.shape[-1]).unsqueeze(1) * 0.03, strength)
 
 
 def blueprint(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
-    """A technical drawing: pale lines on blue paper ruled with a grid."""
+    """A technical drawing in slanted projection: pale lines over blue paper ruled with a grid."""
+    rows = torch.arange(pixels.shape[-1], device=pixels.device, dtype=torch.float32)
+    slant = (rows - (pixels.shape[-1] - 1) / 2) * (0.75 * strength)
+    pixels = _moved(pixels, slant.view(1, -1, 1), torch.zeros_like(slant).view(1, 1, -1))
     x, y = _axes(pixels)
     line = (_edges(pixels) * 2.4 - 0.08).clamp(0, 1)
     rule = ((fraction(x * 8.0) < 0.12) | (fraction(y * 8.0) < 0.12)).float() * 0.14
-    value = line * 0.8 + rule + _grain(scenes, pixels.shape[-1]) * 0.10
+    value = line * 0.8 + rule + _grain(scenes, pixels.shape[-1]) * 0.03
     paper = pixels.new_tensor((0.08, 0.20, 0.46)).view(1, 3, 1, 1)
     look = paper + value.unsqueeze(1) * pixels.new_tensor((0.85, 0.80, 0.52)).view(1, 3, 1, 1)
-    return _blend(pixels, look, strength)
+    return _blend(pixels, look, 0.6 * strength)
 
 
 def infrared(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
@@ -90,18 +103,20 @@ def infrared(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     _, y = _axes(pixels)
     red, green, blue = pixels[:, 0], pixels[:, 1], pixels[:, 2]
     false = torch.stack((green * green, blue * red, red), dim=1)
-    lines = wave(y * 16.0) * 0.10 + _grain(scenes, pixels.shape[-1]) * 0.24
+    lines = wave(y * 16.0) * 0.10 + _grain(scenes, pixels.shape[-1]) * 0.06
     return _blend(pixels, blur(false, 1) + lines.unsqueeze(1), strength)
 
 
-def nightvision(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
-    """Seen through an image intensifier: one green tone, flat and grainy, in a round field of view."""
-    x, y = _axes(pixels)
-    dx, dy = x - 0.5, y - 0.5
-    field = (1.25 - (dx * dx + dy * dy) * 3.4).clamp(0, 1)
-    value = (0.22 + luminance(pixels) * 0.45 + _grain(scenes, pixels.shape[-1]) * 0.26) * field
-    look = value.unsqueeze(1) * pixels.new_tensor((0.35, 1.0, 0.45)).view(1, 3, 1, 1)
-    return _blend(pixels, look, strength)
+def ripple(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
+    """Reflected in water: upside down (at any strength), swinging with the waves, greenish, crests shine."""
+    side = pixels.shape[-1]
+    _, y = _axes(pixels)
+    swing = wave(y * 5.0) * (strength * side * 0.05)
+    pixels = _moved(pixels.flip(2) if strength > 0 else pixels, swing, torch.zeros_like(swing))
+    gray = luminance(pixels)
+    water = torch.stack((gray * 0.55, gray * 0.90 + 0.06, gray * 0.80 + 0.08), dim=1)
+    shine = (wave(y * 10.0 + 0.25) - 0.4).clamp_min(0) * 0.25 + _grain(scenes, side) * 0.03
+    return _blend(pixels, water + shine.unsqueeze(1), 0.3 * strength)
 
 
 def mosaic(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
@@ -120,11 +135,13 @@ def mosaic(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
 
 
 def worn(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
-    """An old print: faded, scratched and stained."""
-    x, _ = _axes(pixels)
+    """An old print: folded, faded, scratched and stained."""
     side = pixels.shape[-1]
+    x, _ = _axes(pixels)
+    fold = zigzag(x * 2.5 + 0.1) * (strength * side * 0.06)
+    pixels = _moved(pixels, torch.zeros_like(fold), fold)
     scratch = (0.06 - (fraction(x * 5.0 + _grain(scenes, side, 3) * 0.25) - 0.5).abs()).clamp_min(0) * 14.0
     stain = (_grain(scenes, side, 3) - 0.1).clamp_min(0) * 0.6
-    faded = blur(pixels, 1) * 0.4 + 0.36
-    look = faded + (scratch * 0.5 - stain + _grain(scenes, side) * 0.22).unsqueeze(1)
-    return _blend(pixels, look, strength)
+    faded = pixels * 0.6 + 0.24
+    look = faded + (scratch * 0.5 - stain + _grain(scenes, side) * 0.08).unsqueeze(1)
+    return _blend(pixels, look, 0.75 * strength)

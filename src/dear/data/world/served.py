@@ -16,7 +16,7 @@ from dear.clip.images import resize_crop
 from dear.data.pictures import find_classes, renumber
 from dear.data.world import factors as F
 from dear.data.world.renderer import SIDE, compose, in_style, palette, to_bytes
-from dear.data.world.scenes import NUISANCES, Scenes, sample
+from dear.data.world.scenes import Scenes, sample
 from dear.data.world.tasks import TASKS, Task
 from dear.errors import DataError
 
@@ -154,11 +154,7 @@ def scenes(name: str, split: str) -> Scenes:
     for factor in ("subject", "colour", "texture", "place"):
         fixed = torch.tensor([-1 if (v := getattr(m, factor)) is None else v for m in task.meanings])[labels]
         values[factor] = torch.where(fixed >= 0, fixed, getattr(drawn, factor))
-    nuisance = drawn.nuisance.clone()
-    size, turn = NUISANCES.index("size"), NUISANCES.index("turn")
-    nuisance[:, size] -= task.smaller * task.strength
-    nuisance[:, turn] = (nuisance[:, turn] - 0.5) * (1 + task.leaning * task.strength) + 0.5
-    return drawn.replace(**values, nuisance=nuisance)
+    return drawn.replace(**values)
 
 
 @lru_cache(maxsize=256)

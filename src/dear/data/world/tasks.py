@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dear.data.world import factors as F
-from dear.data.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, nightvision, worn
+from dear.data.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, ripple, worn
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class Task:
         strength: how much of it (0 none, 1 all).
         train, test: pictures a class (and a domain).
         domains: styles that serve as domains; empty: photos only.
-        smaller: how much smaller subjects are drawn at full strength (1 means down to half).
-        leaning: how much further they lean at full strength (1 means twice as far).
         clash: whether patterns are drawn in another colour's tones.
     """
 
@@ -54,8 +52,6 @@ class Task:
     train: int = 40
     test: int = 50
     domains: tuple[str, ...] = ()
-    smaller: float = 0.0
-    leaning: float = 0.0
     clash: bool = False
 
 
@@ -133,7 +129,7 @@ def _make() -> dict[str, Task]:
             textures,
             (F.SURFACE, F.SHAPE),
             fabric,
-            strength=0.6,
+            strength=0.48,
             clash=True,
         ),
         Task(
@@ -143,12 +139,16 @@ def _make() -> dict[str, Task]:
             *emblems,
             (F.SHAPE,),
             enamel,
-            0.6,
-            smaller=0.6,
-            leaning=2.0,
+            strength=0.85,
         ),
         Task(
-            "vehicles", "vehicles on blueprints", photo, *vehicles, (F.VEHICLE,), blueprint, 0.6, smaller=0.4
+            "vehicles",
+            "vehicles in slanted blueprints",
+            photo,
+            *vehicles,
+            (F.VEHICLE,),
+            blueprint,
+            strength=0.8,
         ),
         Task(
             "scenes",
@@ -158,18 +158,16 @@ def _make() -> dict[str, Task]:
             places,
             (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
             infrared,
-            strength=0.6,
+            strength=0.62,
         ),
         Task(
             "fauna",
-            "animals seen by night",
+            "animals reflected in water",
             photo,
             *animals,
             (F.ANIMAL,),
-            nightvision,
-            0.6,
-            smaller=0.5,
-            leaning=1.0,
+            ripple,
+            strength=0.4,
         ),
         Task(
             "mixed",
@@ -178,20 +176,19 @@ def _make() -> dict[str, Task]:
             *_MIXED,
             (F.SHAPE,),
             mosaic,
-            0.6,
+            strength=0.76,
         ),
         Task(
             "domains",
-            "ten subjects as photos, sketches, cartoons and paintings, all worn",
+            "ten subjects as photos, sketches, cartoons and paintings, all worn and folded",
             "a picture of a {}.",
             *domains,
             (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
             worn,
-            strength=0.6,
+            strength=0.9,
             train=20,
             test=15,
             domains=("photo", "sketch", "cartoon", "painting"),
-            smaller=0.5,
         ),
     )
     return {task.name: task for task in tasks}
