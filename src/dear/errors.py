@@ -1,12 +1,22 @@
 """What can go wrong by a user's hand: one sentence each, naming the thing and what to do."""
 
+from typing import ClassVar
+
 
 class DearError(Exception):
     """Anything a user can cause and mend; the command line prints it as one line, without a stack trace."""
 
+    status: ClassVar[int] = 2  #: exit status of the command: wrong use, unless the work itself failed
+
 
 class UsageError(DearError):
-    """Options that contradict each other or name something that does not exist (exit status 2)."""
+    """Options that contradict each other or name something that does not exist."""
+
+
+class DiskError(DearError):
+    """A file could not be written; what was there before is unchanged."""
+
+    status = 1
 
 
 class InputError(DearError):
@@ -26,4 +36,10 @@ class RoleError(DearError):
 
 
 class RunError(DearError):
-    """A run folder that cannot be written, continued or loaded."""
+    """A run folder that cannot be used, continued or loaded."""
+
+
+class TrainingError(RunError):
+    """Training that cannot go on."""
+
+    status = 1

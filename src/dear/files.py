@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dear.errors import DearError, UsageError
+from dear.errors import DearError, DiskError, UsageError
 
 MAX_JSON_BYTES = 256 * 1024 * 1024
 
@@ -28,7 +28,7 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write `content` to `path`, whole or not at all; an older file survives any failure.
 
     Raises:
-        DearError: the folder cannot be written or the disk is full.
+        DiskError: the folder cannot be written or the disk is full.
     """
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
@@ -44,7 +44,7 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
         os.replace(temporary, path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DearError(
+        raise DiskError(
             f"{path}: could not be written ({reason}); what was there before is unchanged"
         ) from error
     finally:

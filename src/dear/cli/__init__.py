@@ -9,13 +9,13 @@ import sys
 def main() -> None:
     """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
     from dear.cli.app import app
-    from dear.errors import DearError, RunError
+    from dear.errors import DearError
 
     try:
         app()
     except DearError as error:
         print(f"dear: {error}", file=sys.stderr)
-        sys.exit(1 if type(error) in (RunError, DearError) else 2)
+        sys.exit(error.status)
     except KeyboardInterrupt:
         print("\ndear: stopped by you", file=sys.stderr)
         sys.exit(130)

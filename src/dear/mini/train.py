@@ -20,7 +20,7 @@ from dear.clip.config import ClipConfig, TextConfig, VisionConfig
 from dear.clip.model import Clip
 from dear.data import world
 from dear.data.world.captions import BOT, EOT, PAD
-from dear.errors import RunError
+from dear.errors import TrainingError
 
 CONTEXT = 24  # no caption of the world is longer; the columns after it would be padding
 
@@ -102,7 +102,7 @@ def pretrain(
         every: steps between reports.
 
     Raises:
-        RunError: the loss is no longer a number.
+        TrainingError: the loss is no longer a number.
     """
     torch.manual_seed(recipe.seed)
     clip = new_mini(table).to(device)
@@ -147,7 +147,7 @@ def pretrain(
         if (step + 1) % every == 0 or step + 1 == recipe.steps:
             value = float(loss.detach())
             if not math.isfinite(value):
-                raise RunError(f"pretraining stopped at step {step + 1}: the loss is {value}")
+                raise TrainingError(f"pretraining stopped at step {step + 1}: the loss is {value}")
             if report is not None:
                 seconds = time.perf_counter() - started
                 rate = (step + 1 - last) * recipe.batch / seconds

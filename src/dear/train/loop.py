@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.errors import RunError
+from dear.errors import TrainingError
 from dear.methods.base import Batch, Loss, Method
 from dear.train.feed import Feed, stream
 from dear.train.recipe import Recipe
@@ -72,7 +72,7 @@ class Loop:
             None when training is complete, else where it paused.
 
         Raises:
-            RunError: a part of the loss is not finite; the step and the part are named.
+            TrainingError: a part of the loss is not finite; the step and the part are named.
         """
         per_epoch = self.feed.steps_per_epoch
         devices = [self.feed.device] if self.feed.device.type == "cuda" else []
@@ -137,7 +137,7 @@ class Loop:
         """Losses since the last line, read from the device: [steps][1 + parts].
 
         Raises:
-            RunError: one of them is not finite.
+            TrainingError: one of them is not finite.
         """
         rows: list[list[float]] = torch.stack(self._window).tolist() if self._window else []
         for place, row in enumerate(rows):
@@ -145,7 +145,7 @@ class Loop:
             if broken:
                 at = self.step - len(rows) + place + 1
                 part = next((n for n in broken if n != "loss"), "loss")
-                raise RunError(
+                raise TrainingError(
                     f"training stopped: {part} is not a finite number at step {at} of {self.steps} "
                     f"(learning rate {self.recipe.rate(at - 1, self.feed.steps_per_epoch):g}); lower lr, "
                     "or use precision float32"

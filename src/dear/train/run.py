@@ -28,6 +28,8 @@ from dear.train.recipe import Recipe
 class Paused(RunError):  # noqa: N818 (a state, not a mistake)
     """Training was stopped by the user and can be continued."""
 
+    status = 130
+
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
