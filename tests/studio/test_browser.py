@@ -215,7 +215,9 @@ def take_screenshots(folder):
         page.evaluate("window.scrollTo(0, 0)")
         page.wait_for_timeout(1000)
         shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        shot.quantize(255, dither=Image.Dither.NONE).save(folder / f"studio-{name}.png", optimize=True)
+        shot.quantize(255, kmeans=2, dither=Image.Dither.NONE).save(
+            folder / f"studio-{name}.png", optimize=True
+        )
 
     folder.mkdir(parents=True, exist_ok=True)
     with private_folder() as private, browser() as opened:

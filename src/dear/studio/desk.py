@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Tell = Callable[[str, int, int | None], None]
 """Told what is being done, how much of it, and of how much; may raise `Stopped` to end the work."""
 
-EXAMPLE = "world:vehicles"  #: what the example model learns when no run is given
-EXAMPLES = ("world:vehicles", "world:fauna", "world:emblems", "world:textures", "world:scenes")
+EXAMPLE = "world:emblems"  #: what the example model learns when no run is given
+EXAMPLES = ("world:emblems", "world:vehicles", "world:fauna", "world:textures", "world:scenes")
 _EACH = 60  # pictures of every example task on the desk
 
 
@@ -96,8 +96,7 @@ class Desk:
                     base,
                     backbone=self.clip,
                     roles=roles,
-                    shots=8,
-                    recipe={"epochs": 5},
+                    shots=16,
                     progress=lambda step, steps, line: say("training an example model", step, steps),
                 )
                 self.use(

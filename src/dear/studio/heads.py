@@ -153,7 +153,7 @@ def _cell(key: Key, role: Role, chosen: Key | None) -> str:
         f'<td><button type="button" data-head="{key[0]}-{key[1]}" aria-pressed="{pressed}" '
         f'style="background:{colour};color:{ink}" title="{escape(words)}" '
         f'aria-label="layer {key[0]}, head {key[1]}: {escape(words)}">'
-        f"{escape((role.concept or role.kind)[:3])}</button></td>"
+        f"{escape(role.concept or role.kind)}</button></td>"
     )
 
 
