@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from torch import Tensor
 
 # Okabe and Ito's colours: told apart also by people who see no red or green.
 SERIES = {"zero-shot": "#8C8C8C", "fused": "#0072B2", "decoupled": "#56B4E9", "default": "#0072B2"}

@@ -197,15 +197,6 @@ def test_a_method_that_works_picture_by_picture_is_refused(clip, tmp_path):
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_the_embedded_backbone_agrees(tmp_path):
-    method = trained_dear(dear.load("mini"), roles=RoleMap.table2(), allow_other_roles=True)
-    written = export_onnx(method, tmp_path / "mini.onnx")
-    assert written.difference < 1e-3
-    batch = pictures(4, 64, dtype=torch.float32)
-    got = OnnxModel(tmp_path / "mini.onnx").run(batch.numpy())
-    assert np.abs(got["scores"] - method.logits(batch).numpy()).max() < 1e-3
-
-
 def test_an_old_file_survives_a_failed_export(clip, exported, tmp_path, monkeypatch):
     import onnx_ir
 

@@ -208,6 +208,9 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     assert done.lines[-1]["step"] == done.steps
     assert opened.model.classes == load_run(trainer.run, backbone=opened.clip).classes
     assert done.accuracy[-1][1].keys() == {"fused", "decoupled"}
+    again = open_desk(tmp_path, run=str(trainer.run))
+    assert again.model.classes == opened.model.classes
+    assert again.pictures.name == "world:vehicles"
     with zipfile.ZipFile(trainer.download()) as archive:
         assert "run/adapter.safetensors" in archive.namelist()
         assert not any("/" in name.removeprefix("run/") or ".." in name for name in archive.namelist())

@@ -203,9 +203,10 @@ def _unseen(facts: RunFacts, show: Figures) -> str:
     if unseen.among_all is not None:
         groups["unseen, among all classes"] = unseen.among_all.accuracies()
     before, now = (groups["unseen classes"][name] for name in ("zero-shot", facts.mode))
-    verdict = "loses" if now < before else "gains"
+    verdict, count = "loses" if now < before else "gains", len(unseen.alone.adapted.classes)
+    classes = "1 class" if count == 1 else f"{count} classes"
     sentence = (
-        f"On {len(unseen.alone.labels)} pictures of {len(unseen.alone.adapted.classes)} classes the adapter "
+        f"On {len(unseen.alone.labels)} pictures of {classes} the adapter "
         f"has never met, it {verdict} {abs(100 * (now - before)):.1f} points against zero-shot "
         f"({percent(before)} to {percent(now)})."
     )

@@ -1,0 +1,98 @@
+"""`dear report` and `dear export` as a person types them, on a run over a small folder of pictures."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+import dear
+from dear.adapt import adapt
+
+
+def dear_command(*arguments, before="pass"):
+    code = f"import sys; {before}; sys.argv[0] = 'dear'\nfrom dear.cli import main\nmain()"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three classes of plain pictures, of which a run knows two."""
+    root = tmp_path_factory.mktemp("photos")
+    for name, colour in (
+        ("red thing", (200, 30, 30)),
+        ("blue thing", (30, 30, 200)),
+        ("green thing", (20, 160, 20)),
+    ):
+        for split, count in (("train", 2), ("test", 3)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                shade = tuple(min(255, part + 9 * number) for part in colour)
+                Image.new("RGB", (80, 70), shade).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    pictures = dear.open_data(photos, "train").select_classes(["red thing", "blue thing"])
+    adapt(pictures, out, shots=2, recipe={"epochs": 2})
+    return out
+
+
+def test_a_report_is_one_page_with_trained_and_unseen_classes(run, photos, tmp_path):
+    done = dear_command("report", run, "--data", photos, "--out", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "2 classes, 6 test pictures" in page
+    assert "On 3 pictures of 1 class the adapter" in page
+    assert "<h2>Training</h2>" in page
+
+
+def test_a_run_that_does_not_name_its_data_asks_for_it(run, tmp_path):
+    done = dear_command("report", run, "--out", tmp_path / "page.html")
+    assert done.returncode == 2
+    assert "name them with --data" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_an_exported_run_on_mini_equals_pytorch_without_importing_it(run, photos, tmp_path):
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    done = dear_command("export", run, "--onnx", tmp_path / "m.onnx", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["outputs"] == ["scores", "decoupled"]
+    assert told["difference"] < 1e-3
+    picture = photos / "test" / "red thing" / "0.png"
+    without = "sys.modules['torch'] = None"  # importing it would fail
+    answer = dear_command("predict", "--onnx", tmp_path / "m.onnx", picture, "--json", before=without)
+    assert answer.returncode == 0, answer.stderr
+    plain = dear_command("predict", run, picture, "--json")
+    got, wanted = (json.loads(one.stdout)["predictions"][0]["classes"] for one in (answer, plain))
+    assert [entry["name"] for entry in got] == [entry["name"] for entry in wanted]
+    assert got[0]["probability"] == pytest.approx(wanted[0]["probability"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("gradio", ["studio"], "dear-vlm[studio]"),
+        ("onnxruntime", ["predict", "--onnx", "m.onnx", "x.png"], "dear-vlm[onnx]"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence(missing, arguments, extra):
+    done = dear_command(*arguments, before=f"sys.modules[{missing!r}] = None")
+    assert done.returncode == 2
+    assert extra in done.stderr
+    assert done.stderr.count("\n") == 1
