@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html import escape
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import gradio as gr
 
 from dear import figures
 from dear.data import list_datasets
-from dear.errors import DearError
 from dear.imagefile import open_image
 from dear.methods import list_methods
 from dear.studio import classify as asking
 from dear.studio import compare as comparing
 from dear.studio import heads as watching
-from dear.studio.desk import Desk, Stopped, Tell
+from dear.studio.desk import Desk
+from dear.studio.parts import Work, gallery_look, plot_look, samples_of, spoken
 from dear.studio.search import Search, captions
 from dear.studio.training import Plan, Trainer, Watched
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _CLICK = """
 element.addEventListener('click', (event) => {
@@ -45,56 +40,6 @@ element.addEventListener('keydown', (event) => {
 """
 
 
-def spoken(function: F) -> F:
-    """What a person can mend becomes a sentence on the page; our own faults go to the terminal."""
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        try:
-            return function(*args, **options)
-        except gr.Error:
-            raise
-        except Exception as error:
-            raise _sentence(error) from None
-
-    return cast(F, wrapped)
-
-
-def _sentence(error: Exception) -> Any:
-    if isinstance(error, Stopped):
-        return gr.Error("Stopped.", title="Stopped", duration=4, print_exception=False)
-    if isinstance(error, DearError):
-        return gr.Error(escape(str(error)), title="That did not work", duration=20, print_exception=False)
-    traceback.print_exception(error)
-    return gr.Error(
-        "Something broke inside dear; the terminal says what.", title="Sorry", print_exception=False
-    )
-
-
-class Work:
-    """Long work of a tab: shows progress, and ends when its Stop button was pressed."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-
-    def tell(self, progress: Any) -> Tell:
-        """A callback for work that begins now."""
-        self.stop.clear()
-
-        def told(what: str, done: int, total: int | None) -> None:
-            if self.stop.is_set():
-                raise Stopped
-            progress((done, total) if total else None, desc=what)
-
-        return told
-
-    def button(self, name: str) -> Any:
-        """A Stop button that ends the work at its next step."""
-        button = gr.Button("Stop", variant="secondary", elem_id=f"{name}-stop")
-        button.click(self.stop.set, queue=False, show_progress="hidden")
-        return button
-
-
 def heads_tab(desk: Desk, page: Any) -> None:
     """The map; click a head to see what it does."""
     viewer, work = watching.Viewer(desk), Work()
@@ -108,10 +53,10 @@ def heads_tab(desk: Desk, page: Any) -> None:
             about = gr.HTML(elem_id="head-about")
             work.button("heads")
         with gr.Column(scale=3, min_width=280):
-            most = gr.Gallery(label="Pictures that excite it most", **_gallery(6, "head-most"))
-            seen = gr.Gallery(label="Where it looks in them", **_gallery(6, "head-gaze"))
+            most = gr.Gallery(label="Pictures that excite it most", **gallery_look(6, "head-most"))
+            seen = gr.Gallery(label="Where it looks in them", **gallery_look(6, "head-gaze"))
             with gr.Accordion("Pictures that excite it least", open=False):
-                least = gr.Gallery(label="Least", **_gallery(6, "head-least"))
+                least = gr.Gallery(label="Least", **gallery_look(6, "head-least"))
     with gr.Accordion("Where does it look in my picture?", open=False), gr.Row():
         own = gr.File(label="A picture", file_count="single", elem_id="look-file")
         looked = gr.Image(label="Where the chosen head looks", interactive=False, buttons=[])
@@ -150,7 +95,7 @@ def heads_tab(desk: Desk, page: Any) -> None:
 def classify_tab(desk: Desk) -> None:
     """Any pictures and any class names."""
     work = Work()
-    samples = _samples(desk)
+    samples = samples_of(desk)
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             files = gr.File(label="Drop pictures here", file_count="multiple", elem_id="classify-files")
@@ -160,7 +105,7 @@ def classify_tab(desk: Desk) -> None:
                 samples,
                 label="… or click an example",
                 allow_preview=False,
-                **_gallery(6, "classify-examples"),
+                **gallery_look(6, "classify-examples"),
             )
             names = gr.Textbox(
                 "\n".join(desk.classes),
@@ -176,7 +121,9 @@ def classify_tab(desk: Desk) -> None:
         with gr.Column(scale=3, min_width=300):
             cards = gr.HTML("<p>Choose pictures; the answers appear here.</p>", elem_id="classify-answers")
             shares = gr.Plot(
-                label="What each attribute added to the decision", visible=False, **_plot("classify-shares")
+                label="What each attribute added to the decision",
+                visible=False,
+                **plot_look("classify-shares"),
             )
             source = gr.Markdown(elem_id="classify-source")
 
@@ -218,7 +165,7 @@ def classify_tab(desk: Desk) -> None:
 def retrieve_tab(desk: Desk) -> None:
     """Nearest pictures in one attribute."""
     search, work = Search(desk), Work()
-    samples = _samples(desk)
+    samples = samples_of(desk)
     attributes = list(desk.roles.core) if desk.roles is not None else ["Color", "Shape", "Texture", "Object"]
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
@@ -230,7 +177,7 @@ def retrieve_tab(desk: Desk) -> None:
                 samples,
                 label="… or click an example",
                 allow_preview=False,
-                **_gallery(6, "retrieve-examples"),
+                **gallery_look(6, "retrieve-examples"),
             )
             folder = gr.Textbox(
                 label="Folder of pictures on this computer; empty: the pictures on the desk",
@@ -244,7 +191,7 @@ def retrieve_tab(desk: Desk) -> None:
             asked = gr.Image(
                 label="Query", interactive=False, height=150, buttons=[], elem_id="retrieve-query"
             )
-            found = gr.Gallery(label="Most alike, with the cosine", **_gallery(4, "retrieve-found"))
+            found = gr.Gallery(label="Most alike, with the cosine", **gallery_look(4, "retrieve-found"))
     picked = gr.State(None)
 
     @spoken
@@ -294,8 +241,10 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> None:
             download = gr.DownloadButton("Download the adapter", interactive=False, elem_id="train-download")
         with gr.Column(scale=3, min_width=300):
             status = gr.HTML(status_html(trainer.watched), elem_id="train-status")
-            loss = gr.Plot(label="Loss", visible=False, **_plot("train-loss"))
-            accuracy = gr.Plot(label="Accuracy on test pictures", visible=False, **_plot("train-accuracy"))
+            loss = gr.Plot(label="Loss", visible=False, **plot_look("train-loss"))
+            accuracy = gr.Plot(
+                label="Accuracy on test pictures", visible=False, **plot_look("train-accuracy")
+            )
 
     def watch() -> Iterator[list[Any]]:
         seen = (-1, -1)
@@ -355,7 +304,7 @@ def compare_tab(desk: Desk) -> None:
     go = gr.Button("Compare", variant="primary", elem_id="compare-go")
     protocol = gr.Radio([], label="Protocol", visible=False, elem_id="compare-protocol")
     table = gr.HTML("<p>Tables and plots appear here.</p>", elem_id="compare-table")
-    plots = [gr.Plot(visible=False, **_plot(f"compare-plot-{number}")) for number in range(3)]
+    plots = [gr.Plot(visible=False, **plot_look(f"compare-plot-{number}")) for number in range(3)]
     kept = gr.State({})
 
     def page(shown: dict[str, comparing.Shown], name: str) -> list[Any]:
@@ -375,29 +324,3 @@ def compare_tab(desk: Desk) -> None:
 
     go.click(run, [files, folder], [kept, protocol, table, *plots], show_progress_on=[table])
     protocol.input(page, [kept, protocol], [table, *plots], show_progress="hidden")
-
-
-def _samples(desk: Desk, count: int = 12) -> list[tuple[Any, str]]:
-    """Pictures to click on, spread over those on the desk, with their names."""
-    pictures = desk.pictures
-    chosen = [
-        (place * 2 + 1) * len(pictures) // (2 * min(count, len(pictures)))
-        for place in range(min(count, len(pictures)))
-    ]
-    return [(pictures.picture(i), pictures.classes[int(pictures.labels[i])]) for i in chosen]
-
-
-def _gallery(columns: int, name: str) -> dict[str, Any]:
-    return {
-        "elem_classes": ["dear-gallery"],
-        "columns": columns,
-        "object_fit": "cover",
-        "height": "auto",
-        "elem_id": name,
-        "interactive": False,
-        "buttons": [],
-    }
-
-
-def _plot(name: str) -> dict[str, Any]:
-    return {"elem_id": name, "elem_classes": ["dear-plot"]}
