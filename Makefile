@@ -9,7 +9,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[roles,studio,onnx,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[roles,studio,onnx,cluster,dev]"
 	touch $@
 
 demo: setup
