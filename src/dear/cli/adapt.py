@@ -15,12 +15,12 @@ from dear.cli.common import (
     Json,
     Template,
     TensorBoard,
-    console,
     device_named,
     parse_pairs,
     print_accuracy,
     print_json,
     progress,
+    say,
     training_bar,
 )
 
@@ -99,15 +99,13 @@ def adapt(
             progress=told,
         )
     if trained.method.notice:
-        console().print(trained.method.notice, markup=False, highlight=False)
+        say(trained.method.notice)
     if as_json:
         print_json({"run": str(out), "steps": trained.steps, "seconds": round(trained.seconds, 3)})
         return
-    console().print(
+    say(
         f"{out}: {trained.method.title}, {trained.method.trainable_numbers:,} learned numbers, "
         f"{trained.steps} steps in {trained.seconds:.1f} s; next: dear evaluate {out} --data {data}",
-        markup=False,
-        highlight=False,
     )
 
 

@@ -54,6 +54,11 @@ def console() -> Console:
     return Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """A sentence for people on standard error, as it is: no markup, no wrapping."""
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
     """A progress bar on a terminal; silence elsewhere."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli.common import Device, Json, console, device_named, print_json
+from dear.cli.common import Device, Json, device_named, print_json, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -53,17 +53,16 @@ def pretrain(
 
     def report(line: dict[str, float]) -> None:
         log.append(line)
-        console().print(
+        say(
             f"step {line['step']:.0f}/{recipe.steps}  loss {line['loss']:.3f}  "
             f"{line['pictures_per_s']:.0f} pictures/s",
-            highlight=False,
         )
 
     every = min(100, max(1, recipe.steps // 10))
     clip = pretrain(recipe, world.CaptionTable.build(), device_named(device), report, every)
     save_hf(clip.cpu(), out, torch.float16)
     write_json(out / "pretrain.json", {"recipe": recipe_record(recipe), "log": log})
-    console().print(f"{out}: written; load it with dear.load({str(out)!r})", markup=False, highlight=False)
+    say(f"{out}: written; load it with dear.load({str(out)!r})")
 
 
 def mini(

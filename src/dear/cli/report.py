@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dear.cli.common import DataRoot, Device, console, device_named, progress
+from dear.cli.common import DataRoot, Device, device_named, progress, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -61,7 +61,7 @@ def report(
         "made with": f"dear {config.get('dear', '')}",
     }
     write_run_page(facts, out, [parse_json(line, str(log), "log line") for line in lines], notes)
-    console().print(f"{out}: written", highlight=False, markup=False)
+    say(f"{out}: written")
 
 
 def own_data(config: dict[str, Any], run: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli.common import Device, Json, console, device_named, print_json, progress
+from dear.cli.common import Device, Json, device_named, print_json, progress, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,4 +65,4 @@ def retrieve(
         for key, cosine in zip(one.keys, one.similarity, strict=True):
             typer.echo(f"  {cosine:6.3f}  {key}")
     if out is not None:
-        console().print(f"{out}: contact sheets written", markup=False, highlight=False)
+        say(f"{out}: contact sheets written")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.common import Backbone, DataRoot, Device, Json, console, device_named, print_json, stages
+from dear.cli.common import Backbone, DataRoot, Device, Json, device_named, print_json, say, stages
 
 if TYPE_CHECKING:
     from dear.heads.roles import RoleMap
@@ -88,7 +88,7 @@ def discover(
             )
     found.save(out)
     counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
-    console().print(f"{out}: {len(found)} heads, {counts}", markup=False, highlight=False)
+    say(f"{out}: {len(found)} heads, {counts}")
 
 
 @group.command("show")
@@ -168,7 +168,7 @@ def report(
         clip = load(backbone or roles.backbone or "mini", device=device_named(device))
     with stages() as told:
         write_roles_page(roles, out, clip, pictures, limit=limit, progress=told)
-    console().print(f"{out}: written", markup=False, highlight=False)
+    say(f"{out}: written")
 
 
 def _read(file: Path) -> RoleMap:

@@ -13,11 +13,11 @@ from dear.cli.common import (
     Device,
     Json,
     Template,
-    console,
     device_named,
     print_accuracy,
     print_json,
     progress,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def zeroshot(
     pictures = _half(pictures, half)
     report = check_pictures(pictures, unreadable)
     if report.unreadable:
-        console().print(str(report), markup=False, highlight=False)
+        say(str(report))
         pictures = report.kept
     clip = load(backbone, device=device_named(device))
     method = build_method("zeroshot", clip, pictures.classes, template=pictures.template, ensemble=ensemble)

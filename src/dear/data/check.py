@@ -68,7 +68,7 @@ def check_pictures(pictures: PictureSet, policy: str = "stop") -> PictureReport:
     good = [index for index, found in enumerate(problems) if found is None]
     report = PictureReport(len(pictures), bad, pictures.subset(good) if bad else pictures)
     if bad and policy == "stop":
-        raise DataError(f"{pictures.name}: {report}\nmend or remove them, or skip unreadable pictures")
+        raise DataError(f"{pictures.name}: {report}\nmend or remove them, or skip them (--unreadable skip)")
     if bad and not good:
         raise DataError(
             f"{pictures.name}: none of its {len(pictures)} pictures can be read; the first: {bad[0].reason}"
