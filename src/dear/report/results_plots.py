@@ -161,6 +161,7 @@ def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
             text=[["" if v is None else f"{v:.3f}" for v in row] for row in values],
             texttemplate="%{text}",
             colorscale="Blues",
+            zmin=0,  # weights near one sixth must look alike
             colorbar={"title": "weight"},
             xgap=2,
             ygap=2,
