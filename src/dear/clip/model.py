@@ -183,7 +183,7 @@ class Clip(nn.Module):
         """
         stamp = (self.log_scale.data_ptr(), self.log_scale._version)
         if self._scale is None or self._scale[:2] != stamp:
-            self._scale = (*stamp, math.exp(float(self.log_scale)))
+            self._scale = (*stamp, math.exp(float(self.log_scale.detach())))
         return self._scale[2]
 
     @cached_property
