@@ -20,8 +20,14 @@ import torch
 from torch import Tensor
 
 from dear.errors import DearError, DiskError, UsageError
+from dear.jsontext import parse_json as parse_json  # noqa: PLC0414 (offered here too)
 
-MAX_JSON_BYTES = 256 * 1024 * 1024
+MAX_TEXT_BYTES = 256 * 1024 * 1024
+# What weights are stored in; kinds beyond these are packed or scaled, and PyTorch cannot test them for NaN.
+_KINDS = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+}
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
@@ -65,52 +71,55 @@ def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = 1)
     write_atomic(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: str | os.PathLike[str], what: str = "JSON file", max_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_text(
+    path: str | os.PathLike[str],
+    what: str = "text file",
+    max_bytes: int = MAX_TEXT_BYTES,
+    encoding: str = "utf-8",
+) -> str:
+    """Read a text file of bounded length; a device or a pipe, which might never end, is refused.
+
+    Args:
+        path: the file.
+        what: what the file should be, for messages ("role map", "table").
+        max_bytes: larger files are refused.
+        encoding: "utf-8", or "utf-8-sig" where a byte-order mark may stand first.
+
+    Raises:
+        UsageError: there is no such file.
+        DearError: it cannot be read, is too large, or is not UTF-8.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise DearError(f"{path}: is not a file, so it cannot be read as a {what}")
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise DearError(f"{path}: more than {max_bytes:,} bytes are too large for a {what}")
+        return data.decode(encoding)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such {what}") from None
+    except UnicodeDecodeError as error:
+        raise DearError(
+            f"{path}: cannot be read as a {what}: it is not UTF-8 text (byte {error.start})"
+        ) from None
+    except (OSError, ValueError) as error:  # a path may hold what no path can
+        raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
+
+
+def read_json(path: str | os.PathLike[str], what: str = "JSON file", max_bytes: int = MAX_TEXT_BYTES) -> Any:
     """Read a JSON file; duplicate keys, too deep nesting and too large files are refused.
 
     Args:
         path: the file.
         what: what the file should be, for messages ("role map", "run configuration").
-        max_bytes: larger files are refused unread.
+        max_bytes: larger files are refused.
 
     Raises:
-        DearError: the file is missing, too large, or not valid JSON.
+        DearError: the file is missing, too large, or not valid JSON (see `parse_json`).
     """
-    path = Path(path)
-    try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise DearError(f"{path}: {size:,} bytes is too large for a {what} (limit {max_bytes:,})")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such {what}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
-    return parse_json(text, str(path), what)
-
-
-def parse_json(text: str, source: str, what: str = "JSON text") -> Any:
-    """Parse JSON text from `source` (named in messages) under the rules of `read_json`."""
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except RecursionError:
-        raise DearError(f"{source}: nested too deeply for a {what}") from None
-    except ValueError as error:
-        raise DearError(f"{source}: is not a valid {what} ({error})") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys must differ: a repeated key hides one of its values."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {repeated!r} stands twice in one object")
-    return result
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
+    return parse_json(read_text(path, what, max_bytes), str(Path(path)), what)
 
 
 def write_safetensors(
@@ -136,8 +145,13 @@ def read_safetensors(
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
-        raise DearError(f"{path}: is not a whole {what} ({error})") from error
+    except Exception as error:  # the bytes are a stranger's: shapes and types may fail in any way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DearError(f"{path}: is not a whole {what} ({reason})") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _KINDS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise DearError(f"{path}: tensor {name[:80]!r} is {kind}, a kind of number that no {what} has")
     return tensors, dict(metadata)
 
 

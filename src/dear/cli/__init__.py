@@ -10,11 +10,12 @@ def main() -> None:
     """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
     from dear.cli.app import app
     from dear.errors import DearError
+    from dear.printable import shown
 
     try:
         app()
     except DearError as error:
-        print(f"dear: {error}", file=sys.stderr)
+        print(f"dear: {shown(str(error))}", file=sys.stderr)
         sys.exit(error.status)
     except KeyboardInterrupt:
         print("\ndear: stopped by you", file=sys.stderr)

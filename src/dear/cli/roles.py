@@ -182,7 +182,8 @@ def _table(roles: RoleMap, phrases: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{roles.backbone or 'any backbone'}, rule {roles.rule}", header_style="bold")
+    title = Text(f"{roles.backbone or 'any backbone'}, rule {roles.rule}")
+    table = Table(title=title, header_style="bold")
     for name, side in (("layer", "right"), ("head", "right"), ("role", "left"), ("concept", "left")):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     table.add_column("entropy", justify="right")

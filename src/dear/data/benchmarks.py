@@ -27,8 +27,9 @@ from dear.data.names import check_template, spaced
 from dear.data.paths import Inside
 from dear.data.pictures import FilePictures
 from dear.data.split import pick_split
-from dear.errors import DataError, DearError, UsageError
-from dear.files import read_json
+from dear.errors import DataError, DearError, InputError, UsageError
+from dear.files import read_json, read_text
+from dear.printable import check_name
 
 COOP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"
@@ -162,7 +163,13 @@ def list_benchmark(benchmark: Benchmark, root: Path) -> Listing:
     home = root / benchmark.folder
     if not home.is_dir():
         raise DataError(f"{home}: no such folder; {benchmark.name} must lie there: see `dear data check`")
-    return readers[benchmark.kind](benchmark, home)
+    listing = readers[benchmark.kind](benchmark, home)
+    try:
+        for name in listing.classes:
+            check_name(name)
+    except InputError as error:
+        raise DataError(f"{home}: {error}") from error
+    return listing
 
 
 def _read_split(benchmark: Benchmark, home: Path) -> Listing:
@@ -295,8 +302,7 @@ def _folders(folder: Path) -> Iterable[str]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except FileNotFoundError:
-        raise DataError(f"{file}: no such file; see `dear data check`") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read ({error})") from error
+        text = read_text(file, "list of names or pictures")
+    except DearError as error:
+        raise DataError(f"{error}; see `dear data check`") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]

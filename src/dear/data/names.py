@@ -7,17 +7,15 @@ import unicodedata
 from collections.abc import Sequence
 
 from dear.errors import DataError, InputError
+from dear.printable import check_name, check_shown
 
 TEMPLATE = "a photo of a {}."
-MAX_NAME = 200
 MAX_TEMPLATE = 1000
 
 _WORDNET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
 _CAMEL = re.compile(r"[A-Z][a-z]{2,}(?:[A-Z][a-z]+)+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-# Characters that turn the reading direction: shown text could say something else than it does.
-_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def readable(raw: str) -> str:
@@ -54,30 +52,6 @@ def spaced(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
-def check_name(name: str) -> str:
-    """A class name that can stand in a prompt and on a page; returned as it came.
-
-    Raises:
-        InputError: it is blank, longer than 200 characters, or holds control characters.
-    """
-    if not name.strip():
-        raise InputError(f"the class name {name!r} is blank; give it a name")
-    if len(name) > MAX_NAME:
-        raise InputError(
-            f"the class name {name[:40]!r}… has {len(name)} characters; at most {MAX_NAME} are allowed"
-        )
-    _refuse_control(name, "class name")
-    return name
-
-
-def _refuse_control(text: str, what: str) -> None:
-    for letter in text:
-        if letter in _TURNING or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp"):
-            raise InputError(
-                f"the {what} {text!r} holds the control character U+{ord(letter):04X}; remove it"
-            )
-
-
 def check_template(template: str) -> str:
     """A prompt template with exactly one `{}` and no other braces; returned as it came.
 
@@ -89,7 +63,7 @@ def check_template(template: str) -> str:
     """
     if len(template) > MAX_TEMPLATE:
         raise InputError(f"the template {template[:40]!r}… is too long; at most {MAX_TEMPLATE} characters")
-    _refuse_control(template, "template")
+    check_shown(template, "template")
     count = template.count("{}")
     if count != 1:
         raise InputError(

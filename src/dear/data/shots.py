@@ -16,7 +16,7 @@ from pathlib import Path
 from dear.data.pictures import PictureSet
 from dear.data.split import digest
 from dear.errors import DataError, DearError
-from dear.files import parse_json, write_atomic
+from dear.files import parse_json, read_text, write_atomic
 
 
 def draw_shots(pictures: PictureSet, shots: int, seed: int) -> list[int]:
@@ -70,11 +70,9 @@ def read_draw(path: str | os.PathLike[str], pictures: PictureSet) -> list[int]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such draw") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as a draw ({error})") from error
+        text = read_text(path, "draw")
+    except DearError as error:
+        raise DataError(str(error)) from error
     place = {pictures.key(index): index for index in range(len(pictures))}
     labels = pictures.labels.tolist()
     chosen: dict[int, None] = {}

@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 
-from dear.data.names import TEMPLATE, check_classes, check_name, check_template, natural_key, readable, spaced
+from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable, spaced
 from dear.data.paths import Inside
 from dear.data.pictures import FilePictures
 from dear.data.split import pick_split
 from dear.errors import DataError, DearError, InputError
-from dear.files import parse_json
+from dear.files import parse_json, read_text
+from dear.printable import check_name
 
 MAX_BYTES = 256 * 1024 * 1024
 REQUIRED = ("path", "label")
@@ -157,15 +158,9 @@ def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, in
 def _text(path: Path) -> str:
     """The table's text, without a byte-order mark."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path}: larger than {MAX_BYTES:,} bytes; split the table")
-        return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such table") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        return read_text(path, "table", MAX_BYTES, "utf-8-sig")
+    except DearError as error:
+        raise DataError(str(error)) from error
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

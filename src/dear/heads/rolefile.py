@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dear.errors import RoleError
 from dear.heads.names import KINDS
+from dear.printable import unprintable
 
 if TYPE_CHECKING:
     from dear.heads.roles import RoleMap
@@ -22,6 +23,7 @@ _KEYS = {
 }  # fmt: skip
 _ROLE_KEYS = {"layer", "head", "kind", "concept", "entropy", "shares", "phrases"}
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16,64}")
+_LONGEST = 1000  # characters of a phrase or a name
 _MOST = 512  # no tower has more layers or heads; a larger number is a damaged file
 
 
@@ -94,8 +96,8 @@ def parse(document: Any, source: str) -> dict[str, Any]:
         fingerprint is None or (isinstance(fingerprint, str) and bool(_FINGERPRINT.fullmatch(fingerprint))),
         "'fingerprint' must be null or 'sha256:…'",
     )
-    demand(isinstance(document["backbone"], str), "'backbone' must be text")
-    demand(isinstance(document["rule"], str), "'rule' must be text")
+    demand(_text(document["backbone"]), "'backbone' must be plain text")
+    demand(_text(document["rule"]), "'rule' must be plain text")
     demand(isinstance(document["parameters"], dict), "'parameters' must be an object")
     demand(isinstance(document["evidence"], dict), "'evidence' must be an object")
     core = document["core"]
@@ -139,13 +141,13 @@ def _role(entry: Any, place: str) -> tuple[tuple[int, int], dict[str, Any]]:
     if entropy is not None and not (_number(entropy) and entropy >= 0):
         raise RoleError(f"{place}: 'entropy' must be null or a number of bits, 0 or more")
     if not isinstance(shares, dict) or not all(
-        _number(share) and 0 <= share <= 1 for share in shares.values()
+        _word(concept) and _number(share) and 0 <= share <= 1 for concept, share in shares.items()
     ):
-        raise RoleError(f"{place}: 'shares' must give numbers from 0 to 1")
+        raise RoleError(f"{place}: 'shares' must give concepts numbers from 0 to 1")
     if shares and abs(sum(shares.values()) - 1) > 1e-3:
         raise RoleError(f"{place}: 'shares' add up to {sum(shares.values()):.4f}, not to 1")
-    if not isinstance(phrases, list) or not all(isinstance(phrase, str) for phrase in phrases):
-        raise RoleError(f"{place}: 'phrases' must be a list of texts")
+    if not isinstance(phrases, list) or not all(map(_text, phrases)):
+        raise RoleError(f"{place}: 'phrases' must be a list of plain texts of at most {_LONGEST} characters")
     role = {"kind": kind, "concept": concept, "entropy": entropy, "shares": shares, "phrases": tuple(phrases)}
     return (layer, head), role
 
@@ -163,4 +165,8 @@ def _number(value: Any) -> bool:
 
 
 def _word(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and len(value) <= 80
+    return _text(value) and bool(value.strip()) and len(value) <= 80
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST and unprintable(value) is None

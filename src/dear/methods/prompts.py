@@ -11,6 +11,7 @@ from torch import Tensor
 from dear.clip.edit import Edit
 from dear.clip.model import Clip, TextTower
 from dear.errors import InputError, UsageError
+from dear.printable import check_name
 
 TEMPLATE = "a photo of a {}."
 _CLASSES_AT_ONCE = 256  # bounds the memory of the frozen passes over long class lists
@@ -54,7 +55,7 @@ class ClassPrompts:
         if nameless:
             raise UsageError(f"a class name must be text that is not empty; got {nameless[0]!r}")
         self.clip = clip
-        self.classes = tuple(classes)
+        self.classes = tuple(check_name(name) for name in classes)
         self.template = template
         self.texts = tuple(fill(template, name) for name in self.classes)
         self.given = ids

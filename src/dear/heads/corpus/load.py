@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dear.errors import DearError, InputError
-from dear.files import parse_json
+from dear.files import parse_json, read_text
 from dear.heads.corpus.build import Phrase, general
+from dear.printable import unprintable
 
 _MOST_PHRASES = 200_000
+_LONGEST_CONCEPT = 80  # as in a role map
 _LONGEST = 400  # characters; CLIP reads about 75 tokens
 
 
@@ -67,9 +69,9 @@ def load_corpus(name: str | os.PathLike[str] = "general") -> Corpus:
     if path.suffix not in (".txt", ".jsonl"):
         raise InputError(f"{name}: a corpus is 'general', 'world', or a .txt or .jsonl file of phrases")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a corpus ({error})") from error
+        text = read_text(path, "corpus")
+    except DearError as error:
+        raise InputError(str(error)) from error
     seen: dict[str, Phrase] = {}
     for phrase in _lines(text, path):
         seen.setdefault(phrase.text, phrase)
@@ -99,4 +101,10 @@ def _lines(text: str, path: Path) -> Iterator[Phrase]:
             raise InputError(f"{path}, line {number}: needs a phrase of 1 to {_LONGEST} characters")
         if concept is not None and not isinstance(concept, str):
             raise InputError(f"{path}, line {number}: the concept must be text")
-        yield Phrase(phrase.strip(), (concept or "").strip() or None)
+        phrase, concept = phrase.strip(), (concept or "").strip()
+        if len(concept) > _LONGEST_CONCEPT or unprintable(phrase) or unprintable(concept):
+            raise InputError(
+                f"{path}, line {number}: holds a control character, or a concept of more than "
+                f"{_LONGEST_CONCEPT} characters"
+            )
+        yield Phrase(phrase, concept or None)

@@ -1,0 +1,64 @@
+"""Text of strangers that will be shown: no character may hide, turn or redraw what stands beside it.
+
+Names come from folders, tables, role maps and runs that somebody else made, and go to terminals, pages and
+prompts. Control characters (a terminal obeys them), halves of characters (no file can hold them), line
+separators and marks that turn the reading direction are refused where names enter.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dear.errors import InputError
+
+MAX_NAME = 200
+
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def unprintable(text: str) -> str | None:
+    r"""The first character of a text that must not be shown, as U+001B; None if there is none.
+
+    >>> unprintable("caf\u00e9"), unprintable("a\x1b[2J")
+    (None, 'U+001B')
+    """
+    found = _UNSHOWN.search(text)
+    return None if found is None else f"U+{ord(found[0]):04X}"
+
+
+def shown(text: str) -> str:
+    r"""A message for the terminal: what must not be shown is spelled out, line ends stay.
+
+    >>> shown("gone: a\x1b[2J.jpg")
+    'gone: a\\x1b[2J.jpg'
+    """
+    return _UNSHOWN.sub(
+        lambda found: found[0] if found[0] == "\n" else found[0].encode("unicode_escape").decode(), text
+    )
+
+
+def check_name(name: str) -> str:
+    """A class name that can stand in a prompt and on a page; returned as it came.
+
+    Raises:
+        InputError: it is blank, longer than 200 characters, or holds control characters.
+    """
+    if not name.strip():
+        raise InputError(f"the class name {name[:40]!r} is blank; give it a name")
+    if len(name) > MAX_NAME:
+        raise InputError(
+            f"the class name {name[:40]!r}… has {len(name)} characters; at most {MAX_NAME} are allowed"
+        )
+    return check_shown(name, "class name")
+
+
+def check_shown(text: str, what: str) -> str:
+    """A text without characters that must not be shown; returned as it came.
+
+    Raises:
+        InputError: it holds one; `what` says what the text is.
+    """
+    found = unprintable(text)
+    if found is not None:
+        raise InputError(f"the {what} {text[:80]!r} holds the control character {found}; remove it")
+    return text
