@@ -19,6 +19,12 @@ class DiskError(DearError):
     status = 1
 
 
+class Interrupted(DearError):  # noqa: N818 (a state, not a mistake)
+    """The user pressed Ctrl-C; what was done is kept."""
+
+    status = 130
+
+
 class InputError(DearError):
     """A text or a picture that cannot be used."""
 

@@ -7,6 +7,7 @@ the new one, never a part. Reads are bounded and never run code.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import tempfile
@@ -33,6 +34,9 @@ _KINDS = {
 def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write `content` to `path`, whole or not at all; an older file survives any failure.
 
+    What a killed process left of the same file is removed. Two processes may write one file at once: the last
+    one's is kept.
+
     Raises:
         DiskError: the folder cannot be written or the disk is full.
     """
@@ -41,13 +45,17 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        handle, temporary = _claimed_part(path)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+            os.chmod(temporary, 0o666 & ~_UMASK)
+            if fcntl is not None:
+                os.replace(temporary, path)  # while it is claimed
+        if fcntl is None:
+            os.replace(temporary, path)  # Windows renames no open file
+        _remove_abandoned(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DiskError(
@@ -59,11 +67,37 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
                 os.unlink(temporary)
 
 
-def _umask() -> int:
-    """The process's file mode mask (only readable by setting it)."""
+def _read_umask() -> int:
+    """The process's file mode mask (only readable by setting it, so read once, before there are threads)."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+_UMASK = _read_umask()
+
+
+def _claimed_part(path: Path) -> tuple[int, str]:
+    """A new temporary neighbour of `path`, locked for as long as its handle is open."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        if fcntl is None:
+            return handle, name
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is ever abandoned there
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # else another process took it for abandoned before it was locked
+            return handle, name
+        os.close(handle)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary neighbours of `path` whose writers are dead: nobody holds their locks."""
+    if fcntl is None:
+        return
+    for name in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError), name.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            name.unlink()
 
 
 def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = 1) -> None:

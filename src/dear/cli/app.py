@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dear.cli import (
     adapt,
@@ -21,8 +22,23 @@ from dear.cli import (
     zeroshot,
 )
 
+
+class Commands(TyperGroup):
+    """The commands; Ctrl-C ends any of them with a sentence (typer by itself would say nothing)."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        from dear.errors import Interrupted
+
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped by you") from None
+
+
 app = typer.Typer(
     name="dear",
+    cls=Commands,
     help="Adapt CLIP-like models head by head: find what each attention head does, teach the right ones.",
     epilog="Start with `dear demo`; it needs no weights, no data and no network.",
     no_args_is_help=True,
