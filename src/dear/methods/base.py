@@ -44,8 +44,9 @@ class NoConfig:
 class Method(nn.Module):
     """A way to adapt a frozen CLIP to some classes.
 
-    A subclass sets the class attributes, makes its parameters in `build`, and writes `forward`; `loss` is
-    cross-entropy unless it says otherwise. Parameters and buffers of the module are what is learned and
+    A subclass sets the class attributes, makes its parameters in `build`, and says what becomes of the
+    pictures (`images`), of the classes (`texts`), or of both (`forward`); `loss` is cross-entropy unless it
+    says otherwise. Parameters and buffers of the module are what is learned and
     saved; the backbone is held but not registered, so neither `parameters()` nor a saved file knows it.
 
     Args:
@@ -114,9 +115,17 @@ class Method(nn.Module):
     def build(self, generator: torch.Generator) -> None:
         """Make the learned tensors; random numbers come from `generator` (on the CPU)."""
 
+    def images(self, pixels: Tensor) -> Tensor:
+        """Image features [B, E] of pixels [B, 3, S, S], not of unit length; here the frozen ones."""
+        return self.clip.encode_image(pixels)
+
+    def texts(self) -> Tensor:
+        """Text features [C, E] of the classes; here the frozen ones of the prompts."""
+        return self.prompts.frozen
+
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits of every mode, each [B, C] in float32, differentiable; pixels [B, 3, S, S]."""
-        raise NotImplementedError
+        """Logits of every mode, [B, C] in float32, with gradients; here CLIP's of `images` and `texts`."""
+        return {self.modes[0]: scores(self.clip, self.images(pixels), self.cached("texts", self.texts))}
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """The loss of a batch: pixels [B, 3, S, S], labels [B], domain numbers [B] where there are any."""

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Method
-from dear.methods.prompts import scores
 from dear.methods.starts import uniform
 
 
@@ -44,9 +43,8 @@ class CLIPAdapter(Method):
         self.down = self.learn(uniform(generator, hidden, wide, inputs=wide))
         self.up = self.learn(uniform(generator, wide, hidden, inputs=hidden))
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
+    def images(self, pixels: Tensor) -> Tensor:
+        """f* [B, E], the mixture of adapted and frozen features."""
         frozen = self.clip.encode_image(pixels).to(self.down.dtype)
         adapted = F.linear(F.linear(frozen, self.down).relu(), self.up).relu()
-        mixed = self.config.ratio * adapted + (1 - self.config.ratio) * frozen
-        return {"default": scores(self.clip, mixed, self.prompts.frozen)}
+        return self.config.ratio * adapted + (1 - self.config.ratio) * frozen

@@ -81,20 +81,20 @@ class CLIPLoRA(Method):
             layers[layer] = LayerEdit(**pairs)
         return Edit(layers)
 
-    def _texts(self, dropout: float = 0.0) -> Tensor:
+    def images(self, pixels: Tensor, dropout: float = 0.0) -> Tensor:
+        """Features [B, E] of the changed image tower."""
+        features: Tensor = self.clip.visual(pixels, edit=self.edit("image", dropout))
+        return features
+
+    def texts(self, dropout: float = 0.0) -> Tensor:
+        """Features [C, E] of the changed text tower."""
         edit = self.edit("text", dropout)
         return self.prompts.frozen if edit is None else self.prompts.features(edit)
-
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C], without dropout."""
-        images = self.clip.visual(pixels, edit=self.edit("image"))
-        return {"default": scores(self.clip, images, self.cached("texts", self._texts))}
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Cross-entropy, with dropout."""
         drop = self.config.dropout
-        images = self.clip.visual(pixels, edit=self.edit("image", drop))
-        ce = F.cross_entropy(scores(self.clip, images, self._texts(drop)), labels)
+        ce = F.cross_entropy(scores(self.clip, self.images(pixels, drop), self.texts(drop)), labels)
         return Loss(ce, {"ce": ce.detach()})
 
     def merge(self) -> Clip:

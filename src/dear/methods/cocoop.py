@@ -20,7 +20,7 @@ from torch import Tensor
 from dear.methods.base import Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.prompts import unit
-from dear.methods.starts import uniform
+from dear.methods.starts import linear
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,8 @@ class CoCoOp(Method):
         self.ctx = self.learn(self.context.start(self.clip, generator))
         wide, out = self.clip.config.embed_dim, self.clip.config.text.width
         hidden = max(1, wide // self.config.narrowing)
-        self.down = self.learn(uniform(generator, hidden, wide, inputs=wide))
-        self.down_bias = self.learn(uniform(generator, hidden, inputs=wide))
-        self.up = self.learn(uniform(generator, out, hidden, inputs=hidden))
-        self.up_bias = self.learn(uniform(generator, out, inputs=hidden))
+        self.down, self.down_bias = map(self.learn, linear(generator, hidden, wide))
+        self.up, self.up_bias = map(self.learn, linear(generator, out, hidden))
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """Logits [B, C], each row with text features of its own."""

@@ -55,6 +55,11 @@ class ContextPrompts:
         rows = clip.text.embed(ids)[0] - clip.text.positions[: ids.shape[1]]
         return rows[1 : 1 + self.count]
 
+    def deep_start(self, clip: Clip, generator: torch.Generator, depth: int) -> Tensor:
+        """Where contexts of the layers 1 to `depth` start, [depth, count, D]: all but the first at random."""
+        first = self.start(clip, generator).cpu().double()
+        return torch.cat([first[None], normal(generator, depth - 1, *first.shape)])
+
     def features(self, clip: Clip, tokens: Mapping[int, Tensor]) -> Tensor:
         """Features [C, E] (not unit) with these tokens, [count, D] or [C, count, D], at these layers.
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from dear.methods.base import Method
 from dear.methods.context import WORDS, ContextPrompts
-from dear.methods.prompts import scores
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,6 @@ class CoOp(Method):
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
 
-    def _texts(self) -> Tensor:
+    def texts(self) -> Tensor:
+        """Features [C, E] of the prompts with the learned context."""
         return self.context.features(self.clip, {1: self.ctx})
-
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        texts = self.cached("texts", self._texts)
-        return {"default": scores(self.clip, self.clip.encode_image(pixels), texts)}

@@ -9,8 +9,8 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 
 
-def depth_of(asked: int | None, layers: int, share: float = 0.75) -> int:
-    """How many layers get tokens of their own: what was asked for, or a share of the layers.
+def depth_of(asked: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
+    """How many layers get tokens of their own: what `option` asked for, or a share of the layers.
 
     >>> depth_of(None, 12), depth_of(None, 6), depth_of(3, 12)
     (9, 4, 3)
@@ -20,7 +20,7 @@ def depth_of(asked: int | None, layers: int, share: float = 0.75) -> int:
     """
     depth = max(1, round(share * layers)) if asked is None else asked
     if not 1 <= depth <= layers:
-        raise UsageError(f"depth = {depth} is not between 1 and the tower's {layers} layers")
+        raise UsageError(f"{option} = {depth} is not between 1 and the tower's {layers} layers")
     return depth
 
 
@@ -32,3 +32,9 @@ def visual_prompts(clip: Clip, tokens: Tensor) -> Edit:
     layers = {1: LayerEdit(tokens=clip.visual.ln_pre(tokens[0]))}
     layers |= {layer: LayerEdit(tokens=own) for layer, own in enumerate(tokens[1:], start=2)}
     return Edit(layers, count=tokens.shape[-2])
+
+
+def prompted_images(clip: Clip, pixels: Tensor, tokens: Tensor) -> Tensor:
+    """Image features [B, E] of pixels [B, 3, S, S] with visual prompts [layers, T, D]."""
+    features: Tensor = clip.visual(pixels, edit=visual_prompts(clip, tokens))
+    return features

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from dear.methods.agreement import knowledge_loss
 from dear.methods.base import Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
-from dear.methods.prompts import scores, unit
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,10 @@ class KgCoOp(Method):
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
 
-    def _texts(self) -> Tensor:
+    def texts(self) -> Tensor:
+        """Features [C, E] of the prompts with the learned context."""
         return self.context.features(self.clip, {1: self.ctx})
-
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        texts = self.cached("texts", self._texts)
-        return {"default": scores(self.clip, self.clip.encode_image(pixels), texts)}
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda (1 - mean cosine between learned and frozen text features)."""
-        texts = self._texts()
-        ce = F.cross_entropy(scores(self.clip, self.clip.encode_image(pixels), texts), labels)
-        distance = (1 - (unit(texts) * self.prompts.frozen).sum(-1)).mean()
-        total = ce + self.config.weight * distance
-        return Loss(total, {"ce": ce.detach(), "knowledge": distance.detach()})
+        return knowledge_loss(self, pixels, labels, self.config.weight)

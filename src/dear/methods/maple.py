@@ -19,9 +19,8 @@ from torch import Tensor
 
 from dear.methods.base import Method
 from dear.methods.context import WORDS, ContextPrompts
-from dear.methods.deep import depth_of, visual_prompts
-from dear.methods.prompts import scores
-from dear.methods.starts import normal, uniform
+from dear.methods.deep import depth_of, prompted_images
+from dear.methods.starts import linear
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,18 @@ class MaPLe(Method):
         vision, text = self.clip.config.vision, self.clip.config.text
         depth = depth_of(self.config.depth, min(vision.layers, text.layers))
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
-        first = self.context.start(self.clip, generator).cpu().double()
-        deeper = normal(generator, depth - 1, self.config.context, text.width)
-        self.vectors = self.learn(torch.cat([first[None], deeper]))
-        self.couple = self.learn(uniform(generator, depth, vision.width, text.width, inputs=text.width))
-        self.couple_bias = self.learn(uniform(generator, depth, vision.width, inputs=text.width))
+        self.vectors = self.learn(self.context.deep_start(self.clip, generator, depth))
+        couple = linear(generator, depth, vision.width, text.width)
+        self.couple, self.couple_bias = map(self.learn, couple)
 
-    def _texts(self) -> Tensor:
+    def texts(self) -> Tensor:
+        """Features [C, E] of the prompts with the learned vectors of every layer."""
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
     def _tokens(self) -> Tensor:
         """The visual tokens [J, T, D]."""
         return torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        images = self.clip.visual(pixels, edit=visual_prompts(self.clip, self._tokens()))
-        return {"default": scores(self.clip, images, self.cached("texts", self._texts))}
+    def images(self, pixels: Tensor) -> Tensor:
+        """Features [B, E] of the class token beside the coupled tokens."""
+        return prompted_images(self.clip, pixels, self._tokens())

@@ -18,8 +18,14 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Loss, Method
-from dear.methods.mmrl import agreement_loss, first_layer, fuse, token_edit
-from dear.methods.prefix import class_and_tokens, frozen_features, image_prefix
+from dear.methods.representation import (
+    MODES,
+    agreement_loss,
+    both_modes,
+    first_layers,
+    represented_images,
+    represented_texts,
+)
 from dear.methods.starts import normal, uniform
 
 
@@ -43,14 +49,14 @@ class MMRLpp(Method):
     name: ClassVar[str] = "mmrlpp"
     title: ClassVar[str] = "MMRL++"
     steady: ClassVar[bool] = True
-    modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
+    modes: ClassVar[tuple[str, ...]] = MODES
     Config: ClassVar[type] = MMRLppConfig
     config: MMRLppConfig
 
     def build(self, generator: torch.Generator) -> None:
         """R, a shared map and residuals a tower, and a low-rank change of the projection."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
-        self.first, self.text_first = (first_layer(config.first_layer, t.layers) for t in (vision, text))
+        self.first, self.text_first = first_layers(self.clip, config.first_layer)
         self.space = self.learn(normal(generator, config.tokens, config.width))
         for name, tower, first in (("image", vision, self.first), ("text", text, self.text_first)):
             layers, rank = tower.layers - first + 1, config.rank
@@ -73,26 +79,21 @@ class MMRLpp(Method):
         residual = torch.einsum("kr,lqr,ldq->lkd", self.space, b, a)
         return self.space @ shared.T + residual + bias[:, None]
 
-    def _texts(self) -> Tensor:
-        edit = token_edit(self.text_first, self._tokens("text"), self.config.beta, at=1)
-        return self.prompts.features(edit, first=self.text_first)
+    def texts(self) -> Tensor:
+        """Text features [C, E]."""
+        return represented_texts(self.prompts, self.text_first, self._tokens("text"), self.config.beta)
 
-    def _images(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """f_c and f_r, [B, E] each."""
-        edit = token_edit(self.first, self._tokens("image"), self.config.beta)
-        own, tokens = class_and_tokens(self.clip, prefix, self.first, edit)
-        mean = tokens.mean(dim=1)
+    def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """f_c and f_r, [B, E] each, from the layers before J."""
+        tokens = self._tokens("image")
+        f_c, mean = represented_images(self.clip, prefix, self.first, tokens, self.config.beta)
         change = mean.to(self.proj_a.dtype) @ self.proj_a @ self.proj_b
-        return own @ self.clip.visual.proj, mean @ self.clip.visual.proj + change
+        return f_c, mean @ self.clip.visual.proj + change
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """Logits [B, C] of both modes."""
-        f_c, f_r = self._images(image_prefix(self.clip, pixels, self.first))
-        return fuse(self, f_c, f_r, self.cached("texts", self._texts), self.config.alpha)
+        return both_modes(self, pixels)
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Two cross-entropies and the agreement with the frozen model."""
-        prefix = image_prefix(self.clip, pixels, self.first)
-        f_c, f_r = self._images(prefix)
-        frozen = frozen_features(self.clip, prefix, self.first)
-        return agreement_loss(self, f_c, f_r, frozen, self._texts(), labels)
+        return agreement_loss(self, pixels, labels)

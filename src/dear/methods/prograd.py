@@ -56,18 +56,14 @@ class ProGrad(Method):
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
 
-    def _texts(self) -> Tensor:
+    def texts(self) -> Tensor:
+        """Features [C, E] of the prompts with the learned context."""
         return self.context.features(self.clip, {1: self.ctx})
-
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        texts = self.cached("texts", self._texts)
-        return {"default": scores(self.clip, self.clip.encode_image(pixels), texts)}
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> TwoLosses:
         """Cross-entropy, and the divergence from frozen CLIP's answers."""
         images, soft = self.clip.encode_image(pixels), self.config.temperature
-        logits = scores(self.clip, images, self._texts())
+        logits = scores(self.clip, images, self.texts())
         teacher = scores(self.clip, images, self.prompts.frozen)
         ce = F.cross_entropy(logits, labels)
         general = soft**2 * F.cross_entropy(logits / soft, (teacher / soft).softmax(dim=-1))

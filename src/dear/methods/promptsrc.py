@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dear.methods.base import Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
-from dear.methods.deep import depth_of, visual_prompts
+from dear.methods.deep import depth_of, prompted_images
 from dear.methods.prompts import fill, scores, unit
 from dear.methods.starts import normal
 from dear.methods.templates import DIVERSE
@@ -64,20 +64,19 @@ class PromptSRC(Method):
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         depth, text_depth = (depth_of(config.depth, tower.layers) for tower in (vision, text))
         self.context = ContextPrompts(self.prompts, config.context, config.words)
-        first = self.context.start(self.clip, generator).cpu().double()
-        deeper = normal(generator, text_depth - 1, config.context, text.width)
-        self.vectors = self.learn(torch.cat([first[None], deeper]))
+        self.vectors = self.learn(self.context.deep_start(self.clip, generator, text_depth))
         self.tokens = self.learn(normal(generator, depth, config.tokens, vision.width))
         for name, p in list(self.named_parameters()):
             self.register_buffer(f"sum_{name}", p.detach().new_zeros(0))  # empty outside of training
         self._teacher: Tensor | None = None
 
-    def _texts(self) -> Tensor:
+    def texts(self) -> Tensor:
+        """Features [C, E] of the prompts with the learned vectors of every layer."""
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
-    def _images(self, pixels: Tensor) -> Tensor:
-        images: Tensor = self.clip.visual(pixels, edit=visual_prompts(self.clip, self.tokens))
-        return images
+    def images(self, pixels: Tensor) -> Tensor:
+        """Features [B, E] of the class token beside the learned tokens."""
+        return prompted_images(self.clip, pixels, self.tokens)
 
     def teacher(self) -> Tensor:
         """Unit mean feature of each class over the templates, [C, E]; given ids have no words: their own."""
@@ -89,13 +88,9 @@ class PromptSRC(Method):
                 self._teacher = unit(torch.stack([self.clip.encode_text(way) for way in ways]).mean(dim=0))
         return self._teacher
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        return {"default": scores(self.clip, self._images(pixels), self.cached("texts", self._texts))}
-
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE and the three agreements with the frozen model."""
-        config, images, texts = self.config, unit(self._images(pixels)), unit(self._texts())
+        config, images, texts = self.config, unit(self.images(pixels)), unit(self.texts())
         frozen, teacher = unit(self.clip.encode_image(pixels)), self.teacher()
         logits = scores(self.clip, images, texts)
         expected = scores(self.clip, frozen, teacher).log_softmax(dim=-1)

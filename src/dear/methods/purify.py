@@ -112,9 +112,10 @@ class Purify(Method):
     def _pair(self, name: str) -> LowRank | None:
         return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        return {"default": scores(self.clip, self.clip.visual(pixels, self.edit()), self.prompts.frozen)}
+    def images(self, pixels: Tensor, record: Record | None = None) -> Tensor:
+        """Features [B, E] of the purified image tower."""
+        features: Tensor = self.clip.visual(pixels, self.edit(), record)
+        return features
 
     @torch.no_grad()
     def hard_logits(self, pixels: Tensor, top: int) -> Tensor:
@@ -125,8 +126,7 @@ class Purify(Method):
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + w MMD; without domain numbers the cross-entropy alone."""
         record, config = Record(), self.config
-        images = self.clip.visual(pixels, self.edit(), record)
-        ce = F.cross_entropy(scores(self.clip, images, self.prompts.frozen), labels)
+        ce = F.cross_entropy(scores(self.clip, self.images(pixels, record), self.texts()), labels)
         if domains is None or config.weight == 0:
             return Loss(ce, {"ce": ce.detach()})
         layers = range(1, self.clip.config.vision.layers + 1)

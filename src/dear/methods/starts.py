@@ -19,3 +19,12 @@ def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
     """
     bound = max(1, inputs) ** -0.5
     return torch.rand(*shape, generator=generator, dtype=torch.float64).mul(2).sub(1).mul(bound)
+
+
+def linear(generator: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
+    """Weight [..., out, in] and bias [..., out] of a linear layer, as PyTorch starts them.
+
+    >>> [list(t.shape) for t in linear(torch.Generator(), 3, 4)]
+    [[3, 4], [3]]
+    """
+    return uniform(generator, *shape, inputs=shape[-1]), uniform(generator, *shape[:-1], inputs=shape[-1])

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.methods.agreement import knowledge_loss
 from dear.methods.base import Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of
-from dear.methods.prompts import scores, unit
-from dear.methods.starts import uniform
+from dear.methods.starts import linear
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,11 @@ class TCP(Method):
         tail = self.template[self.template.index("{}") :]
         self.context = ContextPrompts(self.prompts, config.context, config.words, tail)
         middle = min(text.layers, depth_of(None, text.layers, share=2 / 3) + 1)
-        self.layer = depth_of(config.layer or middle, text.layers)
+        self.layer = middle if config.layer is None else depth_of(config.layer, text.layers, option="layer")
         self.ctx = self.learn(self.context.start(self.clip, generator))
         hidden, out = max(1, wide // config.narrowing), config.context * text.width
-        self.down = self.learn(uniform(generator, hidden, wide, inputs=wide))
-        self.down_bias = self.learn(uniform(generator, hidden, inputs=wide))
-        self.up = self.learn(uniform(generator, out, hidden, inputs=hidden))
-        self.up_bias = self.learn(uniform(generator, out, inputs=hidden))
+        self.down, self.down_bias = map(self.learn, linear(generator, hidden, wide))
+        self.up, self.up_bias = map(self.learn, linear(generator, out, hidden))
 
     def _class_tokens(self) -> Tensor:
         """T_c of every class, [C, M, D]."""
@@ -67,21 +65,13 @@ class TCP(Method):
         hidden = hidden * torch.sigmoid(1.702 * hidden)
         return F.linear(hidden, self.up, self.up_bias).view(len(hidden), self.config.context, -1)
 
-    def _texts(self) -> Tensor:
+    def texts(self) -> Tensor:
+        """Features [C, E] of the prompts with the shared context, then with each class's own vectors."""
         own = self._class_tokens()
         if self.layer == 1:
             return self.context.features(self.clip, {1: own})
         return self.context.features(self.clip, {1: self.ctx, self.layer: own})
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        texts = self.cached("texts", self._texts)
-        return {"default": scores(self.clip, self.clip.encode_image(pixels), texts)}
-
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + weight (1 - mean cosine between learned and frozen text features)."""
-        texts = self._texts()
-        ce = F.cross_entropy(scores(self.clip, self.clip.encode_image(pixels), texts), labels)
-        distance = (1 - (unit(texts) * self.prompts.frozen).sum(-1)).mean()
-        total = ce + self.config.weight * distance
-        return Loss(total, {"ce": ce.detach(), "knowledge": distance.detach()})
+        return knowledge_loss(self, pixels, labels, self.config.weight)

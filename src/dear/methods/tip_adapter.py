@@ -49,14 +49,21 @@ def make_cache(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor
     return unit(total), labels
 
 
-def cache_logits(
-    clip: Clip, images: Tensor, texts: Tensor, keys: Tensor, labels: Tensor, config: TipAdapterConfig
-) -> Tensor:
+def vote(method: TipAdapter | TipAdapterF, pixels: Tensor) -> dict[str, Tensor]:
     """CLIP's logits plus the cache's vote, [B, C]."""
+    config, keys, labels = method.config, method.keys, method.labels
+    images = unit(method.clip.encode_image(pixels))
     near = torch.exp(-config.beta * (1 - images.to(keys.dtype) @ keys.T))  # [B, N]
-    values = labels[:, None] == torch.arange(len(texts), device=labels.device)  # one-hot, [N, C]
+    values = labels[:, None] == torch.arange(len(method.classes), device=labels.device)  # one-hot, [N, C]
     votes = near @ values.to(near.dtype)  # [B, C]
-    return scores(clip, images, texts) + config.alpha * votes
+    return {"default": scores(method.clip, images, method.prompts.frozen) + config.alpha * votes}
+
+
+def make_room(method: TipAdapter | TipAdapterF, state: Mapping[str, Tensor]) -> None:
+    """As many keys as there were training pictures; tensors stay the same objects."""
+    if {"keys", "labels"} <= set(state):  # else loading says what is missing
+        for name, held in (("keys", method.keys), ("labels", method.labels)):
+            held.data = held.data.new_zeros(state[name].shape)
 
 
 class TipAdapter(Method):
@@ -81,18 +88,11 @@ class TipAdapter(Method):
 
     def make_room(self, state: Mapping[str, Tensor]) -> None:
         """As many keys as there were training pictures."""
-        if {"keys", "labels"} <= set(state):
-            self.keys = self.keys.new_zeros(state["keys"].shape)
-            self.labels = self.labels.new_zeros(state["labels"].shape)
+        make_room(self, state)
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        images = unit(self.clip.encode_image(pixels))
-        return {
-            "default": cache_logits(
-                self.clip, images, self.prompts.frozen, self.keys, self.labels, self.config
-            )
-        }
+        return vote(self, pixels)
 
 
 class TipAdapterF(Method):
@@ -119,15 +119,8 @@ class TipAdapterF(Method):
 
     def make_room(self, state: Mapping[str, Tensor]) -> None:
         """As many keys as there were training pictures."""
-        if {"keys", "labels"} <= set(state):
-            self.keys.data = self.keys.data.new_zeros(state["keys"].shape)
-            self.labels = self.labels.new_zeros(state["labels"].shape)
+        make_room(self, state)
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        images = unit(self.clip.encode_image(pixels))
-        return {
-            "default": cache_logits(
-                self.clip, images, self.prompts.frozen, self.keys, self.labels, self.config
-            )
-        }
+        return vote(self, pixels)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Method
-from dear.methods.deep import depth_of, visual_prompts
-from dear.methods.prompts import scores
+from dear.methods.deep import depth_of, prompted_images
 from dear.methods.starts import normal
 
 
@@ -47,7 +46,6 @@ class VPT(Method):
         depth = depth_of(self.config.depth, vision.layers, share=1.0)
         self.tokens = self.learn(normal(generator, depth, self.config.tokens, vision.width))
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C]."""
-        images = self.clip.visual(pixels, edit=visual_prompts(self.clip, self.tokens))
-        return {"default": scores(self.clip, images, self.prompts.frozen)}
+    def images(self, pixels: Tensor) -> Tensor:
+        """Features [B, E] of the class token beside the learned tokens."""
+        return prompted_images(self.clip, pixels, self.tokens)
