@@ -23,6 +23,11 @@ from torch import Tensor
 from dear.errors import DearError, DiskError, UsageError
 from dear.jsontext import parse_json as parse_json  # noqa: PLC0414 (offered here too)
 
+try:
+    import fcntl
+except ImportError:  # Windows: temporary files of killed processes stay there
+    fcntl = None  # type: ignore[assignment]
+
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 # What weights are stored in; kinds beyond these are packed or scaled, and PyTorch cannot test them for NaN.
 _KINDS = {

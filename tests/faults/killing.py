@@ -1,4 +1,4 @@
-"""Kills `dear adapt`, `dear roles discover` and `dear bench` at random moments, runs them again, and compares.
+"""Kills adapt, discover and bench at random moments, runs them again, and compares the results.
 
 `python tests/faults/killing.py --kills 50` is what `make faults` runs. A case starts a command in an empty
 folder, ends it at a random moment, looks whether every file it left is whole, runs the same command again and
@@ -372,10 +372,11 @@ def warm_up() -> None:
     import dear.bench.work
     import dear.cli.app
     import dear.heads.discover
-    import dear.train.tensorboard
+    import dear.train.tensorboard  # noqa: F401
     from dear.clip.factory import load
 
     load("mini")
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # reads a good part of PyTorch
 
 
 def main() -> None:

@@ -8,17 +8,18 @@ import sys
 
 def main() -> None:
     """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
-    from dear.cli.app import app
-    from dear.errors import DearError
-    from dear.printable import shown
-
     try:
-        app()
-    except DearError as error:
-        print(f"dear: {shown(str(error))}", file=sys.stderr)
-        sys.exit(error.status)
-    except KeyboardInterrupt:
-        print("\ndear: stopped by you", file=sys.stderr)
+        from dear.cli.app import app
+        from dear.errors import DearError
+        from dear.printable import shown
+
+        try:
+            app()
+        except DearError as error:
+            print(f"dear: {shown(str(error))}", file=sys.stderr)
+            sys.exit(error.status)
+    except KeyboardInterrupt:  # while the modules are read, or a second one
+        print("dear: stopped by you", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
