@@ -22,10 +22,9 @@ from dear.data.names import TEMPLATE
 from dear.data.open import open_data
 from dear.data.pictures import PictureSet
 from dear.errors import DataError, InputError, RunError
-from dear.files import read_json
 from dear.heads.roles import RoleMap
 from dear.train.evaluate import evaluate
-from dear.train.folder import load_run, read_config, read_log
+from dear.train.folder import load_run, read_config, read_log, read_metrics
 from dear.train.run import Trained
 
 Labels = NDArray[Any]
@@ -180,7 +179,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method = load_run(path, backbone, pick_device(device))
         own = config.get("classifier", {})
         labels = own.get("labels", config["classes"]) if isinstance(own, dict) else None
-        if not isinstance(labels, list) or len(labels) != len(method.classes):
+        plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
+        if not isinstance(labels, list) or not plain or len(labels) != len(method.classes):
             raise RunError(
                 f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
             )
@@ -201,7 +201,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         found.method_ = method
         found.classes_ = np.array(labels)
-        metrics = read_json(Path(path) / "metrics.json", "run metrics")
+        metrics = read_metrics(path)
         steps, seconds = (metrics.get(key, 0) for key in ("steps", "seconds"))
         found.run_ = Trained(method, steps, seconds, read_log(Path(path)), config, Path(path))
         return found

@@ -84,8 +84,11 @@ def _opened(source: Source) -> Image.Image:
     """An open Pillow picture whose pixels are not decoded yet (closing it leaves a given picture alone)."""
     if isinstance(source, Image.Image):
         return source.copy()
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    return Image.open(file, formats=FORMATS)
+    if isinstance(source, bytes):
+        return Image.open(io.BytesIO(source), formats=FORMATS)
+    if not Path(source).is_file() and Path(source).exists() and not Path(source).is_dir():
+        raise InputError(f"{os.fspath(source)}: is a pipe or a device, not a picture")  # it might never end
+    return Image.open(source, formats=FORMATS)
 
 
 def _what_instead(source: Source) -> str:
@@ -95,10 +98,12 @@ def _what_instead(source: Source) -> str:
     elif isinstance(source, Image.Image):
         return "is not a picture"
     else:
-        path = Path(source)
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(512)
+        try:
+            with Path(source).open("rb") as file:
+                head = file.read(512)
+        except OSError as error:  # it was there a moment ago
+            return f"can no longer be read ({error.strerror})"
+        size = len(head)
     if size == 0:
         return "is empty, not a picture"
     if b"\0" not in head and all(byte >= 32 or byte in b"\t\n\r\f" for byte in head):

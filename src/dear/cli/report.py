@@ -41,10 +41,10 @@ def report(
     from pathlib import Path
 
     from dear.data import open_data
-    from dear.files import parse_json
     from dear.report.run_facts import examine
     from dear.report.run_page import write_run_page
     from dear.train import load_run, read_config
+    from dear.train.folder import read_log
 
     method = load_run(run, backbone=backbone, device=device_named(device))
     config = read_config(run)
@@ -52,15 +52,14 @@ def report(
     unseen = None if other is None else open_data(other, "test", root=data_root)
     with progress("answering") as told:
         facts = examine(method, pictures, unseen, mode, told)
-    log = Path(run) / "log.jsonl"
-    lines = log.read_text("utf-8").splitlines() if log.is_file() else []
-    recipe = config["recipe"]
+    recipe, source = config["recipe"], config["data"]
     notes = {
-        "trained on": f"{config['data']['pictures']} pictures of {config['data']['name']}",
-        "recipe": f"{recipe['epochs']} epochs, batches of {recipe['batch']}, seed {recipe['seed']}",
+        "trained on": f"{source.get('pictures')} pictures of {source.get('name')}",
+        "recipe": f"{recipe.get('epochs')} epochs, batches of {recipe.get('batch')}, "
+        f"seed {recipe.get('seed')}",
         "made with": f"dear {config.get('dear', '')}",
     }
-    write_run_page(facts, out, [parse_json(line, str(log), "log line") for line in lines], notes)
+    write_run_page(facts, out, read_log(Path(run)), notes)
     say(f"{out}: written")
 
 

@@ -235,10 +235,20 @@ def _pickled(path: Path) -> _Weights:
     if not isinstance(value, Mapping) or not value:
         raise CheckpointError(f"{path}: holds no state dict (named tensors)")
     tensors = {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
+    odd = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
+    if odd:
+        raise CheckpointError(
+            f"{path}: tensor {odd[0]!r} is sparse, quantised or without numbers; no CLIP's is"
+        )
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > path.stat().st_size:
         raise CheckpointError(f"{path}: claims more numbers than the file has, so it is refused")
     return _Weights(tensors, silent=wrapped)  # OpenCLIP's training runs wrap theirs; OpenAI's files do not
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is a block of numbers in memory, as all of a CLIP's are."""
+    return tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
 
 
 def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:

@@ -7,6 +7,7 @@ What is stored is the heads' small form in float16 (d numbers a head instead of 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import uuid
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import DearError
-from dear.files import read_json, read_safetensors, write_json, write_safetensors
+from dear.files import read_json, read_safetensors, require_finite, write_json, write_safetensors
 from dear.heads.contributions import check_layers, head_maps, head_outputs
 
 _SCHEMA = 1
@@ -51,13 +52,25 @@ class ContributionStore:
                 f"{self.folder}: is not a contribution store of schema {_SCHEMA}; collect it again"
             )
         tensors, _ = read_safetensors(self.folder / "maps.safetensors", "contribution store")
-        try:
-            count, self.maps = int(about["pictures"]), tensors["maps"]
-            self.layers: tuple[int, ...] = tuple(int(layer) for layer in about["layers"])
-            self.fingerprint = str(about["fingerprint"])
-            layers, heads, width, embed = self.maps.shape
-        except (KeyError, TypeError, ValueError) as error:
-            raise DearError(f"{self.folder}: the contribution store is damaged ({error})") from error
+        maps, count, listed = tensors.get("maps"), about.get("pictures"), about.get("layers")
+        if maps is None or maps.dim() != 4 or not maps.is_floating_point() or 0 in maps.shape:
+            raise DearError(f"{self.folder}: the contribution store is damaged (its maps); collect it again")
+        require_finite({"maps": maps}, str(self.folder / "maps.safetensors"))
+        layers, heads, width, embed = maps.shape
+        if not (
+            _whole(count)
+            and isinstance(listed, list)
+            and len(listed) == layers
+            and all(_whole(layer) and layer > 0 for layer in listed)
+            and isinstance(about.get("fingerprint"), str)
+        ):
+            raise DearError(
+                f"{self.folder}: the contribution store is damaged (its description); collect it again"
+            )
+        count = int(count or 0)
+        self.maps: Tensor = maps.float()
+        self.layers: tuple[int, ...] = tuple(listed)
+        self.fingerprint: str = about["fingerprint"]
         self.outputs = _mapped(self.folder / "outputs.f16", (count, layers, heads, width))
         self.features = _mapped(self.folder / "features.f16", (count, embed))
 
@@ -100,9 +113,15 @@ class StoreWriter:
     def add(self, batch: Tensor) -> None:
         """Append the contributions of a batch [B, 3, S, S]."""
         result = head_outputs(self.clip, batch, self.layers)
+        outputs, features = result.outputs.half().cpu(), result.features.half().cpu()
+        if not bool(outputs.isfinite().all()) or not bool(features.isfinite().all()):
+            raise DearError(
+                f"{self.folder}: a contribution is larger than float16 holds (65,504), or not a number; "
+                "this backbone's contributions cannot be kept on disk"
+            )
         with self._writing():
-            self._outputs.write(result.outputs.half().cpu().numpy().tobytes())
-            self._features.write(result.features.half().cpu().numpy().tobytes())
+            self._outputs.write(outputs.numpy().tobytes())
+            self._features.write(features.numpy().tobytes())
         self.count += batch.shape[0]
 
     def __exit__(
@@ -142,9 +161,13 @@ class StoreWriter:
             ) from error
 
 
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+
+
 def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.float16]:
     """A read-only map of a raw float16 file whose size must fit the shape."""
-    expected = 2 * int(np.prod(shape))
+    expected = 2 * math.prod(shape)
     size = path.stat().st_size if path.is_file() else -1
     if size != expected:
         raise DearError(f"{path}: holds {max(size, 0):,} bytes, {expected:,} expected; collect it again")

@@ -22,8 +22,16 @@ import torch
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.pictures import PictureSet
-from dear.errors import CheckpointError, RunError
-from dear.files import parse_json, read_json, read_safetensors, require_finite, write_atomic, write_json
+from dear.errors import CheckpointError, DearError, RunError
+from dear.files import (
+    parse_json,
+    read_json,
+    read_safetensors,
+    read_text,
+    require_finite,
+    write_atomic,
+    write_json,
+)
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.methods.base import Method
@@ -89,7 +97,30 @@ def read_log(folder: Path) -> list[Line]:
     path = folder / "log.jsonl"
     if not path.exists():
         return []
-    return [parse_json(line, str(path), "log line") for line in path.read_text("utf-8").splitlines()]
+    lines = []
+    for number, text in enumerate(read_text(path, "training log").splitlines(), 1):
+        line = parse_json(text, f"{path}, line {number}", "log line")
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int) or not _numbers(line):
+            raise RunError(f"{path}, line {number}: is not a line of a training log (numbers by name)")
+        lines.append(line)
+    return lines
+
+
+def _numbers(line: dict[str, Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in line.values())
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """`metrics.json` of a finished run, checked.
+
+    Raises:
+        RunError: it is not one.
+    """
+    path = Path(folder) / "metrics.json"
+    metrics = read_json(path, "run metrics")
+    if not isinstance(metrics, dict) or not isinstance(metrics.get("steps"), int):
+        raise RunError(f"{path}: is not the metrics of a run")
+    return metrics
 
 
 def write_log(folder: Path, lines: list[Line]) -> None:
@@ -121,9 +152,9 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
-        with suppress(OSError):
+        with suppress(OSError):  # before it is released: afterwards it may be the next process's lock
             (folder / ".lock").unlink()
+        lock.release()
 
 
 def load_run(
@@ -168,8 +199,8 @@ def load_run(
             f"{folder}: was trained on {config['backbone']} ({config['fingerprint'][:19]}…), but this is "
             f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
         )
-    kind = find_method(config["method"])
     try:
+        kind = find_method(config["method"])
         ids = None if config["ids"] is None else torch.tensor(config["ids"], dtype=torch.long)
         method = kind(
             clip,
@@ -180,8 +211,13 @@ def load_run(
             ids=ids,
             **config["options"],
         )
-    except (TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{folder / 'config.json'}: cannot be used ({error})") from error
+    except DearError as error:
+        if str(folder) in str(error):
+            raise
+        raise RunError(f"{folder / 'config.json'}: {error}") from error
+    except Exception as error:  # options of another kind than a method expects may fail in any way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"{folder / 'config.json'}: cannot be used ({reason})") from error
     load_adapter(method, folder)
     return method
 
@@ -220,8 +256,4 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def add_metrics(folder: str | os.PathLike[str], **entries: Any) -> None:
     """Add entries to a run's `metrics.json` (an evaluation, say)."""
-    path = Path(folder) / "metrics.json"
-    metrics = read_json(path, "run metrics")
-    if not isinstance(metrics, dict):
-        raise RunError(f"{path}: is not the metrics of a run")
-    write_json(path, {**metrics, **plain(entries)})
+    write_json(Path(folder) / "metrics.json", {**read_metrics(folder), **plain(entries)})

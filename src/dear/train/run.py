@@ -7,19 +7,29 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dear.data.pictures import PictureSet
 from dear.errors import RunError
-from dear.files import read_json, read_safetensors, write_json, write_safetensors
+from dear.files import read_safetensors, require_finite, write_json, write_safetensors
 from dear.methods.base import Method
 from dear.train.feed import Feed
-from dear.train.folder import describe, load_adapter, locked, open_folder, plain, read_log, write_log
+from dear.train.folder import (
+    describe,
+    load_adapter,
+    locked,
+    open_folder,
+    plain,
+    read_log,
+    read_metrics,
+    write_log,
+)
 from dear.train.loop import Line, Loop, Pause, Progress
 from dear.train.precision import backbone_in
 from dear.train.recipe import Recipe
@@ -106,7 +116,7 @@ def _train(
         state = open_folder(folder, config, resume)
         if state == "finished":
             load_adapter(method, folder)
-            steps = read_json(folder / "metrics.json", "run metrics")["steps"]
+            steps = read_metrics(folder)["steps"]
             return Trained(method, steps, 0.0, read_log(folder), config, folder)
         if state == "new":
             _write_config(folder, method, config)
@@ -135,10 +145,36 @@ def _restore(loop: Loop, folder: Path) -> None:
     """Continue from the folder's saved state."""
     path = folder / "resume.safetensors"
     tensors, words = read_safetensors(path, "saved training state")
+    require_finite(tensors, str(path))
     try:
+        _check_words(loop, tensors.get("window"), words)
         loop.restore(tensors, words, read_log(folder))
+        _check_optimiser(loop, [name for name in tensors if name.startswith("optimiser.")])
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise RunError(f"{path}: is damaged ({error}); delete it to start again") from error
+
+
+def _check_words(loop: Loop, window: Tensor | None, words: Mapping[str, str]) -> None:
+    """Refuse a saved state from another place than this run can be at."""
+    if not 0 < int(words["step"]) <= loop.steps:
+        raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
+    if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
+        raise ValueError("its losses do not fit their names")
+
+
+def _check_optimiser(loop: Loop, names: list[str]) -> None:
+    """Refuse an optimiser's state that would only fail some steps later."""
+    whole = {"momentum_buffer"} if loop.recipe.optimiser == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
+    found = 0
+    for parameter in loop.learned:
+        state = loop.optimiser.state.get(parameter, {})
+        found += len(state)
+        if state and set(state) != whole:
+            raise ValueError("the optimiser's state is not whole")
+        if any(value.shape not in (parameter.shape, torch.Size([])) for value in state.values()):
+            raise ValueError("the optimiser's state does not fit the learned tensors")
+    if found != len(names):
+        raise ValueError("the optimiser's state is of more tensors than are learned")
 
 
 def _write_config(folder: Path, method: Method, config: dict[str, Any]) -> None:
