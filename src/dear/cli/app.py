@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -23,17 +25,29 @@ from dear.cli import (
 )
 
 
+@contextmanager
+def _spoken() -> Iterator[None]:
+    """Ctrl-C becomes a sentence; typer by itself would leave without a word."""
+    from dear.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by you") from None
+
+
 class Commands(TyperGroup):
-    """The commands; Ctrl-C ends any of them with a sentence (typer by itself would say nothing)."""
+    """The commands; Ctrl-C ends any of them with a sentence."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the command line."""
+        with _spoken():
+            return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        from dear.errors import Interrupted
-
-        try:
+        with _spoken():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("stopped by you") from None
 
 
 app = typer.Typer(

@@ -20,6 +20,7 @@ from dear.cli.common import (
     device_named,
     print_json,
     progress,
+    stoppable,
 )
 
 if TYPE_CHECKING:
@@ -294,9 +295,16 @@ def _compute(
 
     screen, grid = console(), Grid(out)
     board = None if tensorboard is None else Board(tensorboard)
-    with progress(title) as bar:
+    there = 0
+
+    def more() -> str:
+        return f"; {there} of {len(set(cells))} cells are done, the same command computes the rest"
+
+    with progress(title) as bar, stoppable(more):
 
         def watch(outcome: Outcome | None, done: int, total: int) -> None:
+            nonlocal there
+            there = done
             bar(done, total)
             if outcome is not None and outcome.error is not None:
                 screen.print(f"failed: {outcome.cell.title}: {outcome.error['message']}", markup=False)

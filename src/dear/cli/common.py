@@ -96,6 +96,17 @@ def stages() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @contextmanager
+def stoppable(more: Callable[[], str]) -> Iterator[None]:
+    """Work that Ctrl-C may stop; the sentence then says what `more` answers: how to go on."""
+    from dear.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped by you{more()}") from None
+
+
+@contextmanager
 def training_bar() -> Iterator[Callable[[int, int, Mapping[str, float | int]], None]]:
     """A bar that also shows the last line of the training log; silence when not on a terminal."""
     with progress("training") as bar:

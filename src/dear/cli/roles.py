@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.common import Backbone, DataRoot, Device, Json, device_named, print_json, say, stages
+from dear.cli.common import Backbone, DataRoot, Device, Json, device_named, print_json, say, stages, stoppable
 
 if TYPE_CHECKING:
     from dear.heads.roles import RoleMap
@@ -55,6 +55,8 @@ def discover(
 ) -> None:
     """Find the role of every head of the last layers, for this checkpoint.
 
+    After an interruption the same command continues where it was.
+
     Examples:
 
     `dear roles discover --backbone mini --images world:mixed --out roles.json`
@@ -65,6 +67,7 @@ def discover(
     from dear.data import open_data
     from dear.heads.discover import discover_roles
     from dear.heads.embed import DEFAULT
+    from dear.heads.resume import resume_path
     from dear.heads.roles import RoleMap
 
     if rule == "table2":
@@ -72,7 +75,8 @@ def discover(
     else:
         pictures = open_data(images, split, root=data_root)
         clip = load(backbone, device=device_named(device))
-        with stages() as told:
+        kept = resume_path(out)
+        with stages() as told, stoppable(lambda: "; the same command continues" if kept.exists() else ""):
             found = discover_roles(
                 clip,
                 pictures,
@@ -85,6 +89,7 @@ def discover(
                 batch_size=batch,
                 sentences=sentences or DEFAULT,
                 progress=told,
+                keep=kept,
             )
     found.save(out)
     counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())

@@ -13,11 +13,12 @@ from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.batches import Images, batches, count
 from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
-from dear.heads.contributions import check_layers, last_third
+from dear.heads.contributions import check_layers, head_maps, last_third
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.embed import DEFAULT, sentence_embedder
-from dear.heads.moments import moments
+from dear.heads.moments import Moments, moments
 from dear.heads.names import CORE, PROTOTYPES
+from dear.heads.resume import EVERY, Kept, NamedPictures
 from dear.heads.roles import RoleMap
 from dear.heads.rules import Measured, assign
 from dear.heads.textspan import Spans, textspan_moments
@@ -42,6 +43,7 @@ def discover_roles(
     sentences: str = DEFAULT,
     batch_size: int = 64,
     progress: Progress | None = None,
+    keep: str | PathLike[str] | None = None,
 ) -> RoleMap:
     """Find what every head of the last layers does.
 
@@ -61,6 +63,8 @@ def discover_roles(
         sentences: sentence-transformers model that tells phrases apart.
         batch_size: pictures at once.
         progress: told about each stage.
+        keep: file in which what was measured is kept until the end; the same call after an interruption
+            continues from it, to the same roles. Needs pictures with names (a picture set).
 
     Returns:
         A role map bound to the backbone's weights.
@@ -74,11 +78,7 @@ def discover_roles(
     phrases = default_phrases(clip) if phrases is None else phrases
     assign({}, rule, value)  # a wrong rule or threshold is told before the work, not after it
     texts, features, dropped = text_features(clip, words.texts, tell)
-    total = count(images)
-    tell("pictures", 0, total)
-    seen = moments(
-        clip, batches(clip, images, batch_size), chosen, lambda done: tell("pictures", done, total)
-    )
+    seen, kept = _read(clip, images, chosen, batch_size, tell, keep)
     if seen.count < 2:
         raise RoleError(f"roles need at least two pictures; {seen.count} came")
     tell("heads", 0, None)
@@ -97,6 +97,8 @@ def discover_roles(
         "explained": _explained(spans, chosen),
         "concept_of": dict(sorted(found.of.items())),
     }
+    if kept is not None:
+        kept.remove()
     return RoleMap(
         table,
         clip.config.vision.heads,
@@ -108,6 +110,34 @@ def discover_roles(
         core=core,
         evidence=evidence,
     )
+
+
+def _read(
+    clip: Clip,
+    images: Images,
+    layers: tuple[int, ...],
+    batch_size: int,
+    tell: Progress,
+    keep: str | PathLike[str] | None,
+) -> tuple[Moments, Kept | None]:
+    """The moments of all pictures, and where they are kept for a second try."""
+    total = count(images)
+    seen = Moments(head_maps(clip, layers), layers)
+    kept = None
+    if keep is not None and isinstance(images, NamedPictures):
+        kept = Kept(keep, clip, images, layers, batch_size)
+        images = images.subset(range(kept.restore(seen), len(images)))
+    tell("pictures", seen.count, total)
+    batch = 0
+
+    def done(pictures: int) -> None:
+        nonlocal batch
+        batch += 1
+        if kept is not None and batch % EVERY == 0:
+            kept.save(seen)
+        tell("pictures", pictures, total)
+
+    return moments(clip, batches(clip, images, batch_size), layers, done, seen), kept
 
 
 def default_phrases(clip: Clip) -> int:

@@ -64,6 +64,7 @@ def moments(
     batches: Iterable[Tensor],
     layers: Iterable[int] | None = None,
     progress: Callable[[int], None] | None = None,
+    into: Moments | None = None,
 ) -> Moments:
     """Moments of the heads of `layers` over a stream of pictures, in constant memory.
 
@@ -72,9 +73,10 @@ def moments(
         batches: normalised pixels [B, 3, S, S], as many batches as there are.
         layers: which layers; None for all.
         progress: called with the number of pictures done so far.
+        into: moments of earlier pictures, to which these are added.
     """
     chosen = check_layers(clip, layers)
-    result = Moments(head_maps(clip, chosen), chosen)
+    result = Moments(head_maps(clip, chosen), chosen) if into is None else into
     for batch in batches:
         result.add(head_outputs(clip, batch, chosen).outputs)
         if progress is not None:

@@ -1,0 +1,94 @@
+"""Discovery that continues: moments kept beside the result while the pictures are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import DearError
+from dear.files import read_safetensors, require_finite, write_safetensors
+from dear.heads.moments import Moments
+
+EVERY = 10  #: batches between two saves
+
+
+@runtime_checkable
+class NamedPictures(Protocol):
+    """The part of a picture set that is needed to know it again and to read the rest of it."""
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+
+    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+        """uint8 [b, 3, size, size]."""
+
+    def key(self, index: int) -> str:
+        """A picture's name."""
+
+    def subset(self, indices: Sequence[int]) -> NamedPictures:
+        """Some of the pictures."""
+
+
+class Kept:
+    """Moments on disk, for the one computation they belong to.
+
+    Args:
+        path: the file.
+        clip: the backbone.
+        pictures: what is read; names and order are part of the computation, since sums depend on the order.
+        layers: whose heads are measured.
+        batch_size: pictures at once; part of it for the same reason.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        clip: Clip,
+        pictures: NamedPictures,
+        layers: tuple[int, ...],
+        batch_size: int,
+    ) -> None:
+        self.path = Path(path)
+        names = hashlib.sha256()
+        for index in range(len(pictures)):
+            names.update(f"{pictures.key(index)}\n".encode())
+        about = [clip.fingerprint, clip.device.type, str(clip.dtype), layers, batch_size, names.hexdigest()]
+        self.key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+    def restore(self, moments: Moments) -> int:
+        """Take over what an interrupted computation kept, if it was this one; returns the pictures seen."""
+        try:
+            tensors, words = read_safetensors(self.path, "kept moments")
+            key, count = words["dear"].split()
+            total, square = tensors["total"], tensors["square"]
+            require_finite(tensors, str(self.path))
+        except (DearError, KeyError, ValueError):  # none, or damaged: the pictures are read again
+            return 0
+        fits = total.shape == moments.total.shape and square.shape == moments.square.shape
+        if key != self.key or not fits or not count.isdecimal():
+            return 0
+        moments.count = int(count)
+        moments.total.copy_(total)
+        moments.square.copy_(square)
+        return moments.count
+
+    def save(self, moments: Moments) -> None:
+        """Keep the moments of the pictures seen so far."""
+        tensors = {"total": moments.total, "square": moments.square}
+        write_safetensors(self.path, tensors, {"dear": f"{self.key} {moments.count}"})
+
+    def remove(self) -> None:
+        """The computation is done."""
+        self.path.unlink(missing_ok=True)
+
+
+def resume_path(out: str | os.PathLike[str]) -> Path:
+    """Where moments are kept for a role map that goes to `out`."""
+    return Path(out).with_name(f".{Path(out).name}.resume.safetensors")
