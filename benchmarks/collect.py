@@ -1,0 +1,157 @@
+"""The cells of finished grids as one CSV, one row a cell and mode, and as compact Markdown.
+
+    dear bench base-to-novel --datasets world:textures,world:emblems --out grid
+    python benchmarks/collect.py grid --csv benchmarks/results/mini_base_to_novel.csv
+    python benchmarks/collect.py --show benchmarks/results/mini_base_to_novel.csv
+
+The first form reads `grid/cells/*.json`; the second prints the tables of docs/reproducing.md from the CSV.
+Rows are methods with what was changed in them, columns are data sets, a field is the mean over seeds in
+per cent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import datetime
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dear.bench.cells import Cell
+from dear.bench.grid import Grid
+from dear.methods import find_method
+from dear.train import Recipe
+
+FIRST = ("date", "hardware", "torch", "backbone", "protocol", "method", "changed", "roles", "mode", "dataset")
+THEN = ("held_out", "shots", "seed")
+METRICS = ("base", "novel", "hm", "accuracy", "target", "validation")
+LAST = ("trainable_numbers", "adapter_bytes", "steps", "train_s")
+
+
+def short(dataset: str) -> str:
+    """A table's folder instead of its path: names on one machine mean nothing on another.
+
+    >>> short("/data/eurosat/index.csv"), short("world:textures")
+    ('eurosat', 'world:textures')
+    """
+    return Path(dataset).parent.name if os.sep in dataset else dataset
+
+
+def changed(cell: Cell) -> str:
+    """Options and recipe as far as they differ from the method's own, as `name=value` words."""
+    kind = find_method(cell.method)
+    usual = json.loads(json.dumps(dataclasses.asdict(kind.Config())))
+    recipe = json.loads(json.dumps(dataclasses.asdict(Recipe.of(kind))))
+    pairs = [(name, value) for name, value in cell.options.items() if value != usual.get(name)]
+    pairs += [(name, value) for name, value in cell.recipe.items() if value != recipe.get(name)]
+    return " ".join(f"{name}={value}" for name, value in sorted(pairs))
+
+
+def rows_of(
+    cell: Cell, result: Mapping[str, Any], backbone: str | None, date: str
+) -> Iterable[dict[str, Any]]:
+    """One row a mode; for transfer one row a mode and data set tested."""
+    made, seconds = result["made_with"], result["seconds"]
+    common = {
+        "date": date, "hardware": made["hardware"], "torch": made["torch"],
+        "backbone": backbone or cell.backbone, "protocol": cell.protocol, "method": cell.method,
+        "changed": changed(cell), "roles": cell.roles.get("spec", ""),
+        "held_out": cell.setting.get("held_out", ""), "shots": cell.shots, "seed": cell.seed,
+        "trainable_numbers": result["trainable_numbers"], "adapter_bytes": result["adapter_bytes"],
+        "steps": result.get("steps", 0), "train_s": seconds["train"],
+    }  # fmt: skip
+    for mode, values in result["modes"].items():
+        if cell.protocol in ("cross-dataset", "domain-shift"):
+            for dataset, value in values.items():
+                yield {**common, "mode": mode, "dataset": short(dataset), "accuracy": value}
+        else:
+            yield {**common, "mode": mode, "dataset": short(cell.dataset), **values}
+
+
+def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list[dict[str, Any]]:
+    """Rows of all cells in the folders, sorted, to four digits; `roles` names the grid's own map."""
+    rows = []
+    for folder in grids:
+        grid = Grid(folder)
+        for cell, result in grid.documents():
+            stamp = datetime.date.fromtimestamp(grid.path(cell).stat().st_mtime).isoformat()
+            for row in rows_of(cell, result, backbone, stamp):
+                if cell.roles and not row["roles"]:
+                    row["roles"] = roles
+                rows.append({k: f"{v:.4g}" if k in METRICS and v is not None else v for k, v in row.items()})
+    return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[3:] + THEN))
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """The rows of a collected CSV."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """All columns that any row fills."""
+    names = [k for k in FIRST + THEN + METRICS + LAST if any(row.get(k) not in (None, "") for row in rows)]
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def show(path: str) -> str:
+    """The CSV as a Markdown table of means over seeds."""
+    rows = read(path)
+    across = "held_out" if rows[0].get("held_out") else "dataset"
+    columns = list(dict.fromkeys(row[across] for row in rows))
+    table: dict[str, dict[str, list[dict[str, str]]]] = {}
+    for row in rows:
+        words = [row["method"], "" if row["mode"] == "default" else row["mode"]]
+        words += [row.get("changed", ""), row.get("roles", "")]
+        if row["protocol"] == "few-shot":
+            words.append(f"{row['shots']} shots")
+        name = ", ".join(word for word in words if word)
+        table.setdefault(name, {}).setdefault(row[across], []).append(row)
+    lines = ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name, cells in table.items():
+        lines.append(f"| {name} | " + " | ".join(field(cells.get(column, [])) for column in columns) + " |")
+    return "\n".join(lines)
+
+
+def field(rows: Sequence[Mapping[str, str]]) -> str:
+    """Base / novel / HM, or the one accuracy there is, with the number of seeds where it is not three."""
+    parts = []
+    for metric in ("base", "novel", "hm", "accuracy", "target"):
+        values = [float(row[metric]) for row in rows if row.get(metric)]
+        if values:
+            parts.append(f"{100 * statistics.mean(values):.1f}")
+    seeds = {row["seed"] for row in rows}
+    return " / ".join(parts) + (f" ({len(seeds)} seeds)" if rows and len(seeds) != 3 else "")
+
+
+def main() -> None:
+    """Parse, then collect or show."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("grids", nargs="*", help="folders written by dear bench or dear ablate")
+    parser.add_argument("--csv", help="file to write")
+    parser.add_argument("--backbone", help="name of the backbone in the CSV, instead of the cell's")
+    parser.add_argument("--roles", default="", help="how the role map was made, for the CSV")
+    parser.add_argument("--append", action="store_true", help="keep the rows that are in the CSV already")
+    parser.add_argument("--show", metavar="CSV", help="print a collected CSV as Markdown")
+    args = parser.parse_args()
+    if args.show:
+        print(show(args.show))
+    elif args.grids and args.csv:
+        kept = read(args.csv) if args.append else []
+        write([*kept, *collect(args.grids, args.backbone, args.roles)], args.csv)
+    else:
+        parser.error("give grids and --csv, or --show CSV")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""benchmarks/collect.py: what stands in the cells is what the CSV and its table say."""
+
+import runpy
+from pathlib import Path
+
+from dear.bench.cells import Cell, Outcome
+from dear.bench.grid import Grid
+
+COLLECT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "collect.py"))
+
+
+def fill(folder, method, seed, base, novel, **options):
+    cell = Cell("base-to-novel", method, "/far/away/eurosat/index.csv", seed, 16, "mini", "sha256:0", options)
+    hm = 2 * base * novel / (base + novel)
+    result = {
+        "modes": {"default": {"base": base, "novel": novel, "hm": hm}},
+        "trainable_numbers": 7,
+        "adapter_bytes": 28,
+        "steps": 10,
+        "seconds": {"train": 1.5, "evaluate": 0.5},
+        "made_with": {"dear": "0", "hardware": "a card", "torch": "2.0"},
+    }
+    Grid(folder).store(Outcome(cell, result))
+
+
+def test_rows_name_what_differs_and_no_path(tmp_path):
+    for seed, base in enumerate((0.50, 0.60, 0.70), 1):
+        fill(tmp_path, "coop", seed, base, 0.40)
+    fill(tmp_path, "coop", 1, 0.90, 0.10, context=16)
+    COLLECT["write"](COLLECT["collect"]([str(tmp_path)], None), str(tmp_path / "out.csv"))
+    rows = COLLECT["read"](str(tmp_path / "out.csv"))
+    assert {row["dataset"] for row in rows} == {"eurosat"}
+    assert [row["changed"] for row in rows].count("context=16") == 1
+    table = COLLECT["show"](str(tmp_path / "out.csv"))
+    assert "| coop | 60.0 / 40.0 / 47.8 |" in table  # HM a seed (44.4, 48.0, 50.9), then averaged
+    assert "| coop, context=16 | 90.0 / 10.0 / 18.0 (1 seeds) |" in table
