@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint clean
+.PHONY: setup locked demo test lint faults package clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[roles,studio,onnx,cluster,dev]"
 	touch $@
+
+# The same environment with every file checked against a hash (Linux x86-64, Python 3.11).
+locked:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
 
 demo: setup
 	$(BIN)/dear demo --out demo
@@ -22,6 +29,14 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# SIGKILL and Ctrl-C at random moments of adapt, discover and bench; about an hour on one core.
+faults: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/killing.py --kills 50
+
+# Build, install into an empty environment, run the quick demo there.
+package: setup
+	scripts/check-package $(BIN)/python
 
 clean:
 	rm -rf $(VENV) build dist demo
