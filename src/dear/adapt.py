@@ -18,7 +18,7 @@ from dear.clip.tokenizer import clean
 from dear.data.open import open_data
 from dear.data.pictures import PictureSet, threaded
 from dear.data.shots import few_shot
-from dear.errors import DataError, UsageError
+from dear.errors import DataError, TrainingError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import build_method
 from dear.methods.base import Method
@@ -186,7 +186,14 @@ def probabilities(method: Method, pictures: Iterable[Picture], mode: str | None 
         for start in range(0, len(items), BATCH):
             pixels = views(method.clip, items[start : start + BATCH])
             parts.append(method.logits(pixels, mode).softmax(dim=-1).float().cpu())
-    return torch.cat(parts)
+    found = torch.cat(parts)
+    if not bool(found.isfinite().all()):
+        first = int((~found.isfinite().all(dim=-1)).nonzero()[0])
+        raise TrainingError(
+            f"{name_of(items[first])}: the model's scores are not finite numbers; use float32, or train it "
+            "again with a lower lr"
+        )
+    return found
 
 
 def views(clip: Clip, pictures: Sequence[Picture]) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from dear.bench.cellfile import checked
 from dear.bench.cells import SCHEMA, Cell, Outcome, Place, digest
 from dear.errors import DearError, RunError
 from dear.files import read_json, write_atomic, write_json
@@ -67,10 +68,9 @@ class Grid:
         path = self.path(cell)
         if not path.exists():
             return None
-        document = _checked(read_json(path, "cell of a grid"), path)
-        if document["key"] != cell.key:
+        stored, result = read_cell(path)
+        if stored.key != cell.key:
             raise RunError(f"{path}: holds another configuration than its name says")
-        result: Mapping[str, Any] = document["result"]
         return result
 
     def store(self, outcome: Outcome) -> None:
@@ -104,10 +104,9 @@ class Grid:
             if path.name.endswith(".error.json"):
                 continue
             try:
-                document = _checked(read_json(path, "cell of a grid"), path)
+                yield read_cell(path)
             except DearError:
                 continue  # reported when the grid runs; a table shows what is whole
-            yield Cell(**document["cell"]), document["result"]
 
     def run(
         self,
@@ -163,24 +162,4 @@ def read_cell(path: str | os.PathLike[str]) -> tuple[Cell, Mapping[str, Any]]:
     Raises:
         DearError: the file is missing, damaged, or something else.
     """
-    document = _checked(read_json(path, "cell of a grid"), Path(path))
-    return Cell(**document["cell"]), document["result"]
-
-
-def _checked(document: Any, path: Path) -> dict[str, Any]:
-    """A cell document whose key fits its configuration.
-
-    Raises:
-        RunError: it does not, or parts are missing.
-    """
-    if not isinstance(document, dict) or not {"schema", "key", "cell", "result"} <= set(document):
-        raise RunError(f"{path}: is not a whole cell of a grid")
-    if document["schema"] != SCHEMA:
-        raise RunError(f"{path}: written by another version (schema {document['schema']}, here {SCHEMA})")
-    try:
-        key = Cell(**document["cell"]).key
-    except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: its configuration cannot be read ({error})") from None
-    if key != document["key"] or not isinstance(document["result"], dict):
-        raise RunError(f"{path}: was changed by hand: its key does not fit its configuration")
-    return document
+    return checked(read_json(path, "cell of a grid"), Path(path))

@@ -115,7 +115,7 @@ class ClipConfig:
             f"embed_dim = {self.embed_dim!r} is not the size of a feature",
         )
         _check(len(self.mean) == 3 and len(self.std) == 3, "mean and std must have three numbers each")
-        _check(all(s > 0 for s in self.std), f"std = {self.std!r} must be positive")
+        _check(all(s > 1e-6 for s in self.std), f"std = {self.std!r} must be positive")
 
     @staticmethod
     def named(name: str) -> ClipConfig:

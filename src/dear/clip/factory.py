@@ -106,7 +106,12 @@ def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) 
         stored = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
         dtype = torch.promote_types(dtype, stored)
     try:
-        return tensor.to(device, dtype)
+        placed = tensor.to(device, dtype)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"the weights cannot be placed on {device} ({reason}); try device='cpu'") from None
+    if dtype == torch.float16 != tensor.dtype and not bool(torch.isfinite(placed).all()):
+        raise UsageError(
+            f"the weights {name} hold numbers that float16 cannot (over 65,504); use bfloat16 or float32"
+        )
+    return placed

@@ -23,6 +23,7 @@ TOKEN_TABLE = "text_model.embeddings.token_embedding.weight"
 _NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")
 _NOT_WEIGHT_ENDINGS = ("position_ids", "attn_mask")
 
+_MAX_LOG_SCALE = 20.0  # its exponential multiplies every logit: e^20 times a cosine is no logit any more
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 
@@ -191,6 +192,11 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
         state.update(zip(entry.into, (part.contiguous() for part in parts), strict=True))
     if "text.rows" in state:
         _check_rows(state, source)
+    if not abs(float(state["log_scale"])) < _MAX_LOG_SCALE:
+        raise CheckpointError(
+            f"{source}: logit_scale is {float(state['log_scale']):g}, of which no temperature can be made; "
+            f"CLIP's is below 4.7"
+        )
     return state
 
 

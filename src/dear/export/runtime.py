@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from PIL.Image import Image
 
 from dear.errors import DearError, UsageError
 from dear.imagefile import open_image, square
+from dear.jsontext import parse_json
+from dear.printable import check_name
 
 Picture = str | os.PathLike[str] | bytes | Image
 _AT_ONCE = 32
@@ -53,13 +54,12 @@ class OnnxModel:
         options = quiet_session()
         options.intra_op_num_threads = threads
         try:
+            # From bytes, not from the path: a model could point at other files for its numbers.
             self._session = onnxruntime.InferenceSession(
-                os.fspath(path), options, providers=["CPUExecutionProvider"]
+                self.path.read_bytes(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's errors share no public class
-            raise DearError(
-                f"{path}: is not a whole ONNX model ({str(error).strip().splitlines()[0]})"
-            ) from None
+            raise DearError(f"{path}: is not a whole ONNX model ({_first_line(error)})") from None
         self.metadata: dict[str, Any] = _parse(self._session.get_modelmeta().custom_metadata_map, self.path)
         self.outputs: tuple[str, ...] = tuple(self.metadata["outputs"])
         self.classes: tuple[str, ...] = tuple(self.metadata.get("classes", ()))
@@ -68,6 +68,10 @@ class OnnxModel:
         self.size = int(preprocessing["size"])
         self._mean = np.asarray(preprocessing["mean"], dtype=np.float32).reshape(3, 1, 1)
         self._std = np.asarray(preprocessing["std"], dtype=np.float32).reshape(3, 1, 1)
+        takes = [value.name for value in self._session.get_inputs()]
+        gives = {value.name for value in self._session.get_outputs()}
+        if takes != ["pixels"] or not set(self.outputs) <= gives:
+            raise DearError(f"{path}: its description does not fit its graph; export it again")
 
     def preprocess(self, picture: Picture) -> NDArray[np.float32]:
         """A picture to normalised pixels [3, S, S], as the model was trained.
@@ -81,7 +85,10 @@ class OnnxModel:
 
     def run(self, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """All outputs, by name, of normalised pixels [B, 3, S, S]."""
-        values = self._session.run(list(self.outputs), {"pixels": pixels})
+        try:
+            values = self._session.run(list(self.outputs), {"pixels": pixels})
+        except Exception as error:  # see `__init__`
+            raise DearError(f"{self.path}: its graph cannot be run ({_first_line(error)})") from None
         return dict(zip(self.outputs, values, strict=True))
 
     def probabilities(self, pictures: Sequence[Picture], mode: str | None = None) -> NDArray[np.float32]:
@@ -99,7 +106,13 @@ class OnnxModel:
         parts = [np.empty((0, len(self.classes)), dtype=np.float32)]
         for start in range(0, len(pictures), _AT_ONCE):
             pixels = np.stack([self.preprocess(p) for p in pictures[start : start + _AT_ONCE]])
-            parts.append(_softmax(self.run(pixels)[output]))
+            scores = self.run(pixels)[output]
+            if np.shape(scores) != (len(pixels), len(self.classes)) or not np.isfinite(scores).all():
+                raise DearError(
+                    f"{self.path}: its graph does not give a finite score for each of its "
+                    f"{len(self.classes)} classes; export it again"
+                )
+            parts.append(_softmax(scores))
         return np.concatenate(parts)
 
     def predict(self, pictures: Sequence[Picture], top: int = 5, mode: str | None = None) -> list[Answer]:
@@ -128,6 +141,10 @@ def quiet_session() -> Any:
     return options
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     result: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
@@ -147,19 +164,34 @@ def _parse(raw: dict[str, str], path: Path) -> dict[str, Any]:
     lists, objects = ("classes", "attributes", "modes", "outputs"), ("preprocessing",)
     try:
         parsed: dict[str, Any] = {
-            key: json.loads(value) if key in lists + objects else value for key, value in raw.items()
+            key: parse_json(value, key) if key in lists + objects else value for key, value in raw.items()
         }
-        good = all(
-            isinstance(parsed[k], list) and all(isinstance(v, str) for v in parsed[k])
-            for k in lists
-            if k in parsed
-        )
-        size, mean, std = (parsed["preprocessing"][key] for key in ("size", "mean", "std"))
-        good = good and 0 < int(size) <= 4096 and len(mean) == len(std) == 3 and bool(parsed["outputs"])
-        good = good and (("classes" not in parsed) or len(parsed["outputs"]) == len(parsed["modes"]))
-        np.asarray([*mean, *std], dtype=np.float32)
-    except (ValueError, KeyError, TypeError) as error:
+    except DearError as error:
         raise DearError(f"{path}: its description is damaged ({error})") from None
-    if not good:
+    if not _is_whole(parsed, [key for key in lists if key in parsed]):
         raise DearError(f"{path}: its description is damaged")
+    for name in parsed.get("classes", ()):
+        check_name(name)
     return parsed
+
+
+def _is_whole(parsed: dict[str, Any], lists: Sequence[str]) -> bool:
+    """Whether a description names its outputs and says how pictures are prepared."""
+    texts = all(
+        isinstance(parsed[key], list) and all(isinstance(text, str) for text in parsed[key]) for key in lists
+    )
+    given = parsed.get("preprocessing")
+    if not texts or not isinstance(given, dict) or not {"outputs", "modes"} <= set(parsed):
+        return False
+    size, mean, std = (given.get(key) for key in ("size", "mean", "std"))
+    colours = [value for triple in (mean, std) if isinstance(triple, list) for value in triple]
+    return (
+        type(size) is int
+        and 0 < size <= 4096
+        and len(colours) == 6
+        and len(mean) == 3  # type: ignore[arg-type]
+        and all(type(value) in (int, float) and abs(value) < 1e6 for value in colours)
+        and all(value > 1e-6 for value in colours[3:])
+        and bool(parsed["outputs"])
+        and ("classes" not in parsed or len(parsed["outputs"]) == len(parsed["modes"]))
+    )

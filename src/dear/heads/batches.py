@@ -43,7 +43,7 @@ def batches(clip: Clip, images: Images, batch_size: int = 64) -> Iterator[Tensor
         InputError: what came is none of the three kinds of `Images`.
     """
     if isinstance(images, Tensor):
-        yield from images.to(clip.device).split(batch_size)
+        yield from _checked(images, clip).split(batch_size)
     elif isinstance(images, Pictures):
         yield from _decoded(clip, images, batch_size)
     else:
@@ -52,7 +52,20 @@ def batches(clip: Clip, images: Images, batch_size: int = 64) -> Iterator[Tensor
                 raise InputError(
                     f"batches of pictures must be tensors [B, 3, S, S], not {type(batch).__name__}"
                 )
-            yield from batch.to(clip.device).split(batch_size)
+            yield from _checked(batch, clip).split(batch_size)
+
+
+def _checked(batch: Tensor, clip: Clip) -> Tensor:
+    """Pixels given as a tensor, on the device; their shape and numbers are a stranger's."""
+    size = clip.config.vision.image_size
+    if batch.dim() != 4 or batch.shape[1:] != (3, size, size) or not batch.is_floating_point():
+        raise InputError(
+            f"pixels must be normalised floats [B, 3, {size}, {size}]; got {batch.dtype} {list(batch.shape)}"
+        )
+    if not bool(batch.isfinite().all()):
+        row = int((~batch.isfinite().flatten(1).all(dim=1)).nonzero()[0])
+        raise InputError(f"picture {row} of the given pixels holds NaN or infinity; leave it out")
+    return batch.to(clip.device)
 
 
 def _decoded(clip: Clip, images: Pictures, batch_size: int) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from dear.errors import InputError, UsageError
-from dear.imagefile import open_image, square
+from dear.imagefile import MAX_PIXELS, open_image, square
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
 from dear.studio.desk import Desk, Tell
@@ -69,13 +69,20 @@ def open_uploads(paths: Sequence[str]) -> list[tuple[str, Image.Image]]:
         raise InputError("choose a picture first: drop one, take one with the camera, or click an example")
     if len(paths) > MOST_PICTURES:
         raise InputError(f"{len(paths)} pictures at once are too many; choose at most {MOST_PICTURES}")
-    found = []
+    found: list[tuple[str, Image.Image]] = []
+    pixels = 0
     for path in paths:
         name = Path(path).name
         try:
-            found.append((name, open_image(path)))
+            picture = open_image(path)
         except InputError as error:
             raise InputError(str(error).replace(str(path), name)) from None
+        pixels += picture.width * picture.height
+        if pixels > MAX_PIXELS:
+            raise InputError(
+                f"{name}: with it the pictures have more than {MAX_PIXELS:,} pixels together; choose fewer"
+            )
+        found.append((name, picture))
     return found
 
 

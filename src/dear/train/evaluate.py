@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dear.clip.images import normalise
 from dear.data.pictures import PictureSet
-from dear.errors import DataError, UsageError
+from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method
 from dear.train.precision import backbone_in
 
@@ -109,6 +109,7 @@ def evaluate(
 
     Raises:
         DataError: the set is empty.
+        TrainingError: a score is not a finite number.
     """
     if len(pictures) == 0:
         raise DataError(f"{pictures.name}: there is no picture to evaluate on")
@@ -126,6 +127,13 @@ def evaluate(
                 sure[mode].append(best.values)
             if progress is not None:
                 progress(indices[-1] + 1, len(pictures))
+    for mode, parts in sure.items():
+        broken = int((~torch.cat(parts).isfinite()).sum())
+        if broken:
+            raise TrainingError(
+                f"{pictures.name}: the scores of {broken} of {len(pictures)} pictures are not finite numbers "
+                f"(mode {mode}, precision {precision}); use precision float32, or train again with a lower lr"
+            )
     return Evaluation(
         method.classes,
         labels.cpu(),
