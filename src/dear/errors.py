@@ -25,6 +25,12 @@ class Interrupted(DearError):  # noqa: N818 (a state, not a mistake)
     status = 130
 
 
+class OutOfMemory(DearError):  # noqa: N818 (a state, not a mistake)
+    """The device or the computer has too little memory for what was asked."""
+
+    status = 1
+
+
 class InputError(DearError):
     """A text or a picture that cannot be used."""
 

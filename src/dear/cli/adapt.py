@@ -56,6 +56,9 @@ def adapt(
     shots: Annotated[int, typer.Option("--shots", help="Pictures a class to learn from; 0 takes all.")] = 16,
     seed: Annotated[int, typer.Option("--seed", help="Of the draw, the start, the order and the views.")] = 1,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the pictures.")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Pictures a step; the method's own number if left out.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the method, NAME=VALUE (beta=0.8).")
     ] = None,
@@ -79,7 +82,8 @@ def adapt(
     from dear import adapt as path
     from dear.train.tensorboard import logged
 
-    recipe = {} if epochs is None else {"epochs": epochs}
+    changes = {"epochs": epochs, "batch": batch}
+    recipe = {name: value for name, value in changes.items() if value is not None}
     with training_bar() as bar, logged(tensorboard, bar) as told:
         trained = path.adapt(
             data,

@@ -27,13 +27,19 @@ from dear.cli import (
 
 @contextmanager
 def _spoken() -> Iterator[None]:
-    """Ctrl-C becomes a sentence; typer by itself would leave without a word."""
-    from dear.errors import Interrupted
+    """Ctrl-C and missing memory become sentences; typer by itself would leave without a word."""
+    from dear.errors import Interrupted, OutOfMemory
 
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted("stopped by you") from None
+    except (RuntimeError, MemoryError) as error:
+        from dear.memory import ran_out
+
+        if not ran_out(error):
+            raise
+        raise OutOfMemory("out of memory; use a smaller batch, a smaller backbone or --device cpu") from error
 
 
 class Commands(TyperGroup):

@@ -22,6 +22,7 @@ from dear.heads.resume import EVERY, Kept, NamedPictures
 from dear.heads.roles import RoleMap
 from dear.heads.rules import Measured, assign
 from dear.heads.textspan import Spans, textspan_moments
+from dear.memory import clear_stop
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage ("phrases", "pictures", "heads", "concepts"), how much of it is done, of how much."""
@@ -137,7 +138,8 @@ def _read(
             kept.save(seen)
         tell("pictures", pictures, total)
 
-    return moments(clip, batches(clip, images, batch_size), layers, done, seen), kept
+    with clear_stop(lambda: f"out of memory with {batch_size} pictures at once; choose a smaller --batch"):
+        return moments(clip, batches(clip, images, batch_size), layers, done, seen), kept
 
 
 def default_phrases(clip: Clip) -> int:

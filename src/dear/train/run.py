@@ -18,6 +18,7 @@ from torch import Tensor
 from dear.data.pictures import PictureSet
 from dear.errors import RunError
 from dear.files import read_safetensors, require_finite, write_json, write_safetensors
+from dear.memory import clear_stop
 from dear.methods.base import Method
 from dear.train.feed import Feed
 from dear.train.folder import (
@@ -130,7 +131,15 @@ def _train(
                 write_log(folder, loop.lines)
                 write_safetensors(folder / "resume.safetensors", *loop.state())
 
-        pause = loop.run(progress, save, save_every, stop)
+        def too_large() -> str:
+            # Smaller batches would be other steps, so it is not for us to choose them.
+            return (
+                f"out of memory on {method.clip.device} at step {loop.step + 1} of {loop.steps} with batches of "
+                f"{recipe.batch} pictures; choose a smaller batch (--batch, or batch= of the recipe)"
+            )
+
+        with clear_stop(too_large):
+            pause = loop.run(progress, save, save_every, stop)
     if pause is not None:
         raise Paused(_paused(pause, folder))
     trained = Trained(method, loop.steps, time.perf_counter() - began, loop.lines, config, folder)

@@ -1,0 +1,78 @@
+"""When memory runs out: smaller batches where that changes no answer, and a sentence where it would."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from dear.errors import OutOfMemory
+
+Result = TypeVar("Result")
+_log = logging.getLogger("dear")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a device or in the computer.
+
+    >>> ran_out(torch.OutOfMemoryError("CUDA out of memory")), ran_out(MemoryError()), ran_out(ValueError())
+    (True, True, False)
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # PyTorch on the CPU
+
+
+@contextmanager
+def clear_stop(sentence: Callable[[], str]) -> Iterator[None]:
+    """Work in which running out of memory is told by a sentence.
+
+    Raises:
+        OutOfMemory: memory ran out.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        raise OutOfMemory(sentence()) from error
+
+
+def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:
+    """`work` of the rows 0 to `count` - 1, a batch at a time; when memory runs out, batches are halved.
+
+    For work whose answer for a row does not depend on the other rows. Halving is told once by a warning of the
+    logger "dear", which stands on standard error unless the program says otherwise.
+
+    Yields:
+        the rows of a batch and what `work` made of them.
+
+    Raises:
+        OutOfMemory: not even one row fits.
+
+    >>> [result for _, result in in_batches(lambda rows: list(rows), 5, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    start = 0
+    while start < count:
+        rows = range(start, min(start + batch, count))
+        try:
+            result = work(rows)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            if len(rows) == 1:
+                raise OutOfMemory(
+                    "not even one picture at a time fits into memory; use a smaller backbone, or --device cpu"
+                ) from error
+            batch = len(rows) // 2
+            _log.warning("dear: out of memory with %d pictures at once; going on with %d", len(rows), batch)
+        else:
+            yield rows, result
+            start = rows.stop
+            continue
+        if torch.cuda.is_available():  # only now: the error held on to the tensors of the failed batch
+            torch.cuda.empty_cache()
