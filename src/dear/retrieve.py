@@ -23,6 +23,7 @@ from dear.data.open import open_data
 from dear.data.pictures import PictureSet
 from dear.errors import DataError, UsageError
 from dear.files import write_atomic
+from dear.memory import in_batches
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
@@ -64,14 +65,16 @@ def gallery_features(
 ) -> Tensor:
     """Unit features of a gallery in every attribute's space, [n, A, E], on the CPU."""
     config, parts = method.clip.config, []
+
+    def features(rows: range) -> Tensor:
+        raw = pictures.pixels(list(rows), config.vision.image_size).to(method.clip.device)
+        return unit(method.attribute_features(normalise(raw, config.mean, config.std))).cpu()
+
     with backbone_in(method, "auto"):
-        for start in range(0, len(pictures), _BATCH):
-            indices = list(range(start, min(start + _BATCH, len(pictures))))
-            raw = pictures.pixels(indices, config.vision.image_size).to(method.clip.device)
-            features = method.attribute_features(normalise(raw, config.mean, config.std))
-            parts.append(unit(features).cpu())
+        for rows, part in in_batches(features, len(pictures), _BATCH):
+            parts.append(part)
             if progress is not None:
-                progress(indices[-1] + 1, len(pictures))
+                progress(rows.stop, len(pictures))
     return torch.cat(parts)
 
 
