@@ -20,6 +20,7 @@ from dear.data.pictures import PictureSet, threaded
 from dear.data.shots import few_shot
 from dear.errors import DataError, TrainingError, UsageError
 from dear.heads.roles import RoleMap
+from dear.memory import in_batches
 from dear.methods import build_method
 from dear.methods.base import Method
 from dear.train.evaluate import BATCH, Evaluation, evaluate
@@ -182,10 +183,14 @@ def probabilities(method: Method, pictures: Iterable[Picture], mode: str | None 
     mode = method.pick_mode(mode)
     items = list(pictures)
     parts = [torch.empty(0, len(method.classes))]
+
+    def answer(rows: range) -> Tensor:
+        pixels = views(method.clip, items[rows.start : rows.stop])
+        return method.logits(pixels, mode).softmax(dim=-1).float().cpu()
+
     with backbone_in(method, "auto"):
-        for start in range(0, len(items), BATCH):
-            pixels = views(method.clip, items[start : start + BATCH])
-            parts.append(method.logits(pixels, mode).softmax(dim=-1).float().cpu())
+        for _, part in in_batches(answer, len(items), BATCH):
+            parts.append(part)
     found = torch.cat(parts)
     if not bool(found.isfinite().all()):
         first = int((~found.isfinite().all(dim=-1)).nonzero()[0])

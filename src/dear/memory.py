@@ -44,7 +44,7 @@ def clear_stop(sentence: Callable[[], str]) -> Iterator[None]:
 def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:
     """`work` of the rows 0 to `count` - 1, a batch at a time; when memory runs out, batches are halved.
 
-    For work whose answer for a row does not depend on the other rows. Halving is told once by a warning of the
+    For work whose answer for a row does not depend on the other rows. Halving is told by a warning of the
     logger "dear", which stands on standard error unless the program says otherwise.
 
     Yields:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from dear.clip.images import normalise
 from dear.data.pictures import PictureSet
 from dear.errors import DataError, TrainingError, UsageError
+from dear.memory import in_batches
 from dear.methods.base import Method
 from dear.train.precision import backbone_in
 
@@ -103,7 +104,7 @@ def evaluate(
     Args:
         method: the method; on classes it does not know, its adapter is put on the set's classes.
         pictures: the labelled set.
-        batch: pictures at once.
+        batch: pictures at once; halved, with a notice, when memory runs out.
         precision: of the matrices, as in the recipe.
         progress: told (pictures done, pictures in all).
 
@@ -117,16 +118,20 @@ def evaluate(
     found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     config = method.clip.config
+
+    def answer(rows: range) -> dict[str, tuple[Tensor, Tensor]]:
+        raw = pictures.pixels(list(rows), config.vision.image_size).to(method.clip.device)
+        scores = method.all_logits(normalise(raw, config.mean, config.std))
+        best = {mode: logits.softmax(dim=-1).max(dim=-1) for mode, logits in scores.items()}
+        return {mode: (one.indices, one.values) for mode, one in best.items()}
+
     with backbone_in(method, precision), torch.no_grad():
-        for start in range(0, len(pictures), batch):
-            indices: Sequence[int] = range(start, min(start + batch, len(pictures)))
-            raw = pictures.pixels(list(indices), config.vision.image_size).to(method.clip.device)
-            for mode, logits in method.all_logits(normalise(raw, config.mean, config.std)).items():
-                best = logits.softmax(dim=-1).max(dim=-1)
-                found[mode].append(best.indices)
-                sure[mode].append(best.values)
+        for rows, answers in in_batches(answer, len(pictures), batch):
+            for mode, (indices, values) in answers.items():
+                found[mode].append(indices)
+                sure[mode].append(values)
             if progress is not None:
-                progress(indices[-1] + 1, len(pictures))
+                progress(rows.stop, len(pictures))
     for mode, parts in sure.items():
         broken = int((~torch.cat(parts).isfinite()).sum())
         if broken:

@@ -134,8 +134,8 @@ def _train(
         def too_large() -> str:
             # Smaller batches would be other steps, so it is not for us to choose them.
             return (
-                f"out of memory on {method.clip.device} at step {loop.step + 1} of {loop.steps} with batches of "
-                f"{recipe.batch} pictures; choose a smaller batch (--batch, or batch= of the recipe)"
+                f"out of memory on {method.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
+                f"of {recipe.batch} pictures; choose a smaller batch (--batch, or batch= of the recipe)"
             )
 
         with clear_stop(too_large):
