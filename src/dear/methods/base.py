@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dear.clip.model import Clip
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
+from dear.methods.options import fit_options
 from dear.methods.prompts import TEMPLATE, ClassPrompts, scores
 
 
@@ -108,7 +109,7 @@ class Method(nn.Module):
         if config is not None and not isinstance(config, cls.Config):
             raise UsageError(f"config must be a {cls.Config.__name__}; got {type(config).__name__}")
         start: Any = cls.Config() if config is None else config
-        return dataclasses.replace(start, **options)
+        return dataclasses.replace(start, **fit_options(cls.Config, options))
 
     # -- what a subclass writes -------------------------------------------------------------------
 

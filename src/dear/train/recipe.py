@@ -8,6 +8,7 @@ from typing import Any
 
 from dear.errors import UsageError
 from dear.methods.base import Method
+from dear.methods.options import fit_options
 
 OPTIMISERS = ("adamw", "sgd")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
@@ -67,13 +68,13 @@ class Recipe:
         """The recipe of a method: the usual one, what the method's paper changes, then `changes`.
 
         Raises:
-            UsageError: a change names no field of the recipe.
+            UsageError: a change names no field of the recipe, or is of another kind than the field.
         """
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(changes) - known)
         if unknown:
             raise UsageError(f"the recipe has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
-        return cls(**{**method.recipe, **changes})
+        return cls(**{**method.recipe, **fit_options(cls, changes)})
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
         """Learning rate of a step, counted from 0."""

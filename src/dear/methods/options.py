@@ -1,0 +1,72 @@
+"""Options as people write them, turned into what a configuration's fields want, or refused in a sentence."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from dear.errors import UsageError
+
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with every value as the field of its name in the dataclass `config` is annotated.
+
+    Lists may be written with commas, `none` is None where a field may be None, and a whole number serves as
+    a number. Fields of other kinds than numbers, truth values, texts and tuples of them take what is given.
+
+    >>> from dear.methods.purify import PurifyConfig
+    >>> fit_options(PurifyConfig, {"bandwidths": "1,2.5", "gates": "False", "weight": 2})
+    {'bandwidths': (1.0, 2.5), 'gates': False, 'weight': 2.0}
+
+    Raises:
+        UsageError: naming the option, what came and what is expected.
+    """
+    try:
+        hints = typing.get_type_hints(config)
+    except NameError:  # annotations that only a type checker can read
+        return dict(options)
+    return {name: _fit(name, value, hints.get(name, Any)) for name, value in options.items()}
+
+
+def _fit(name: str, value: Any, hint: Any) -> Any:
+    """One value."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        nothing = value is None or (isinstance(value, str) and value.casefold() in ("none", "null"))
+        if nothing and len(kinds) < len(typing.get_args(hint)) and (value is None or str not in kinds):
+            return None
+        return _fit(name, value, kinds[0]) if len(kinds) == 1 else value
+    if typing.get_origin(hint) is tuple:
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        items = list(parts) if isinstance(parts, (list, tuple)) else [parts]
+        inner = typing.get_args(hint)
+        kinds = [inner[0]] * len(items) if inner[-1] is ... else list(inner)
+        if len(kinds) != len(items):
+            raise UsageError(f"{name} = {value!r} must have {len(kinds)} values, with commas between them")
+        return tuple(_fit(name, item, kind) for item, kind in zip(items, kinds, strict=True))
+    return _plain(name, value, hint) if hint in _KINDS else value
+
+
+def _plain(name: str, value: Any, kind: type) -> Any:
+    """One number, truth value or text."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is bool and isinstance(value, str) and value.casefold() in _BOOLEANS:
+        return _BOOLEANS[value.casefold()]
+    if kind is float and (number or isinstance(value, str)):
+        try:
+            read = float(value)
+        except ValueError:
+            read = math.nan
+        if math.isfinite(read):
+            return read
+    if kind is int and isinstance(value, str) and value.removeprefix("-").isdecimal():
+        return int(value)
+    if isinstance(value, kind) and (kind is str or kind is bool or (kind is int and number)):
+        return value
+    raise UsageError(f"{name} = {value!r} is not possible: {_KINDS[kind]} is expected")

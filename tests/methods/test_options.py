@@ -1,0 +1,71 @@
+"""Options from a command line or a file become what the configuration wants, or are refused in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny_clip
+
+from dear.errors import UsageError
+from dear.methods import METHODS, build_method
+from dear.methods.options import fit_options
+from dear.train import Recipe
+
+NAMES = ("red", "green")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("purify", {"bandwidths": "1,2,4"}, (1.0, 2.0, 4.0)),
+        ("purify", {"bandwidths": [1, 2.5]}, (1.0, 2.5)),
+        ("purify", {"bandwidths": 2}, (2.0,)),
+        ("purify", {"bandwidths": "none"}, None),
+        ("purify", {"bandwidths": None}, None),
+        ("purify", {"gates": "False"}, False),
+        ("purify", {"gates": "on"}, True),
+        ("purify", {"lora": "none"}, "none"),
+        ("purify", {"weight": 3}, 3.0),
+        ("clip-lora", {"on": "q, v"}, ("q", "v")),
+        ("clip-lora", {"on": ["k"]}, ("k",)),
+        ("dear", {"attributes": "Color,Shape"}, ("Color", "Shape")),
+        ("mmrl", {"first_layer": "None"}, None),
+        ("mmrl", {"first_layer": 2}, 2),
+        ("coop", {"words": ""}, ""),
+    ],
+)
+def test_what_is_written_is_what_is_meant(name: str, options: dict, expected: object) -> None:
+    fitted = fit_options(METHODS[name].Config, options)
+    (value,) = fitted.values()
+    assert value == expected
+    assert type(value) is type(expected)
+    config = METHODS[name].Config(**fitted)
+    assert getattr(config, next(iter(options))) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("purify", {"bandwidths": "wide"}, "bandwidths = 'wide' is not possible: a number"),
+        ("purify", {"gates": "perhaps"}, "gates = 'perhaps' is not possible: true or false"),
+        ("purify", {"gates": 1}, "true or false is expected"),
+        ("purify", {"rank": 2.5}, "rank = 2.5 is not possible: a whole number"),
+        ("purify", {"rank": True}, "a whole number is expected"),
+        ("purify", {"weight": "much"}, "weight = 'much' is not possible: a number"),
+        ("purify", {"weight": float("nan")}, "a number is expected"),
+        ("purify", {"lora": 3}, "lora = 3 is not possible: text"),
+        ("dear", {"beta": "high"}, "beta = 'high' is not possible: a number"),
+        ("coop", {"context": None}, "context = None is not possible: a whole number"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_method(name, tiny_clip(dtype=torch.float32), NAMES, **options)
+
+
+def test_the_recipe_is_read_in_the_same_way() -> None:
+    assert Recipe.of(METHODS["coop"], scale="0.3,1", lr=1).scale == (0.3, 1.0)
+    with pytest.raises(UsageError, match="epochs = 'many' is not possible"):
+        Recipe.of(METHODS["coop"], epochs="many")
+    with pytest.raises(UsageError, match="must have 2 values"):
+        Recipe.of(METHODS["coop"], scale=0.5)
