@@ -1,12 +1,15 @@
-"""`dear export`: an adapted model as one ONNX file."""
+"""`dear export`: an adapted model as one ONNX file, or folded into a plain CLIP."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dear.cli.common import Json, console, print_json
+
+if TYPE_CHECKING:
+    from dear.methods import Method
 
 
 def add_to(app: typer.Typer) -> None:
@@ -16,7 +19,11 @@ def add_to(app: typer.Typer) -> None:
 
 def export(
     run: Annotated[str, typer.Argument(help="The run folder.", show_default=False)],
-    onnx: Annotated[str, typer.Option("--onnx", help="The ONNX file to write.", show_default=False)],
+    onnx: Annotated[str | None, typer.Option("--onnx", help="The ONNX file to write.")] = None,
+    merged: Annotated[
+        str | None,
+        typer.Option("--merged", help="The folder to write a plain CLIP to (purify and clip-lora only)."),
+    ] = None,
     encoder_only: Annotated[
         bool, typer.Option("--encoder-only", help="The adapted image encoder alone: features, not scores.")
     ] = False,
@@ -29,18 +36,31 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write an adapted model as one ONNX file: image in, class scores out.
+    """Write an adapted model as one ONNX file, or folded into a plain CLIP.
 
-    Tokens, masks, projections, fusion and class weights are inside; its metadata hold classes and
-    preprocessing. The file is compared with PyTorch before it is written.
+    The ONNX file takes an image and gives class scores: tokens, masks, projections, fusion and class weights
+    are inside; its metadata hold classes and preprocessing. It is compared with PyTorch before it is written.
+
+    A plain CLIP has the frozen model's size and cost, and is a backbone like any other.
 
     Example: `dear export run --onnx model.onnx`, then `dear predict --onnx model.onnx photo.jpg`
+
+    Example: `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
     """
     from dear.errors import UsageError
-    from dear.export.onnx import export_onnx
     from dear.train import load_run
 
+    if (onnx is None) == (merged is None):
+        raise UsageError("say what to write: --onnx FILE or --merged FOLDER")
     method = load_run(run, backbone=backbone)
+    if merged is not None:
+        if classes is not None or encoder_only:
+            raise UsageError("a plain CLIP has no classes: leave --classes and --encoder-only out")
+        _write_merged(method, merged, as_json)
+        return
+    assert onnx is not None
+    from dear.export.onnx import export_onnx
+
     if classes is not None:
         names = [name.strip() for name in classes.split(",") if name.strip()]
         if not names:
@@ -61,6 +81,25 @@ def export(
     console().print(
         f"{written.path}: {written.size / 1e6:.1f} MB, input pixels, outputs {outputs}; "
         f"largest difference from PyTorch {written.difference:.1g}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
+
+
+def _write_merged(method: Method, folder: str, as_json: bool) -> None:
+    """Fold the adapter into its backbone and write that as a folder."""
+    from dear.clip.checkpoint import save_hf
+
+    plain = method.merge()
+    save_hf(plain, folder)
+    numbers = sum(p.numel() for p in plain.parameters())
+    if as_json:
+        print_json({"path": folder, "numbers": numbers, "template": method.template})
+        return
+    console().print(
+        f"{folder}: a plain CLIP of {numbers:,} numbers, as many as the frozen one; prompts are "
+        f'"{method.template}"',
         soft_wrap=True,
         highlight=False,
         markup=False,

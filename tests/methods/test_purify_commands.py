@@ -1,0 +1,72 @@
+"""Purification from the command line: every option is reachable, and the result folds into a plain CLIP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dear
+from dear.cli.app import app
+from dear.errors import UsageError
+from dear.methods import ZeroShot
+from dear.train import load_run
+
+ADAPT = ["adapt", "--data", "world:domains", "--method", "purify", "--shots", "1", "--epochs", "1"]
+
+
+def call(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("purify") / "run"
+    options = ["lora=shared", "mmd_to=all", "bandwidths=1,2.5", "weight=2", "rank=1", "last_rank=3"]
+    call(*ADAPT, "--device", "cpu", "--out", str(folder), *(w for o in options for w in ("--set", o)))
+    return folder
+
+
+def test_options_reach_the_run(run: Path) -> None:
+    kept = json.loads((run / "config.json").read_text())["options"]
+    assert kept == {
+        "lora": "shared",
+        "gates": True,
+        "rank": 1,
+        "last_rank": 3,
+        "weight": 2.0,
+        "mmd_to": "all",
+        "bandwidths": [1.0, 2.5],
+    }
+    assert len(json.loads((run / "metrics.json").read_text())["gates"]) == 12
+
+
+def test_merged_is_a_backbone_with_the_same_answers(run: Path, tmp_path: Path) -> None:
+    told = json.loads(call("export", str(run), "--merged", str(tmp_path / "plain"), "--json"))
+    method, plain = load_run(run), dear.load(tmp_path / "plain")
+    size = plain.config.vision.image_size
+    pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    own = method.logits(pixels)
+    answers = ZeroShot(plain, method.classes, template=told["template"]).logits(pixels)
+    torch.testing.assert_close(answers, own, rtol=0, atol=1e-4)
+    with method.disabled():
+        assert (method.logits(pixels) - own).abs().max() > 1e-3
+    assert told["numbers"] == sum(p.numel() for p in method.clip.parameters())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "say what to write"),
+        (["--onnx", "x.onnx", "--merged", "x"], "say what to write"),
+        (["--merged", "x", "--classes", "cat"], "leave --classes"),
+    ],
+)
+def test_export_says_what_is_missing(run: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call("export", str(run), *words)
