@@ -5,7 +5,7 @@ on the input of A; cross-entropy over CLIP's logits. The scale is that of the au
 changes fold into the weights: `merge()` gives a plain CLIP.
 
 Departures: a fixed 50 epochs (the authors take 500 steps a shot whatever the number of classes), the usual
-cosine with one warm-up epoch; last epoch kept.
+cosine with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 are the authors'.
 """
 
 from __future__ import annotations

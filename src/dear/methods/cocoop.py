@@ -4,7 +4,7 @@ A small net h maps the picture's unit feature to one vector, which is added to e
 `v_m(x) = v_m + h(x)`, h = Linear(E, E/16), ReLU, Linear(E/16, D). Every picture so has text features
 of its own: B·C passes of the text tower a batch, done in chunks.
 
-Departures: last epoch kept; otherwise the authors' setting (batch 1, 10 epochs).
+Departures: none known; the authors' setting is context 4, batch 1, 10 epochs, lr 0.002, last epoch.
 """
 
 from __future__ import annotations

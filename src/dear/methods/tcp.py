@@ -5,8 +5,11 @@ feature to M vectors of its own, `T_c = Linear(E/4, M D)(QuickGELU(Linear(E, E/4
 context in the middle of the text tower (layer 9 of 12). Loss: `CE + 8 (1 - cos(learned, frozen text
 features))`.
 
+Context 4, batch 32, lr 0.002, 50 epochs; behind the class name stands the end of the task's template.
+
 Departures: AdamW where the authors use Adam with a large epsilon against float16; the context starts at
-"a photo of a" for every data set; last epoch kept.
+"a photo of a", where their configuration starts it at random; 50 epochs also where they read off the result
+after 25 (SUN397, ImageNet).
 """
 
 from __future__ import annotations

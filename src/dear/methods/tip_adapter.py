@@ -4,7 +4,7 @@ Keys are the unit features of the training pictures, each the mean over several 
 labels, one-hot. `logits = tau f w^T + alpha exp(-beta (1 - f K^T)) L`. Tip-Adapter learns nothing;
 Tip-Adapter-F goes on to train the keys.
 
-Departures: alpha = 1 and beta = 5.5 are fixed; the authors search both on validation data, and their code
+Departures: alpha = 1 and beta = 5.5 are fixed; the authors search both a data set, and their code
 keeps Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache holds no novel classes, so
 both refuse to name any.
 """

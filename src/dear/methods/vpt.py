@@ -5,7 +5,8 @@ At every layer T fresh tokens stand beside the patches and replace what the laye
 task's prompts, which stay frozen.
 
 Departures: VPT was written for ViT with a learned linear head; the setting here is the one in which prompt
-papers compare with it on CLIP (8 tokens, all layers, SGD), last epoch kept.
+papers compare with it on CLIP (MaPLe's: 8 tokens, all layers, SGD with lr 0.0025, batch 4, 5 epochs), last
+epoch kept.
 """
 
 from __future__ import annotations

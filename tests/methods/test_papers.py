@@ -1,0 +1,69 @@
+"""Every method names its paper and departures, and starts from the settings its file promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+
+import pytest
+
+from dear.methods import METHODS
+from dear.train import Recipe
+
+SGD, ADAMW = "sgd", "adamw"
+# name: (optimiser, lr, batch, epochs, weight decay), options that the paper sets
+PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] = {
+    "linear-probe": ((ADAMW, 1e-3, 32, 50, 1e-2), {}),
+    "coop": ((SGD, 2e-3, 32, 50, 5e-4), {"context": 4, "words": "a photo of a"}),
+    "cocoop": ((SGD, 2e-3, 1, 10, 5e-4), {"context": 4, "words": "a photo of a", "narrowing": 16}),
+    "vpt": ((SGD, 2.5e-3, 4, 5, 5e-4), {"tokens": 8, "depth": None}),
+    "maple": ((SGD, 3.5e-3, 4, 5, 5e-4), {"context": 2, "words": "a photo of a"}),
+    "promptsrc": (
+        (SGD, 2.5e-3, 4, 20, 5e-4),
+        {"context": 4, "tokens": 4, "text_weight": 25.0, "image_weight": 10.0, "logits_weight": 1.0},
+    ),
+    "prograd": ((SGD, 2e-3, 32, 100, 5e-4), {"context": 16, "strength": 1.0, "temperature": 1.0}),
+    "kgcoop": ((SGD, 2e-3, 32, 100, 5e-4), {"context": 4, "words": "a photo of a", "weight": 8.0}),
+    "tcp": ((ADAMW, 2e-3, 32, 50, 5e-4), {"context": 4, "narrowing": 4, "weight": 8.0}),
+    "clip-adapter": ((ADAMW, 1e-3, 16, 10, 5e-4), {"ratio": 0.2, "narrowing": 4}),
+    "tip-adapter-f": ((ADAMW, 1e-3, 256, 20, 1e-2), {"alpha": 1.0, "beta": 5.5, "views": 10}),
+    "clip-lora": (
+        (ADAMW, 2e-4, 32, 50, 1e-2),
+        {"rank": 2, "scale": 1.0, "dropout": 0.25, "on": ("q", "k", "v"), "towers": "both"},
+    ),
+    "rpo": ((SGD, 1e-2, 4, 15, 5e-4), {"prompts": 24, "noise": 0.1}),
+    "mmrl": ((ADAMW, 1e-3, 16, 10, 5e-4), {"tokens": 5, "width": 512, "alpha": 0.7, "weight": 1.0}),
+    "mmrlpp": (
+        (ADAMW, 1e-3, 16, 10, 5e-4),
+        {"tokens": 5, "width": 512, "alpha": 0.7, "beta": 0.9, "weight": 1.0, "rank": 4},
+    ),
+    "dear": (
+        (ADAMW, 1e-3, 16, 10, 5e-4),
+        {"text_tokens": 5, "beta": 0.9, "lambda_reg": 1.0, "lambda_fusion": 0.7, "projection": "copy"},
+    ),
+    "purify": ((ADAMW, 1e-3, 32, 10, 5e-4), {"rank": 2, "last_rank": 8, "mmd_to": "gates"}),
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_settings(name: str) -> None:
+    """Where a number differs from the authors', the file says so under "Departures"."""
+    kind, (training, options) = METHODS[name], PAPERS[name]
+    recipe = Recipe.of(kind)
+    assert (recipe.optimiser, recipe.lr, recipe.batch, recipe.epochs, recipe.weight_decay) == training
+    assert (recipe.warmup_epochs, recipe.warmup_lr) == (1, 1e-5)
+    config = dataclasses.asdict(kind.Config())
+    assert {option: config[option] for option in options} == options
+
+
+def test_no_method_is_left_out() -> None:
+    assert set(METHODS) - set(PAPERS) == {"zeroshot", "tip-adapter"}, "methods without training"
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "dear"])
+def test_paper_equation_and_departures_are_named(name: str) -> None:
+    text = sys.modules[METHODS[name].__module__].__doc__ or ""
+    assert re.search(r"\([A-Z].*(20\d\d|arXiv \d{4}\.\d{5})", text.splitlines()[0]), "authors, place and year"
+    assert "`" in text, "a formula"
+    assert "\nDepartures" in text
