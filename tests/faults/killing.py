@@ -120,7 +120,7 @@ def benched(out: Path) -> dict[str, object]:
 
 
 def _adapt(data: Path, out: Path) -> list[str]:
-    return f"adapt --data {data}/photos --shots 4 --epochs 6 --out {out}/run --resume --device cpu".split()
+    return f"adapt --data {data}/photos --shots 4 --epochs 5 --out {out}/run --resume --device cpu".split()
 
 
 def _discover(data: Path, out: Path) -> list[str]:
@@ -133,10 +133,16 @@ def _bench(data: Path, out: Path) -> list[str]:
     return f"{words} --recipe epochs=2 --out {out} --device cpu".split()
 
 
+def _ablate(data: Path, out: Path) -> list[str]:
+    words = f"ablate inference --datasets {data}/photos --seeds 1,2 --shots 1 --recipe epochs=1"
+    return f"{words} --out {out} --device cpu".split()
+
+
 COMMANDS = {
     "adapt": Command("adapt", _adapt, adapted, "run/resume.safetensors"),
     "discover": Command("discover", _discover, discovered, ".*.resume.safetensors"),
     "bench": Command("bench", _bench, benched, "cells/*.json"),
+    "ablate": Command("ablate", _ablate, benched, "cells/*.json"),
 }
 
 
@@ -178,6 +184,7 @@ def start(argv: list[str], log: Path, before: Callable[[], None] | None = None) 
         with log.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["dear", *argv]
         if before is not None:
@@ -265,37 +272,46 @@ class Trial:
     def __init__(self, command: Command, data: Path, work: Path) -> None:
         self.command, self.data, self.out = command, data, work / command.name
         self.log = work / f"{command.name}.log"
-        began = time.monotonic()
-        self._fresh()
-        self._must_end_well(start(self._argv(), self.log))
-        self.seconds = time.monotonic() - began
-        self.expected = command.result(self.out)
         count = work / "operations"
 
         def tick() -> None:
             with open(count, "ab") as file:
                 file.write(b".")
 
-        self._fresh()
-        self._must_end_well(start(self._argv(), self.log, watched(self.out, tick)))
+        began = time.monotonic()
+        self.fresh()
+        self.must_end_well(watched(self.out, tick))
+        self.seconds = time.monotonic() - began
+        self.expected = command.result(self.out)
         self.operations = count.stat().st_size
         count.unlink()
-        assert command.result(self.out) == self.expected, "two undisturbed runs differ"
 
-    def _argv(self) -> list[str]:
+    @property
+    def argv(self) -> list[str]:
+        """The command line after `dear`."""
         return self.command.arguments(self.data, self.out)
 
-    def _fresh(self) -> None:
+    def fresh(self) -> None:
+        """Begin with an empty folder."""
         shutil.rmtree(self.out, ignore_errors=True)
         self.out.mkdir(parents=True)
 
-    def _must_end_well(self, pid: int) -> None:
-        status = end(pid)
-        assert status == 0, f"{self.command.name} left with {status}: {self.log.read_text()[-2000:]}"
+    def run(self, before: Callable[[], None] | None = None) -> tuple[int, str]:
+        """Exit status and what was said."""
+        return end(start(self.argv, self.log, before)), self.log.read_text()
+
+    def must_end_well(self, before: Callable[[], None] | None = None) -> None:
+        """Run to the end."""
+        status, said = self.run(before)
+        assert status == 0, f"{self.command.name} left with {status}: {said[-2000:]}"
+
+    def agrees(self) -> bool:
+        """Whether the folder holds what an undisturbed run leaves."""
+        return self.command.result(self.out) == self.expected
 
     def case(self, way: str, rng: random.Random, counts: Counts) -> None:
         """One disturbed run and its rerun."""
-        self._fresh()
+        self.fresh()
         if way == "write":
             left = rng.randint(1, self.operations)
 
@@ -305,9 +321,9 @@ class Trial:
                 if left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            status = end(start(self._argv(), self.log, watched(self.out, die)))
+            status = end(start(self.argv, self.log, watched(self.out, die)))
         else:
-            pid = start(self._argv(), self.log)
+            pid = start(self.argv, self.log)
             time.sleep(rng.uniform(0.0, self.seconds))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if way == "time" else signal.SIGINT)
@@ -326,9 +342,9 @@ class Trial:
         counts.faults += broken
         counts.parts_left += parts
         counts.continued += any(self.out.glob(self.command.kept))
-        status = end(start(self._argv(), self.log))
+        status, said = self.run()
         if status != 0:
-            counts.faults.append(f"the rerun left with {status}: {self.log.read_text()[-300:]!r}")
+            counts.faults.append(f"the rerun left with {status}: {said[-300:]!r}")
             return
         found = self.command.result(self.out)
         if found != self.expected:
@@ -381,7 +397,7 @@ def warm_up() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50, help="for each command and way")
-    parser.add_argument("--commands", default=",".join(COMMANDS))
+    parser.add_argument("--commands", default="adapt,discover,bench,ablate")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

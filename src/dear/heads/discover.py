@@ -128,6 +128,7 @@ def _read(
     if keep is not None and isinstance(images, NamedPictures):
         kept = Kept(keep, clip, images, layers, batch_size)
         images = images.subset(range(kept.restore(seen), len(images)))
+        kept.save(seen)  # a folder that cannot be written is told now, not after the pictures
     tell("pictures", seen.count, total)
     batch = 0
 

@@ -1,0 +1,239 @@
+"""Pictures that go while they are read, memory that runs out, temporary files of dead writers."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny import mixed_roles, tiny_clip, token_ids
+
+from dear.adapt import probabilities
+from dear.data import open_data
+from dear.errors import DearError, InputError, OutOfMemory
+from dear.files import write_atomic
+from dear.heads.corpus.build import Phrase
+from dear.heads.corpus.load import Corpus
+from dear.heads.discover import discover_roles
+from dear.heads.resume import resume_path
+from dear.methods import DeAR, ZeroShot
+from dear.train import Recipe, evaluate, load_run, train
+
+RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)
+CLASSES = ("blue", "green", "red")
+WORDS = Corpus("words", tuple(Phrase(word, "Color") for word in ("red", "green", "blue", "a dark one")))
+
+
+def clip():
+    return tiny_clip(dtype=torch.float32)
+
+
+def method(kind=DeAR):
+    roles = mixed_roles() if kind is DeAR else None
+    return kind(clip(), CLASSES, roles=roles, ids=token_ids(), seed=1)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for name in CLASSES:
+        for number in range(4):
+            path = tmp_path / "photos" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (30, 26), name).save(path)
+    return open_data(tmp_path / "photos", "all")
+
+
+def gone(path):
+    path.unlink()
+
+
+def turned_into_text(path):
+    path.write_text("no longer a picture")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def turned_into_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+CHANGES = [
+    (gone, "no such picture"),
+    (turned_into_text, "is a text file"),
+    (cut, "damaged or cut"),
+    (turned_into_a_folder, "is a folder"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES)
+def test_a_picture_that_changes_after_listing_is_named(photos, tmp_path, change, reason):
+    change(photos.path(5))
+    for work in (
+        lambda: train(method(), photos, RECIPE, tmp_path / "run"),
+        lambda: evaluate(method(ZeroShot), photos),
+        lambda: discover_roles(clip(), photos, corpus=WORDS, concepts="tags", keep=tmp_path / "keep"),
+        lambda: probabilities(method(ZeroShot), [photos.path(i) for i in range(len(photos))]),
+    ):
+        with pytest.raises(InputError, match=rf"1\.png: .*{reason}") as error:
+            work()
+        assert "\n" not in str(error.value)
+
+
+def test_a_picture_replaced_by_another_is_taken_as_it_is_now(photos, tmp_path):
+    Image.new("RGB", (50, 200), "blue").save(photos.path(5))
+    assert train(method(), photos, RECIPE, tmp_path / "run").steps == 12
+
+
+def test_a_run_does_not_continue_on_other_pictures(photos, tmp_path):
+    with pytest.raises(DearError):
+        train(method(), photos, RECIPE, tmp_path / "run", stop=lambda: True)
+    photos.path(0).rename(photos.path(0).with_name("new.png"))
+    with pytest.raises(DearError, match="its data differs"):
+        train(method(), open_data(tmp_path / "photos", "all"), RECIPE, tmp_path / "run", resume=True)
+
+
+class Small:
+    """A device with room for few pictures."""
+
+    def __init__(self, monkeypatch, kind, names, room):
+        self.sizes = []
+        for name in names:
+            real = getattr(kind, name)
+
+            def limited(this, pixels, *args, real=real, **options):
+                self.sizes.append(len(pixels))
+                if len(pixels) > room:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+                return real(this, pixels, *args, **options)
+
+            monkeypatch.setattr(kind, name, limited)
+
+
+def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatch, caplog):
+    expected = evaluate(method(ZeroShot), photos)
+    paths = [photos.path(i) for i in range(len(photos))]
+    sure = probabilities(method(ZeroShot), paths)
+    small = Small(monkeypatch, ZeroShot, ["all_logits", "logits"], room=4)
+    with caplog.at_level(logging.WARNING, "dear"):
+        found = evaluate(method(ZeroShot), photos)
+    assert max(small.sizes) == 12
+    assert caplog.messages == [
+        "dear: out of memory with 12 pictures at once; going on with 6",
+        "dear: out of memory with 6 pictures at once; going on with 3",
+    ]
+    assert torch.equal(found.answers["default"], expected.answers["default"])
+    torch.testing.assert_close(found.confidence["default"], expected.confidence["default"])
+    torch.testing.assert_close(probabilities(method(ZeroShot), paths), sure)
+    Small(monkeypatch, ZeroShot, ["all_logits"], room=0)
+    with pytest.raises(OutOfMemory, match="not even one picture"):
+        evaluate(method(ZeroShot), photos)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_training_stops_with_a_sentence_and_can_be_continued(photos, tmp_path, monkeypatch, error):
+    train(method(), photos, RECIPE, tmp_path / "whole")
+    real, calls = DeAR.backward, 0
+
+    def full(self, loss, scale):
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise error
+        real(self, loss, scale)
+
+    monkeypatch.setattr(DeAR, "backward", full)
+    with pytest.raises(
+        OutOfMemory, match=r"cpu at step 8 of 12 with batches of 5 .* smaller batch \(--batch"
+    ):
+        train(method(), photos, RECIPE, tmp_path / "run")
+    train(method(), photos, RECIPE, tmp_path / "run", resume=True)  # memory is free again
+    for name in ("adapter.safetensors", "log.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_other_errors_are_not_taken_for_missing_memory(photos, monkeypatch):
+    def broken(self, pixels):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(ZeroShot, "all_logits", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        evaluate(method(ZeroShot), photos)
+
+
+def test_discovery_continues_where_it_was_and_reads_only_the_rest(photos, tmp_path):
+    def discover(pictures, keep):
+        return discover_roles(
+            clip(), pictures, corpus=WORDS, phrases=2, concepts="tags", batch_size=1, keep=keep
+        )
+
+    expected = discover(photos, None)
+    keep, read = resume_path(tmp_path / "roles.json"), []
+
+    class Watched(type(photos)):
+        def pixels(self, indices, size):
+            read.extend(self.paths[i] for i in indices)
+            if len(read) == 12:
+                raise KeyboardInterrupt
+            return super().pixels(indices, size)
+
+    fields = ("name", "classes", "template", "root", "paths", "labels")
+    watched = Watched(**{name: getattr(photos, name) for name in fields})
+    with pytest.raises(KeyboardInterrupt):
+        discover(watched, keep)
+    assert keep.exists()
+    again = discover(watched, keep)
+    assert read[12:] == list(photos.paths[10:])
+    again.save(tmp_path / "again.json")
+    expected.save(tmp_path / "whole.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert not keep.exists()
+
+
+@pytest.mark.parametrize("change", [b"", b"not safetensors", None])
+def test_discovery_does_not_continue_from_something_else(photos, tmp_path, change):
+    keep = tmp_path / "keep"
+    expected = discover_roles(clip(), photos, corpus=WORDS, phrases=2, concepts="tags", batch_size=1)
+    if change is None:  # of other pictures
+        shutil.copytree(tmp_path / "photos", tmp_path / "other")
+        others = open_data(tmp_path / "other", "all")
+        others.path(11).unlink()
+        with pytest.raises(InputError):
+            discover_roles(clip(), others.subset(range(1, 12)), corpus=WORDS, batch_size=1, keep=keep)
+        assert keep.exists()
+    else:
+        keep.write_bytes(change)
+    found = discover_roles(clip(), photos, corpus=WORDS, phrases=2, concepts="tags", batch_size=1, keep=keep)
+    assert found.evidence == expected.evidence
+
+
+def test_what_a_dead_writer_left_is_removed_and_a_living_ones_is_not(tmp_path: Path):
+    for name in (".a.json.x1.part", ".a.json.x2.part", ".b.json.x3.part"):
+        (tmp_path / name).write_text("half")
+    with (tmp_path / ".a.json.x2.part").open("rb") as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        write_atomic(tmp_path / "a.json", "{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", ".a.json.x2.part", ".b.json.x3.part"}
+
+
+def test_two_writers_of_one_file_leave_one_of_theirs(tmp_path: Path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    texts = [str(number) * 20_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: write_atomic(tmp_path / "one.txt", text), texts * 25))
+    assert (tmp_path / "one.txt").read_text() in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+
+
+def test_an_unfinished_run_answers_nothing(photos, tmp_path):
+    with pytest.raises(DearError):
+        train(method(), photos, RECIPE, tmp_path / "run", stop=lambda: True)
+    with pytest.raises(DearError, match="not completed"):
+        load_run(tmp_path / "run", clip())
