@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -25,6 +28,22 @@ def test_the_blocks_of_the_guide_run() -> None:
         assert session["accuracy"] is not None
     finally:
         METHODS.pop("head-scale", None)
+
+
+def test_the_command_of_the_guide_knows_the_method(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```(?:python|py)\n(.*?)^```", GUIDE.read_text(), re.S | re.M)
+    (tmp_path / "head_scale.py").write_text(f"{blocks[0]}\n{blocks[1]}")
+    (tmp_path / "my_dear.py").write_text(blocks[2])
+    words = "adapt --data world:textures --shots 1 --epochs 1 --method head-scale --set pull=0.5 --out run"
+    done = subprocess.run(
+        [sys.executable, "my_dear.py", *words.split(), "--device", "cpu"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/config.json").read_text())["options"] == {"layers": 4, "pull": 0.5}
 
 
 def test_the_guide_names_files_that_exist() -> None:

@@ -78,7 +78,7 @@ def test_the_names_promised_are_there() -> None:
         "zeroshot linear-probe coop cocoop vpt maple promptsrc prograd kgcoop tcp clip-adapter tip-adapter "
         "tip-adapter-f clip-lora rpo mmrl mmrlpp dear purify"
     )
-    assert promised.split() == EVERY
+    assert promised.split() == EVERY[: len(promised.split())]  # others may follow
     assert all(kind.name == name and kind.title and kind.__doc__ for name, kind in METHODS.items())
 
 
