@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +14,14 @@ from typer.testing import CliRunner
 
 import dear
 from dear.cli.app import app
+from dear.cli.common import parse_pairs
 from dear.errors import UsageError
 from dear.methods import ZeroShot
+from dear.methods.options import fit_options
+from dear.methods.purify import PurifyConfig
 from dear.train import load_run
 
+PAGE = Path(__file__).parents[2] / "docs/purification.md"
 ADAPT = ["adapt", "--data", "world:domains", "--method", "purify", "--shots", "1", "--epochs", "1"]
 
 
@@ -57,6 +64,23 @@ def test_merged_is_a_backbone_with_the_same_answers(run: Path, tmp_path: Path) -
     with method.disabled():
         assert (method.logits(pixels) - own).abs().max() > 1e-3
     assert told["numbers"] == sum(p.numel() for p in method.clip.parameters())
+
+
+def test_the_page_about_purification_is_true(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text()
+    monkeypatch.chdir(run.parent)
+    session: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M):
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), session)
+    assert Path("gates.html").stat().st_size > 1000
+    assert session["strongest"].sum(dim=1).tolist() == [3.0] * len(session["strongest"])
+    for field in dataclasses.fields(PurifyConfig):
+        row = next(line for line in text.splitlines() if re.match(rf"\| .*`{field.name}`.*\|", line))
+        shown = str(field.default).lower().removesuffix(".0")
+        assert shown in row.split("|")[2], f"{field.name}: the page shows another default"
+    for option in re.findall(r"--set purify\.([a-z]\S+?)`", text):
+        fitted = fit_options(PurifyConfig, parse_pairs([option], "--set"))
+        assert PurifyConfig(**fitted) != PurifyConfig(), option
 
 
 @pytest.mark.parametrize(
