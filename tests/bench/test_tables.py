@@ -1,6 +1,7 @@
 """Tables and pages: arithmetic over seeds by hand, both harmonic means, formats that can be read back."""
 
 import csv
+import dataclasses
 import io
 import statistics
 import subprocess
@@ -187,7 +188,7 @@ def test_pages_are_whole_and_need_no_network(tmp_path, two_sets):
 
 def test_figures_show_the_numbers(two_sets):
     lines = gather(two_sets)
-    bars = plots.hm_bars(lines)
+    bars = plots.bars(lines, "hm")
     assert list(bars.data[0].x) == ["EuroSAT", "textures"]
     assert bars.data[0].y[1] == pytest.approx(100 * (hm(0.7, 0.5) + hm(0.6, 0.6)) / 2)
     scatter = plots.base_novel_scatter(lines)
@@ -197,6 +198,22 @@ def test_figures_show_the_numbers(two_sets):
         assert value == pytest.approx(round(value / 10) * 10)
     heat = plots.fusion_heat_map({"d": {"class": 0.4, "Color": 0.6}})
     assert list(heat.data[0].z[0]) == [0.4, 0.6]
+
+
+def test_tables_of_equal_file_names_stay_apart():
+    sets = [f"/data/{name}/index.csv" for name in ("pets", "birds")]
+    results = [base_novel(path, 1, base, 0.5) for path, base in zip(sets, (0.9, 0.3), strict=True)]
+    weighed = [(one, {**r, "facts": {"fusion_weights": {"class": 1.0}}}) for one, r in results]
+    assert list(plots.bars(gather(results), "hm").data[0].x) == ["pets", "birds"]
+    assert list(fusion_weights(weighed)) == ["pets", "birds"]
+
+
+def test_configurations_of_one_method_are_rows_of_their_own():
+    one, result = base_novel("EuroSAT", 1, 0.9, 0.5)
+    other = dataclasses.replace(one, options={**one.options, "beta": 0.1})
+    again = dataclasses.replace(one, options={**one.options, "beta": 0.9})
+    lines = gather([(other, result), (again, result)])
+    assert [line.method for line in lines] == ["dear (beta=0.1)", "dear (beta=0.9)"]
 
 
 def test_help_needs_neither_torch_nor_plotly():

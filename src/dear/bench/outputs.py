@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dear.bench.ablations import Study, Variant
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid
-from dear.bench.records import Line, Result, gather
+from dear.bench.records import Line, Result, gather, shown_names
 from dear.bench.sheets import SHEETS, Sheet, ablation
 from dear.bench.tables import text, write_tables
 from dear.errors import RunError
@@ -78,7 +78,7 @@ def write_studies(
         modes = {variant.name: variant.mode or lines[0].mode for variant in study.variants}
         shown = [line for line in lines if line.mode == modes[line.method]]
         plain = [Line(line.method, "default", line.dataset, line.shots, line.values) for line in shown]
-        figures.append((study.title, study.question, plots.hm_bars(plain)))
+        figures.append((study.title, study.question, plots.bars(plain, "hm")))
     written = write_tables(sheets, grid.folder, stem="ablations")
     page = grid.folder / "ablations.html"
     html = results_page(
@@ -100,8 +100,9 @@ def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str
         weights = result.get("facts", {}).get("fusion_weights")
         if weights:
             sums.setdefault(cell.dataset, []).append(weights)
+    shown = shown_names(cell.dataset for cell, _ in results)
     return {
-        dataset: {token: math.fsum(row[token] for row in rows) / len(rows) for token in rows[0]}
+        shown[dataset]: {token: math.fsum(row[token] for row in rows) / len(rows) for token in rows[0]}
         for dataset, rows in sums.items()
     }
 
@@ -113,12 +114,18 @@ def figures_of(
     figures: list[tuple[str, str, go.Figure]] = []
     if protocol == "base-to-novel":
         bars = "Harmonic mean of each seed, averaged; whiskers are the standard deviation over seeds."
-        figures.append(("Harmonic mean", bars, plots.hm_bars(lines)))
+        figures.append(("Harmonic mean", bars, plots.bars(lines, "hm")))
         curves = "Up is better on classes never trained, right on trained ones; curves join equal HM."
         figures.append(("Base against novel", curves, plots.base_novel_scatter(lines)))
     if protocol == "few-shot":
         sentence = "Accuracy over all classes; whiskers are the standard deviation over seeds."
         figures.append(("Accuracy against shots", sentence, plots.shot_curves(lines)))
+    if protocol in ("cross-dataset", "domain-shift"):
+        sentence = "Trained on the first data set; the others were never seen in training."
+        figures.append(("Accuracy by data set", sentence, plots.bars(lines, "accuracy")))
+    if protocol == "leave-one-domain-out":
+        sentence = "Accuracy on each domain when it is the one left out of training."
+        figures.append(("Accuracy on the unseen domain", sentence, plots.bars(lines, "target")))
     if weights and protocol in ("base-to-novel", "few-shot"):
         sentence = "Mean over seeds; a row sums to 1, and equal weights would be one sixth each."
         figures.append(("Fusion weights", sentence, plots.fusion_heat_map(weights)))

@@ -81,31 +81,72 @@ def gather(results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | No
 
     Args:
         results: cells with their results.
-        names: name of the variant by cell key, for ablations; else the method's name is used.
+        names: name of the variant by cell key, for ablations; else the method's name is used, with what
+            differs where the cells hold one method in several configurations.
     """
     results = list(results)
-    shown = _shown(
+    shown = shown_names(
         [place for cell, _ in results for place in (cell.dataset, *cell.setting.get("targets", ()))]
     )
+    names = variant_names([cell for cell, _ in results]) if names is None else names
     found: dict[tuple[str, str, str, int], dict[str, dict[int, float]]] = defaultdict(
         lambda: defaultdict(dict)
     )
     for cell, result in results:
-        name = cell.method if names is None else names[cell.key]
         for mode, row in result["modes"].items():
             for column, value in row.items():
                 if value is None:
                     continue
                 place, heading = _place(cell, column, shown)
-                found[name, mode, place, cell.shots][heading][cell.seed] = float(value)
+                found[names[cell.key], mode, place, cell.shots][heading][cell.seed] = float(value)
     return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in found.items()]
 
 
-def _shown(datasets: Iterable[str]) -> dict[str, str]:
-    """How data sets are called in tables: a path by its last part, unless two would be called the same."""
+def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
+    """Name of each cell's row by cell key: the method, and the options that differ between its cells.
+
+    >>> one = Cell("few-shot", "purify", "x", 1, 0, "mini", "sha256:0", {"rank": 2, "gates": True})
+    >>> two = Cell("few-shot", "purify", "x", 1, 0, "mini", "sha256:0", {"rank": 2, "gates": False})
+    >>> sorted(variant_names([one, two]).values()), variant_names([one])[one.key]
+    (['purify (gates=False)', 'purify (gates=True)'], 'purify')
+    """
+    own: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        own[cell.method].append(cell)
+    names = {}
+    for method, group in own.items():
+        settings = [
+            {**cell.options, **cell.recipe, **({"roles": _roles(cell)} if cell.roles else {})}
+            for cell in group
+        ]
+        keys = {key for setting in settings for key in setting}
+        differing = sorted(key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1)
+        for cell, setting in zip(group, settings, strict=True):
+            words = ", ".join(f"{key}={setting.get(key)}" for key in differing)
+            names[cell.key] = f"{method} ({words})" if words else method
+    return names
+
+
+def _roles(cell: Cell) -> str:
+    """A word for a cell's role map: how it was made, and its hash."""
+    return " ".join(filter(None, (str(cell.roles.get("spec", "")), str(cell.roles.get("digest", ""))[:8])))
+
+
+def shown_names(datasets: Iterable[str]) -> dict[str, str]:
+    """How data sets are called in tables: a path by its last part that says something, if that is its alone.
+
+    >>> list(shown_names(["/data/pets/index.csv", "/data/birds", "EuroSAT"]).values())
+    ['pets', 'birds', 'EuroSAT']
+    >>> list(shown_names(["/old/pets/index.csv", "/new/pets/index.csv"]).values())
+    ['/old/pets/index.csv', '/new/pets/index.csv']
+    """
     names = list(dict.fromkeys(datasets))
-    last = [PurePath(name).name if PurePath(name).is_absolute() else name for name in names]
-    return dict(zip(names, last if len(set(last)) == len(last) else names, strict=True))
+    last = [_last(PurePath(name)) if PurePath(name).is_absolute() else name for name in names]
+    return {name: short if last.count(short) == 1 else name for name, short in zip(names, last, strict=True)}
+
+
+def _last(path: PurePath) -> str:
+    return path.parent.name if path.stem == "index" and path.parent.name else path.name
 
 
 def _place(cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:

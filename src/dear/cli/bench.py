@@ -20,6 +20,7 @@ from dear.cli.common import (
     device_named,
     print_json,
     progress,
+    say,
     stoppable,
 )
 
@@ -342,6 +343,6 @@ def _tell(summary: Summary, files: Sequence[Path], as_json: bool) -> None:
     else:
         typer.echo(files[0].read_text(encoding="utf-8"))
         counts = f"{len(summary.computed)} computed, {len(summary.kept)} already there"
-        console().print(f"{counts}, {len(summary.failed)} failed; page: {files[-1]}", markup=False)
+        say(f"{counts}, {len(summary.failed)} failed; page: {files[-1]}")
     if summary.failed:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Figures of a grid's results: HM bars, few-shot curves, fusion weights, base against novel."""
+"""Figures of a grid's results: bars, few-shot curves, fusion weights, base against novel."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C8C8C")
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon")
+PATTERNS = ("", "/", "x", ".")  # from the ninth series on colours come again, with a pattern
+FILLINGS = ("", "-open", "-dot", "-open-dot")
+HEADINGS = {
+    "hm": "HM of base and novel (%)",
+    "accuracy": "Accuracy (%)",
+    "target": "Accuracy on the unseen domain (%)",
+}
 INK, FAINT = "#1f2933", "#d9dee4"
 
 
@@ -28,32 +35,36 @@ def series_name(line: Line) -> str:
 
 
 def short_name(dataset: str) -> str:
-    """A data set's name without its path or `world:`.
+    """A data set's name for an axis: without `world:`.
 
-    >>> short_name("world:textures"), short_name("/data/pets.csv"), short_name("EuroSAT")
-    ('textures', 'pets.csv', 'EuroSAT')
+    >>> short_name("world:textures"), short_name("EuroSAT")
+    ('textures', 'EuroSAT')
     """
-    return dataset.removeprefix("world:").replace("\\", "/").rstrip("/").rpartition("/")[2] or dataset
+    return dataset.removeprefix("world:")
 
 
-def hm_bars(lines: Sequence[Line]) -> go.Figure:
-    """Harmonic mean of base and novel accuracy: one group of bars a data set, one bar a method."""
+def bars(lines: Sequence[Line], column: str) -> go.Figure:
+    """One group of bars a data set, one bar a method; `column` is a key of HEADINGS."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
     for number, (name, own) in enumerate(_series(lines).items()):
-        found = [(line.dataset, line.figure("hm")) for line in own]
+        found = [(line.dataset, line.figure(column)) for line in own]
         there = [(dataset, value) for dataset, value in found if value is not None]
+        colour, pattern = COLOURS[number % len(COLOURS)], PATTERNS[number // len(COLOURS) % len(PATTERNS)]
         figure.add_bar(
             name=name,
             x=[short_name(dataset) for dataset, _ in there],
             y=[100 * value.mean for _, value in there],
             error_y={"array": [100 * (value.std or 0) for _, value in there], "color": INK, "thickness": 1},
-            marker={"color": COLOURS[number % len(COLOURS)]},
+            marker={
+                "color": colour,
+                "pattern": {"shape": pattern, "bgcolor": colour, "fgcolor": "white", "size": 5},
+            },
             hovertemplate="%{x}<br>" + name + ": %{y:.2f}<extra></extra>",
         )
     figure.update_layout(barmode="group", bargap=0.25)
-    return _dressed(figure, "", "HM of base and novel (%)", height=380)
+    return _dressed(figure, "", HEADINGS[column], height=380)
 
 
 def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
@@ -84,6 +95,7 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
             (line, b.mean * 100, n.mean * 100) for line, b, n in pairs if b is not None and n is not None
         ]
         points += [(b, n) for _, b, n in there]
+        filling = FILLINGS[number // len(COLOURS) % len(FILLINGS)]
         figure.add_scatter(
             name=name,
             x=[b for _, b, _ in there],
@@ -94,9 +106,9 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
             text=[short_name(line.dataset) for line, _, _ in there],
             marker={
                 "color": COLOURS[number % len(COLOURS)],
-                "symbol": [MARKS[places[line.dataset] % len(MARKS)] for line, _, _ in there],
+                "symbol": [MARKS[places[line.dataset] % len(MARKS)] + filling for line, _, _ in there],
                 "size": 11,
-                "line": {"color": "white", "width": 1},
+                "line": {"color": "white", "width": 1} if not filling else {"width": 2},
             },
             hovertemplate="%{text}<br>base %{x:.2f}, novel %{y:.2f}<extra>" + name + "</extra>",
         )
@@ -162,6 +174,7 @@ def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
             texttemplate="%{text}",
             colorscale="Blues",
             zmin=0,  # weights near one sixth must look alike
+            zmax=max(0.5, *(v for row in values for v in row if v is not None)),
             colorbar={"title": "weight"},
             xgap=2,
             ygap=2,
