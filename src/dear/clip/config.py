@@ -122,10 +122,13 @@ class ClipConfig:
         """The shape of a public CLIP ViT by its usual name, with OpenAI's activation.
 
         Raises:
-            UsageError: the name is not one of `ClipConfig.names()`.
+            UsageError: the name is not one of `ClipConfig.names()`, nor OpenAI's way to write one.
+
+        >>> ClipConfig.named("ViT-B/16") == ClipConfig.named("ViT-B-16")
+        True
         """
         try:
-            vision, text, embed_dim = _NAMED[name]
+            vision, text, embed_dim = _NAMED[name.replace("/", "-").replace("@336px", "-336")]
         except KeyError:
             raise UsageError(f"no CLIP shape is called {name!r}; known are {', '.join(_NAMED)}") from None
         return ClipConfig(vision, text, embed_dim)
