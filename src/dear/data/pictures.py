@@ -180,15 +180,20 @@ def find_classes(pictures: PictureSet, names: Sequence[str]) -> list[int]:
     Raises:
         DataError: a name is not one of the classes, or is the name of two of them.
     """
+    places: dict[str, list[int]] = {}
+    for label, name in enumerate(pictures.classes):
+        places.setdefault(name, []).append(label)
     labels = []
     for name in names:
-        count = pictures.classes.count(name)
-        if count == 0:
+        found = places.get(name, [])
+        if not found:
             some = ", ".join(map(repr, pictures.classes[:5]))
             raise DataError(f"{pictures.name}: has no class {name!r}; its classes start with {some}")
-        if count > 1:
-            raise DataError(f"{pictures.name}: {count} classes are called {name!r}; choose them by label")
-        labels.append(pictures.classes.index(name))
+        if len(found) > 1:
+            raise DataError(
+                f"{pictures.name}: {len(found)} classes are called {name!r}; choose them by label"
+            )
+        labels.append(found[0])
     return labels
 
 
