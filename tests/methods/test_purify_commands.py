@@ -94,3 +94,9 @@ def test_the_page_about_purification_is_true(run: Path, monkeypatch: pytest.Monk
 def test_export_says_what_is_missing(run: Path, words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call("export", str(run), *words)
+
+
+def test_a_grid_reads_options_in_the_same_way(tmp_path: Path) -> None:
+    words = ["bench", "leave-one-domain-out", "--methods", "purify", "--datasets", "world:domains"]
+    with pytest.raises(UsageError, match="weight = 'much' is not possible: a number is expected"):
+        call(*words, "--out", str(tmp_path), "--device", "cpu", "--set", "purify.weight=much")

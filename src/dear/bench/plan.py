@@ -115,13 +115,6 @@ def _cell(
     """One cell with the method's options and the recipe written out in full."""
     kind = find_method(method)
     given = {**request.options.get(kind.name, {}), **(variant.options if variant else {})}
-    known = {field.name for field in dataclasses.fields(kind.Config)}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise UsageError(
-            f"the method {kind.name!r} has no option {unknown[0]!r}; "
-            f"its options are {', '.join(sorted(known)) or 'none'}"
-        )
     recipe = dataclasses.asdict(Recipe.of(kind, **request.recipe))
     del recipe["seed"]
     extra = dict(setting)
@@ -137,7 +130,7 @@ def _cell(
         shots=shots,
         backbone=request.backbone,
         fingerprint=request.fingerprint,
-        options=dataclasses.asdict(kind.Config(**given)),
+        options=dataclasses.asdict(kind.configure(given)),
         recipe=recipe,
         roles=_roles(request, variant.roles.format(seed=seed) if variant else "") if kind.uses_roles else {},
         setting=extra,

@@ -87,7 +87,7 @@ class Method(nn.Module):
     ) -> None:
         super().__init__()
         self._clip = (clip,)  # in a tuple: a Module attribute would be registered
-        self.config = self._configure(config, options)
+        self.config = self.configure(options, config)
         if roles is not None and not self.uses_roles:
             raise UsageError(f"the method {self.name!r} uses no role map; leave roles out")
         self.roles = roles
@@ -100,7 +100,12 @@ class Method(nn.Module):
         self.build(generator)
 
     @classmethod
-    def _configure(cls, config: Any, options: Mapping[str, Any]) -> Any:
+    def configure(cls, options: Mapping[str, Any], config: Any = None) -> Any:
+        """The `Config` of `options` by name, as people write them; what they leave out is as in `config`.
+
+        Raises:
+            UsageError: the method has no such option, or its value is of another kind.
+        """
         known = {field.name for field in dataclasses.fields(cls.Config)}
         unknown = sorted(set(options) - known)
         if unknown:

@@ -22,7 +22,7 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> from dear.methods.purify import PurifyConfig
     >>> fit_options(PurifyConfig, {"bandwidths": "1,2.5", "gates": "False", "weight": 2})
-    {'bandwidths': (1.0, 2.5), 'gates': False, 'weight': 2.0}
+    {'bandwidths': (1.0, 2.5), 'gates': False, 'weight': 2}
 
     Raises:
         UsageError: naming the option, what came and what is expected.
@@ -64,7 +64,7 @@ def _plain(name: str, value: Any, kind: type) -> Any:
         except ValueError:
             read = math.nan
         if math.isfinite(read):
-            return read
+            return value if number else read  # 2 stays 2: files and hashes of options keep what was written
     if kind is int and isinstance(value, str) and value.removeprefix("-").isdecimal():
         return int(value)
     if isinstance(value, kind) and (kind is str or kind is bool or (kind is int and number)):
