@@ -98,6 +98,7 @@ def test_whole_page_with_pictures(tmp_path, backbone, roles):
     parsed = Page(page)
     data = data_of(page)
     assert {"plane", "pictures"} <= stages
+    assert "0 clusters" not in page  # the concepts came from tags
     assert parsed.seen["svg"] == 2  # the plane and the layers
     assert parsed.seen["script"] == 2
     assert not re.search(r"(src|href|url\()\s*=?\s*[\"']?https?:", page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
@@ -115,8 +116,10 @@ def concepts(roles: RoleMap, evidence: Evidence, colours: Mapping[str, str]) -> 
         plane = f"""<figure>{scatter(points, names, [of[name] for name in names], colours, title)}
 <figcaption>Every picked phrase, near to those that mean the like (t-SNE of sentence embeddings);
 point at one to read it.</figcaption></figure>"""
+    clustered = found.get("way", "clusters") == "clusters"
+    columns = ("concept", "phrases", "clusters") if clustered else ("concept", "phrases")
     rows = [
-        (_swatch(colours.get(name, "#aaa")) + escape(name), str(entry["phrases"]), str(entry["clusters"]))
+        (_swatch(colours.get(name, "#aaa")) + escape(name), *(str(entry[column]) for column in columns[1:]))
         for name, entry in found.get("concepts", {}).items()
     ]
     agreement = [
@@ -124,13 +127,24 @@ point at one to read it.</figcaption></figure>"""
         for name, value in (found.get("agreement") or {}).items()
     ]
     checked = table(("agreement with the tags of the corpus", ""), agreement, (1,)) if agreement else ""
-    noise = f"{100 * float(found.get('noise', 0)):.0f} %"
     return f"""<section><h2>The concepts</h2><div class="two"><div>{plane}</div><div>
-<p>{int(found.get("phrases", 0))} different phrases were picked by the heads; they form
-{int(found.get("clusters", 0))} clusters ({noise} of the phrases stood apart and went to the nearest one).
-Clusters of one name count as one concept.</p>
-{table(("concept", "phrases", "clusters"), rows, (1, 2))}{checked}</div></div></section>
+<p>{int(found.get("phrases", 0))} different phrases were picked by the heads; {_how_named(found)}</p>
+{table(columns, rows, range(1, len(columns)))}{checked}</div></div></section>
 """
+
+
+def _how_named(found: Mapping[str, Any]) -> str:
+    """Where the concepts of the phrases come from, as the rest of a sentence."""
+    way = found.get("way", "clusters")
+    if way == "tags":
+        return "each counts for the concept that the corpus was written for."
+    if way == "fixed":
+        return "each counts for the nearest of the concepts that were given."
+    noise = f"{100 * float(found.get('noise', 0)):.0f} %"
+    return (
+        f"they form {int(found.get('clusters', 0))} clusters ({noise} of the phrases stood apart and went to "
+        "the nearest one). Clusters of one name count as one concept."
+    )
 
 
 def effects(roles: RoleMap, evidence: Evidence) -> str:
