@@ -42,8 +42,9 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model = SentenceTransformer(source, device="cpu")
-    except (OSError, ValueError) as error:
-        raise DearError(f"the sentence model {name!r} cannot be loaded ({error})") from error
+    except Exception as error:  # a stranger's folder may fail in any way; pickles in it stay shut
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DearError(f"the sentence model {name!r} cannot be loaded ({reason})") from error
 
     def embed(texts: Sequence[str]) -> Floats:
         vectors = model.encode(
