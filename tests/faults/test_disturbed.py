@@ -237,3 +237,10 @@ def test_an_unfinished_run_answers_nothing(photos, tmp_path):
         train(method(), photos, RECIPE, tmp_path / "run", stop=lambda: True)
     with pytest.raises(DearError, match="not completed"):
         load_run(tmp_path / "run", clip())
+
+
+def test_training_learns_though_its_caller_only_wants_answers(photos, tmp_path):
+    with torch.no_grad():
+        inside = train(method(), photos, RECIPE, tmp_path / "inside")
+    outside = train(method(), photos, RECIPE, tmp_path / "outside")
+    assert torch.equal(inside.method.tokens, outside.method.tokens)

@@ -75,7 +75,11 @@ def _check_pictures(name: str, as_json: bool) -> None:
         pictures = open_data(name, split)
         report = check_pictures(pictures, "skip")
         counts = Counter(pictures.labels.tolist())
-        lines[split] = {"pictures": len(pictures), "classes": len(counts), "fewest": min(counts.values())}
+        lines[split] = {
+            "pictures": len(pictures),
+            "classes": len(counts),
+            "fewest": min(counts.values(), default=0),
+        }
         bad += [item.reason for item in report.unreadable]
     if as_json:
         print_json({"data": name, "splits": lines, "unreadable": bad})

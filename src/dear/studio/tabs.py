@@ -265,13 +265,15 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> None:
 
     resumed = spoken(trainer.resume)
     shown = [status, loss, accuracy, download]
-    quiet = {"show_progress": "hidden"}
+    quiet: dict[str, Any] = {"show_progress": "hidden"}
+    # Watching only waits: everybody may do so at once, or the second visitor would see nothing until the end.
+    waiting = {**quiet, "concurrency_limit": None}
     start.click(begin, [data, method, shots, epochs, seed], None, **quiet).success(
-        watch, None, shown, **quiet
+        watch, None, shown, **waiting
     )
-    resume.click(resumed, None, None, **quiet).success(watch, None, shown, **quiet)
+    resume.click(resumed, None, None, **quiet).success(watch, None, shown, **waiting)
     stop.click(lambda: trainer.stop(0), None, None, queue=False, **quiet)
-    page.load(watch, None, shown, **quiet)
+    page.load(watch, None, shown, **waiting)
 
 
 def training_plots(watched: Watched) -> list[Any]:

@@ -121,7 +121,7 @@ def _train(
             return Trained(method, steps, 0.0, read_log(folder), config, folder)
         if state == "new":
             _write_config(folder, method, config)
-    with backbone_in(method, recipe.precision) as dtype:
+    with torch.enable_grad(), backbone_in(method, recipe.precision) as dtype:  # wherever it is called from
         loop = Loop(method, Feed(pictures, method.clip, recipe), recipe, dtype)
         if folder is not None and state == "resumable":
             _restore(loop, folder)
