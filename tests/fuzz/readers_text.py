@@ -68,10 +68,15 @@ def role_map(folder: Path) -> Target:
     small = RoleMap.uniform("mixed", (3, 4), 2)
     small.save(again)
     document = json.loads(again.read_text())
+    found = {"way": "clusters", "phrases": 2, "clusters": 1, "noise": 0.5, "agreement": {"purity": 0.5}}
     document["evidence"] = {
-        "concept_of": {"a red thing": "Color"}, "pictures": 5, "images": "x", "explained": {"3": [0.5, 0.5]},
-        "corpus": {"name": "general", "phrases": 3}, "concepts": [{"name": "Color", "size": 3}],
-    }  # fmt: skip
+        "concept_of": {"a red thing": "Color"},
+        "pictures": 5,
+        "images": "photos",
+        "explained": {"3": [0.5, 0.5]},
+        "corpus": {"name": "general", "phrases": 3},
+        "concepts": {**found, "concepts": {"Color": {"phrases": 2, "clusters": 1}}},
+    }
     document["roles"][0] |= {"phrases": ["a red thing", "<b>"], "shares": {"Color": 1.0}, "entropy": 0.0}
     seeds = [again.read_bytes(), json.dumps(document).encode(), path.read_bytes()]
     return Target("role-map", seeds[:2], read, mutate.json_text)

@@ -60,7 +60,11 @@ class OnnxModel:
             )
         except Exception as error:  # onnxruntime's errors share no public class
             raise DearError(f"{path}: is not a whole ONNX model ({_first_line(error)})") from None
-        self.metadata: dict[str, Any] = _parse(self._session.get_modelmeta().custom_metadata_map, self.path)
+        try:
+            raw = self._session.get_modelmeta().custom_metadata_map
+        except UnicodeDecodeError:
+            raise DearError(f"{path}: its description is damaged (it is not UTF-8)") from None
+        self.metadata: dict[str, Any] = _parse(raw, self.path)
         self.outputs: tuple[str, ...] = tuple(self.metadata["outputs"])
         self.classes: tuple[str, ...] = tuple(self.metadata.get("classes", ()))
         self.modes: tuple[str, ...] = tuple(self.metadata["modes"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dear.errors import RoleError
@@ -99,7 +99,12 @@ def parse(document: Any, source: str) -> dict[str, Any]:
     demand(_text(document["backbone"]), "'backbone' must be plain text")
     demand(_text(document["rule"]), "'rule' must be plain text")
     demand(isinstance(document["parameters"], dict), "'parameters' must be an object")
-    demand(isinstance(document["evidence"], dict), "'evidence' must be an object")
+    evidence = document["evidence"]
+    demand(isinstance(evidence, dict), "'evidence' must be an object")
+    for name, fits in _EVIDENCE.items():
+        demand(name not in evidence or fits(evidence[name]), f"'evidence': {name} is not as it should be")
+    explained = evidence.get("explained") or {}
+    demand(all(len(row) == heads for row in explained.values()), "'evidence': explained must name all heads")
     core = document["core"]
     demand(
         isinstance(core, list) and all(map(_word, core)) and len(set(core)) == len(core) and bool(core),
@@ -122,7 +127,7 @@ def parse(document: Any, source: str) -> dict[str, Any]:
         "rule": document["rule"],
         "parameters": document["parameters"],
         "core": tuple(core),
-        "evidence": document["evidence"],
+        "evidence": evidence,
     }
 
 
@@ -170,3 +175,42 @@ def _word(value: Any) -> bool:
 
 def _text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST and unprintable(value) is None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _object(value: Any, fits: Callable[[Any], bool]) -> bool:
+    """Whether a value is an object of plain keys and fitting values."""
+    return isinstance(value, dict) and all(_text(key) and fits(entry) for key, entry in value.items())
+
+
+def _concepts(value: Any) -> bool:
+    """Whether a value is the summary of the concepts that pages show."""
+    parts: dict[str, Callable[[Any], bool]] = {
+        "way": _text,
+        "phrases": _whole,
+        "clusters": _whole,
+        "noise": _number,
+        "agreement": lambda found: _object(found, _number),
+        "concepts": lambda found: _object(
+            found, lambda entry: _object(entry, _whole) and {"phrases", "clusters"} <= set(entry)
+        ),
+    }
+    return isinstance(value, dict) and all(
+        key not in value or fits(value[key]) for key, fits in parts.items()
+    )
+
+
+# What pages show of the evidence; anything else in it is passed over.
+_EVIDENCE: dict[str, Callable[[Any], bool]] = {
+    "pictures": _whole,
+    "images": _text,
+    "corpus": lambda value: (
+        isinstance(value, dict) and _text(value.get("name", "")) and _whole(value.get("phrases", 0))
+    ),
+    "concepts": _concepts,
+    "concept_of": lambda value: _object(value, _text),
+    "explained": lambda value: _object(value, lambda row: isinstance(row, list) and all(map(_number, row))),
+}

@@ -119,7 +119,7 @@ point at one to read it.</figcaption></figure>"""
     clustered = found.get("way", "clusters") == "clusters"
     columns = ("concept", "phrases", "clusters") if clustered else ("concept", "phrases")
     rows = [
-        (_swatch(colours.get(name, "#aaa")) + escape(name), *(str(entry[column]) for column in columns[1:]))
+        (_swatch(colours.get(name, "#aaa")) + escape(name), *(f"{entry[column]:d}" for column in columns[1:]))
         for name, entry in found.get("concepts", {}).items()
     ]
     agreement = [
