@@ -100,7 +100,8 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, epochs: int | N
     model = build_method("dear", clip, base, roles=roles, template=whole.template, seed=SEED)
     assert isinstance(model, DeAR)
     recipe = Recipe.of(model, seed=SEED, **({} if epochs is None else {"epochs": epochs}))
-    trained = train(model, few_shot(whole.select_classes(base), SHOTS, SEED), recipe, run)
+    shots = few_shot(whole.select_classes(base), SHOTS, SEED)
+    trained = train(model, shots, recipe, run, resume=True)  # a second demo goes on where the first was
     frozen = build_method("zeroshot", clip, base, template=whole.template)
     rows = []
     for method, title in ((frozen, "zero-shot"), (model, "DeAR")):

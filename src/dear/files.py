@@ -29,6 +29,7 @@ except ImportError:  # Windows: temporary files of killed processes stay there
     fcntl = None  # type: ignore[assignment]
 
 MAX_TEXT_BYTES = 256 * 1024 * 1024
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 # What weights are stored in; kinds beyond these are packed or scaled, and PyTorch cannot test them for NaN.
 _KINDS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -105,6 +106,20 @@ def _remove_abandoned(path: Path) -> None:
             name.unlink()
 
 
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Make a folder if it is missing and try to write there: before long work, not after it.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DiskError(f"{folder}: cannot be written to ({error.strerror or error})") from error
+
+
 def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = 1) -> None:
     """Write `value` as UTF-8 JSON with a final newline; NaN and infinity are refused."""
     write_atomic(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
@@ -133,8 +148,9 @@ def read_text(
         if path.exists() and not path.is_file():
             raise DearError(f"{path}: is not a file, so it cannot be read as a {what}")
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-        if len(data) > max_bytes:
+            large = os.fstat(file.fileno()).st_size > max_bytes
+            data = b"" if large else file.read(max_bytes + 1)
+        if large or len(data) > max_bytes:
             raise DearError(f"{path}: more than {max_bytes:,} bytes are too large for a {what}")
         return data.decode(encoding)
     except FileNotFoundError:
@@ -180,6 +196,7 @@ def read_safetensors(
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"{path}: no such {what}")
+    _check_header(path, what)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -192,6 +209,22 @@ def read_safetensors(
             kind = str(tensor.dtype).removeprefix("torch.")
             raise DearError(f"{path}: tensor {name[:80]!r} is {kind}, a kind of number that no {what} has")
     return tensors, dict(metadata)
+
+
+def _check_header(path: Path, what: str) -> None:
+    """Refuse a header in which a tensor stands twice: safetensors would take one of the two in silence.
+
+    Everything else about the header is checked by safetensors itself.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    except OSError as error:
+        raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
+    if len(header) != length or not header.startswith(b"{"):
+        raise DearError(f"{path}: is not a whole {what} (its header is cut, or longer than any)")
+    parse_json(header.decode("utf-8", "replace"), f"{path}: its header", what)
 
 
 def require_finite(tensors: Mapping[str, Tensor], source: str) -> None:

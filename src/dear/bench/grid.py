@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from dear.bench.cellfile import checked
 from dear.bench.cells import SCHEMA, Cell, Outcome, Place, digest
 from dear.errors import DearError, RunError
-from dear.files import read_json, write_atomic, write_json
+from dear.files import read_json, require_writable, write_atomic, write_json
 
 Report = Callable[[Outcome], None]  #: called when a cell is done or has failed
 
@@ -152,6 +152,7 @@ class Grid:
             watch(outcome, done, len(wanted))
 
         if missing:
+            require_writable(self.folder / "cells")
             engine.run(missing, place, report)
         return summary
 

@@ -43,8 +43,10 @@ def studio(
         if (error.name or "").partition(".")[0] not in ("gradio", "fastapi"):
             raise
         raise UsageError("the studio needs gradio: install it with pip install 'dear-vlm[studio]'") from None
+    import signal
     import time
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end: closes as after Ctrl-C
     screen = console()
     with serving(run, backbone, data, host, port, max_upload_mb, device_named(device)) as url:
         screen.print(
