@@ -24,7 +24,7 @@ PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] 
         {"context": 4, "tokens": 4, "text_weight": 25.0, "image_weight": 10.0, "logits_weight": 1.0},
     ),
     "prograd": ((SGD, 2e-3, 32, 100, 5e-4), {"context": 16, "strength": 1.0, "temperature": 1.0}),
-    "kgcoop": ((SGD, 2e-3, 32, 100, 5e-4), {"context": 4, "words": "a photo of a", "weight": 8.0}),
+    "kgcoop": ((SGD, 2e-3, 128, 100, 5e-4), {"context": 4, "words": "a photo of a", "weight": 8.0}),
     "tcp": ((ADAMW, 2e-3, 32, 50, 5e-4), {"context": 4, "narrowing": 4, "weight": 8.0}),
     "clip-adapter": ((ADAMW, 1e-3, 16, 10, 5e-4), {"ratio": 0.2, "narrowing": 4}),
     "tip-adapter-f": ((ADAMW, 1e-3, 256, 20, 1e-2), {"alpha": 1.0, "beta": 5.5, "views": 10}),
@@ -33,9 +33,9 @@ PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] 
         {"rank": 2, "scale": 1.0, "dropout": 0.25, "on": ("q", "k", "v"), "towers": "both"},
     ),
     "rpo": ((SGD, 1e-2, 4, 15, 5e-4), {"prompts": 24, "noise": 0.1}),
-    "mmrl": ((ADAMW, 1e-3, 16, 10, 5e-4), {"tokens": 5, "width": 512, "alpha": 0.7, "weight": 1.0}),
+    "mmrl": ((ADAMW, 1e-3, 4, 10, 5e-4), {"tokens": 5, "width": 512, "alpha": 0.7, "weight": 1.0}),
     "mmrlpp": (
-        (ADAMW, 1e-3, 16, 10, 5e-4),
+        (ADAMW, 1e-3, 4, 10, 5e-4),
         {"tokens": 5, "width": 512, "alpha": 0.7, "beta": 0.9, "weight": 1.0, "rank": 4},
     ),
     "dear": (

@@ -6,14 +6,15 @@ is `P_v + A B` (rank 64). Progressive representation composition: from the secon
 `beta R_i + (1 - beta) (what the layer before made of it)`. Loss and inference are MMRL's.
 
 Departures: beta = 0.9 and lambda = 1 for every data set (the authors set beta from 0.1 to 0.9 and lambda from
-0.01 to 7 a data set, and beta again for each target of the cross-dataset test); batch 16, where they take 4
-and on ImageNet 32; last epoch kept.
+0.01 to 7 a data set, and beta again for each target of the cross-dataset test); batch 4 everywhere (they take
+32 on ImageNet); last epoch kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class MMRLpp(Method):
     title: ClassVar[str] = "MMRL++"
     steady: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = MODES
+    recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     Config: ClassVar[type] = MMRLppConfig
     config: MMRLppConfig
 
