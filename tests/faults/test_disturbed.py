@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import multiprocessing
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from PIL import Image
 from tiny import mixed_roles, tiny_clip, token_ids
 
 from dear.adapt import probabilities
+from dear.bench.engines import leave_with_parent
 from dear.data import open_data
 from dear.errors import DearError, InputError, OutOfMemory
 from dear.files import write_atomic
@@ -244,3 +249,29 @@ def test_training_learns_though_its_caller_only_wants_answers(photos, tmp_path):
         inside = train(method(), photos, RECIPE, tmp_path / "inside")
     outside = train(method(), photos, RECIPE, tmp_path / "outside")
     assert torch.equal(inside.method.tokens, outside.method.tokens)
+
+
+def _worker(path: Path) -> None:
+    leave_with_parent()
+    path.write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def _parent(path: Path) -> None:
+    multiprocessing.get_context("fork").Process(target=_worker, args=(path,)).start()
+    time.sleep(60)
+
+
+def test_workers_of_a_killed_grid_do_not_go_on_alone(tmp_path):
+    parent = multiprocessing.get_context("fork").Process(target=_parent, args=(tmp_path / "pid",))
+    parent.start()
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    worker = int((tmp_path / "pid").read_text())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.join()
+    while Path(f"/proc/{worker}").exists() and " Z " not in Path(f"/proc/{worker}/stat").read_text():
+        assert time.monotonic() < deadline, "the worker is still there"
+        time.sleep(0.01)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import multiprocessing as mp
+import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -119,12 +121,26 @@ class _Worker:
 def _serve(pipe: Connection, work: Work) -> None:
     """Answer cells until the other side hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    leave_with_parent()
     while True:
         try:
             cell, place = pipe.recv()
             pipe.send(attempt(work, cell, place))
         except (EOFError, OSError):
             return
+
+
+def leave_with_parent() -> None:
+    """End this process when the one that started it is gone, killed say, rather than compute for nobody."""
+    parent = mp.parent_process()
+
+    def watch() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(1)  # at once; files are written whole or not at all
+
+    if parent is not None:
+        threading.Thread(target=watch, name="dear-parent", daemon=True).start()
 
 
 class OnRay:
