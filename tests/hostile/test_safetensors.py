@@ -75,3 +75,50 @@ def test_any_damage_to_a_file_is_read_or_refused(model, folder, place, byte):
         read_checkpoint(damaged)
     except CheckpointError as error:
         assert "damaged.safetensors" in str(error)  # noqa: PT017
+
+
+def lying(folder, header: dict, body: bytes = b"\0" * 64) -> None:
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+        | {"b": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}},  # overlapping
+        {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+        | {"b": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}},  # the same bytes twice
+        {"a": {"dtype": "F32", "shape": [8], "data_offsets": [32, 64]}},  # a hole before it
+        {"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}},  # bytes that nobody owns
+        {"a": {"dtype": "F32", "shape": [16], "data_offsets": [64, 0]}},  # backwards
+        {"a": {"dtype": "F32", "shape": [15], "data_offsets": [0, 64]}},  # shape and bytes differ
+        {"a": {"dtype": "F32", "shape": [2**32, 2**32], "data_offsets": [0, 64]}},  # 2^64 numbers
+        {"a": {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]}},
+        {"a": {"dtype": "F32", "shape": [-16], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "F33", "shape": [16], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "F8_E4M3", "shape": [64], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "F4", "shape": [128], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "C64", "shape": [8], "data_offsets": [0, 64]}},
+        {"a": {"dtype": "F32", "shape": [1] * 1000, "data_offsets": [0, 4]}},
+        {"__metadata__": {"a": 1}},
+        {"__metadata__": []},
+        {"a": []},
+        [],
+    ],
+)
+def test_headers_that_lie_about_places_shapes_and_kinds(folder, header):
+    lying(folder, header)
+    refused(folder, "model.safetensors")
+
+
+def test_a_header_of_a_hundred_megabytes_is_not_read(folder):
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 200_000_000) + b"{" + b" " * 1000)
+    refused(folder, "model.safetensors")
+
+
+def test_names_that_stand_twice(folder):
+    entry = '"logit_scale": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}'
+    text = ("{" + entry + ", " + entry + "}").encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 64)
+    refused(folder, "model.safetensors", "the key 'logit_scale' stands twice")

@@ -46,7 +46,7 @@ summary:focus-visible, a:focus-visible { outline: 3px solid #56b4e9; outline-off
   break-inside: avoid; } }
 """
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
@@ -57,7 +57,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
     """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
         f"<body><main>{''.join(parts)}</main></body></html>\n"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from dear.report.page import POLICY
+
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
@@ -69,6 +71,7 @@ def results_page(
     parts.append("</dl>")
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,22 +26,22 @@ INK, FAINT = "#1f2933", "#d9dee4"
 
 
 def series_name(line: Line) -> str:
-    """Name of a series: the method, and its mode where it has several.
+    """Name of a series: the method, and its mode where it has several; nothing that plotly takes for HTML.
 
     >>> from dear.bench.records import Line
     >>> series_name(Line("dear", "fused", "x", 16, {})), series_name(Line("coop", "default", "x", 16, {}))
     ('dear, fused', 'coop')
     """
-    return line.method if line.mode == "default" else f"{line.method}, {line.mode}"
+    return escape(line.method if line.mode == "default" else f"{line.method}, {line.mode}")
 
 
 def short_name(dataset: str) -> str:
-    """A data set's name for an axis: without `world:`.
+    """A data set's name for an axis: without `world:`, and nothing that plotly takes for HTML.
 
-    >>> short_name("world:textures"), short_name("EuroSAT")
-    ('textures', 'EuroSAT')
+    >>> short_name("world:textures"), short_name("EuroSAT"), short_name("<b>")
+    ('textures', 'EuroSAT', '&lt;b&gt;')
     """
-    return dataset.removeprefix("world:")
+    return escape(dataset.removeprefix("world:"))
 
 
 def bars(lines: Sequence[Line], column: str) -> go.Figure:
@@ -167,7 +168,7 @@ def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
     values = [[row.get(token) for token in tokens] for row in weights.values()]
     figure = go.Figure(
         go.Heatmap(
-            x=tokens,
+            x=[escape(token) for token in tokens],
             y=names,
             z=values,
             text=[["" if v is None else f"{v:.3f}" for v in row] for row in values],

@@ -18,6 +18,7 @@ from dear.files import write_atomic
 from dear.heads.batches import Images
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
+from dear.report.page import POLICY
 from dear.report.roles_data import Evidence, Key, Progress, gather
 from dear.report.roles_sections import all_heads, colours_of, concepts, effects, role_title, the_map
 
@@ -70,7 +71,8 @@ def render(roles: RoleMap, evidence: Evidence | None = None) -> str:
     )
     return f"""<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{_asset("roles_page.css")}</style></head>
 <body>
 <header><h1>{title}</h1>{_facts(roles)}</header>
