@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -35,6 +36,8 @@ def _spoken() -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted("stopped by you") from None
     except (RuntimeError, MemoryError) as error:
+        if "torch" not in sys.modules:  # nothing was computed; typer leaves by a RuntimeError, too
+            raise
         from dear.memory import ran_out
 
         if not ran_out(error):
