@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -275,3 +277,14 @@ def test_workers_of_a_killed_grid_do_not_go_on_alone(tmp_path):
     while Path(f"/proc/{worker}").exists() and " Z " not in Path(f"/proc/{worker}/stat").read_text():
         assert time.monotonic() < deadline, "the worker is still there"
         time.sleep(0.01)
+
+
+def test_leaving_early_does_not_read_pytorch():
+    code = (
+        "import sys; from dear.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    for option in ("--version", "--help"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, option], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "False"
