@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup locked demo test lint faults package clean
+.PHONY: setup locked demo test lint fuzz faults package clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -29,6 +29,10 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Every reader of files, changed inputs: an answer or a sentence. About a quarter of an hour on two cores.
+fuzz: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_fuzz.py --cases 100000 --seed 1
 
 # SIGKILL and Ctrl-C at random moments of adapt, discover and bench; about an hour on one core.
 faults: setup

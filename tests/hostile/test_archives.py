@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import struct
+import tarfile
 import zipfile
 
 import published
@@ -124,3 +126,79 @@ def test_any_damage_to_an_archives_tree_is_read_or_refused(archive, tmp_path, pl
         read_checkpoint(repack(archive, tmp_path / "b.pt", {"/data.pkl": bytes(tree)}))
     except CheckpointError as error:
         assert "b.pt" in str(error)  # noqa: PT017
+
+
+# --- what archives are known for elsewhere -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped", "a/../../escaped", "a\\..\\escaped"])
+def test_members_that_would_leave_the_folder_go_nowhere(archive, tmp_path, name):
+    """Nothing is ever unpacked to disk: a member's name can only be looked up, never written."""
+    home = tmp_path / "a" / "b"
+    home.mkdir(parents=True)
+    target = home / "x.pt"
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(target, "w") as new:
+        for member in old.namelist():
+            new.writestr(member, old.read(member))
+        new.writestr(name, b"out")
+    before = set(tmp_path.rglob("*"))
+    read_checkpoint(target)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_members_that_are_links_are_only_bytes(archive, tmp_path):
+    target = tmp_path / "x.pt"
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(target, "w") as new:
+        for member in old.namelist():
+            data = old.read(member)
+            link = zipfile.ZipInfo(member)
+            if member.endswith("/data/0"):
+                link.external_attr = 0o120777 << 16  # a symbolic link
+                data = b"/etc/passwd"
+            new.writestr(link, data)
+    refused(target, "x.pt", "is not a whole TorchScript archive")
+
+
+def test_a_tar_is_not_unpacked(tmp_path):
+    """PyTorch's oldest format was a tar; links and `..` in one must not reach the disk."""
+    target = tmp_path / "in" / "old.pt"
+    target.parent.mkdir()
+    with tarfile.open(target, "w") as tar:
+        for name, kind in (
+            ("../escaped", tarfile.REGTYPE),
+            ("storages", tarfile.SYMTYPE),
+            ("pickle", tarfile.REGTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc"
+            tar.addfile(member, io.BytesIO(b""))
+    refused(target, "old.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_records_that_share_their_bytes_are_a_bomb(archive, tmp_path):
+    """Many entries of the zip's directory on one record: each is stored, together they are far more."""
+    with zipfile.ZipFile(archive) as old:
+        described = old.read("a/data.pkl")
+    target = tmp_path / "x.pt"
+    with zipfile.ZipFile(target, "w") as new:
+        new.writestr("a/data.pkl", described)
+        new.writestr("a/code/x.py", b"")
+        new.writestr("a/data/0", b"\0" * 1_000_000)
+        first = new.infolist()[-1]
+        for number in range(1, 200):
+            again = copy.copy(first)
+            again.filename = again.orig_filename = f"a/data/{number}"
+            new.filelist.append(again)
+    refused(target, "claims more bytes than the file has")
+
+
+def test_a_program_that_would_unpack_to_gigabytes_is_not_read(archive, tmp_path):
+    target = tmp_path / "x.pt"
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(target, "w") as new:
+        for member in old.namelist():
+            if member.endswith(".py"):
+                new.writestr(member, b" " * 70_000_000, zipfile.ZIP_DEFLATED)
+            else:
+                new.writestr(member, old.read(member))
+    refused(target, "its program is larger than any CLIP's")

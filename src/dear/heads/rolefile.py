@@ -77,7 +77,7 @@ def parse(document: Any, source: str) -> dict[str, Any]:
     demand(isinstance(document, dict) and document.get("format") == FORMAT, "is not a role map (no 'format')")
     schema = document.get("schema")
     demand(
-        schema == SCHEMA,
+        type(schema) is int and schema == SCHEMA,
         f"has schema {schema!r}, this dear reads {SCHEMA}; upgrade dear or run `dear roles discover` again",
     )
     demand(set(document) == _KEYS, f"keys missing or unknown: {', '.join(sorted(set(document) ^ _KEYS))}")

@@ -245,6 +245,11 @@ class Method(nn.Module):
             for name in own
             if name in state and state[name].shape != own[name].shape
         ]
+        complaints += [
+            f"{name} is {str(state[name].dtype).removeprefix('torch.')}, another kind of number than expected"
+            for name in own
+            if name in state and state[name].is_floating_point() != own[name].is_floating_point()
+        ]
         if complaints:
             raise RunError(f"{source} does not fit: {'; '.join(complaints)}")
         self.load_state_dict(dict(state))

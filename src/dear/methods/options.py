@@ -11,6 +11,7 @@ from typing import Any
 from dear.errors import UsageError
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_LARGEST = 100_000  # tokens, ranks and layers of any method; a larger number would only fill memory
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -61,12 +62,14 @@ def _plain(name: str, value: Any, kind: type) -> Any:
     if kind is float and (number or isinstance(value, str)):
         try:
             read = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             read = math.nan
         if math.isfinite(read):
             return value if number else read  # 2 stays 2: files and hashes of options keep what was written
-    if kind is int and isinstance(value, str) and value.removeprefix("-").isdecimal():
-        return int(value)
+    if kind is int and isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20:
+        value, number = int(value), True
+    if kind is int and number and abs(value) > _LARGEST:
+        raise UsageError(f"{name} = {str(value)[:40]} is not possible: no option is larger than {_LARGEST:,}")
     if isinstance(value, kind) and (kind is str or kind is bool or (kind is int and number)):
         return value
     raise UsageError(f"{name} = {value!r} is not possible: {_KINDS[kind]} is expected")

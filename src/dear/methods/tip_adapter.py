@@ -62,8 +62,9 @@ def vote(method: TipAdapter | TipAdapterF, pixels: Tensor) -> dict[str, Tensor]:
 def make_room(method: TipAdapter | TipAdapterF, state: Mapping[str, Tensor]) -> None:
     """As many keys as there were training pictures; tensors stay the same objects."""
     if {"keys", "labels"} <= set(state):  # else loading says what is missing
-        for name, held in (("keys", method.keys), ("labels", method.labels)):
-            held.data = held.data.new_zeros(state[name].shape)
+        pictures = state["labels"].numel()
+        method.keys.data = method.keys.data.new_zeros(pictures, method.keys.shape[1])
+        method.labels.data = method.labels.data.new_zeros(pictures)
 
 
 class TipAdapter(Method):
