@@ -279,12 +279,17 @@ def test_workers_of_a_killed_grid_do_not_go_on_alone(tmp_path):
         time.sleep(0.01)
 
 
-def test_leaving_early_does_not_read_pytorch():
-    code = (
-        "import sys; from dear.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
-    )
-    for option in ("--version", "--help"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, option], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.splitlines()[-1] == "False"
+LEAVE = """
+import sys
+from dear.cli import main
+try:
+    main()
+except SystemExit:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_leaving_early_does_not_read_pytorch(option):
+    said = subprocess.run([sys.executable, "-c", LEAVE, option], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "False"
