@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup locked demo test lint fuzz faults package clean
+.PHONY: setup locked demo test lint fuzz faults load package clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -37,6 +37,12 @@ fuzz: setup
 # SIGKILL and Ctrl-C at random moments of adapt, discover and bench; about an hour on one core.
 faults: setup
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/killing.py --kills 50
+
+# Many pictures and classes, a day's work in one process, twenty people in the studio; about twenty minutes.
+load: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/load_data.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/load_loop.py --days 1
+	$(BIN)/python benchmarks/load_studio.py --users 20 --minutes 5
 
 # Build, install into an empty environment, run the quick demo there.
 package: setup
