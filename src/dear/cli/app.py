@@ -21,6 +21,7 @@ from dear.cli import (
     report,
     retrieve,
     roles,
+    speed,
     studio,
     zeroshot,
 )
@@ -101,5 +102,6 @@ for group in (
     pretrain,
     backbones,
     data,
+    speed,
 ):
     group.add_to(app)

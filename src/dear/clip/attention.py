@@ -67,10 +67,22 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.causal = causal
         self.q, self.k, self.v, self.o = (Linear(config.width, config.width) for _ in range(4))
+        self._packed: tuple[Tensor, Tensor, tuple[int, ...]] | None = None
 
     def split(self, x: Tensor) -> Tensor:
         """[B, N, D] -> [B, H, N, d]."""
         return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """Weight [3D, D] and bias [3D] of q, k and v as one product; the three become views of them."""
+        parts = (self.q, self.k, self.v)
+        if self._packed is None or self._packed[2] != _places(parts):  # loaded, moved or cast since
+            weight = torch.cat([part.weight.detach() for part in parts])
+            bias = torch.cat([part.bias.detach() for part in parts])
+            for part, w, b in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
+                part.weight.data, part.bias.data = w, b
+            self._packed = (weight, bias, _places(parts))
+        return self._packed[:2]
 
     def _project(self, linear: Linear, x: Tensor, delta: LowRank | None) -> Tensor:
         heads = self.split(linear(x))
@@ -154,6 +166,11 @@ class Attention(nn.Module):
         """Output projection of the heads' outputs: [B, H, R, d] -> [B, R, D]."""
         merged: Tensor = self.o(z.transpose(1, 2).flatten(2))
         return merged
+
+
+def _places(parts: tuple[Linear, ...]) -> tuple[int, ...]:
+    """Where the numbers of some matrices and biases lie in memory."""
+    return tuple(p.data_ptr() for part in parts for p in (part.weight, part.bias))
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -133,7 +133,8 @@ def augment_batch(
     if sizes is None:
         sizes = torch.tensor([[height, width]]).expand(len(pixels), 2)
     boxes, flips = sample_boxes(sizes, generator, scale, ratio, flip)
-    boxes, flips = boxes.to(pixels.device), flips.to(pixels.device)
+    device = pixels.device
+    boxes, flips = boxes.to(device, non_blocking=True), flips.to(device, non_blocking=True)
     return crop_batch(pixels, boxes, flips, size)
 
 

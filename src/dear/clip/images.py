@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -62,9 +63,16 @@ def normalise(pixels: Tensor, mean: Sequence[float] = CLIP_MEAN, std: Sequence[f
         float [..., 3, h, w] on the same device.
     """
     values = pixels if pixels.is_floating_point() else pixels.float() / 255
-    centre = torch.tensor(mean, dtype=values.dtype, device=values.device).view(3, 1, 1)
-    spread = torch.tensor(std, dtype=values.dtype, device=values.device).view(3, 1, 1)
+    centre = _colours(tuple(mean), values.dtype, values.device)
+    spread = _colours(tuple(std), values.dtype, values.device)
     return (values - centre) / spread
+
+
+@lru_cache(maxsize=32)
+def _colours(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number a colour as [3, 1, 1]; kept, for bringing it to a GPU makes the host wait."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).view(3, 1, 1)
 
 
 def preprocess(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.clip import fast
 from dear.clip.attention import Attention, Linear, take_rows
 from dear.clip.config import TowerConfig
 from dear.clip.edit import Edit, LayerEdit
@@ -122,6 +123,13 @@ class Tower(nn.Module):
         self.blocks = nn.ModuleList(Block(config, causal) for _ in range(config.layers))
         self.fused = True
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the matrices."""
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        return block.mlp.up.weight.dtype
+
     def run(
         self,
         x: Tensor,
@@ -156,12 +164,14 @@ class Tower(nn.Module):
             raise UsageError(f"layers {first} to {last} do not exist in a tower of {self.config.layers}")
         if edit is not None and max(edit.layers, default=0) > self.config.layers:
             raise UsageError(f"the edit names layer {max(edit.layers)}; the tower has {self.config.layers}")
+        if record is None and first <= last and fast.usable(self, x, edit):
+            return fast.run(self, x, first, last, edit, read)
         for layer in range(first, last + 1):
             change = None if edit is None else edit.layers.get(layer)
             extra = 0
             if edit is not None and edit.first is not None and layer >= edit.first:
                 extra = edit.count
-                x = _bring_in(x, edit, layer)
+                x = bring_in(x, edit, layer)
             rows = read if layer == last else None
             x = self.blocks[layer - 1](x, change, rows, extra, self.fused, record, layer)
         if last < first and read is not None:
@@ -169,7 +179,7 @@ class Tower(nn.Module):
         return x
 
 
-def _bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
+def bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
     """Put the extra tokens' input of this layer into the sequence (eq. 5 and 6)."""
     change = edit.layers.get(layer)
     if change is None or change.tokens is None:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
+from dear.clip.streams import Aside
 from dear.errors import RoleError, UsageError
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
@@ -226,17 +227,28 @@ class DeAR(Method):
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16)."""
-        config = self.config
+        return self.loss_from(self.ahead(pixels), labels)
+
+    def ahead(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """What the loss needs of the frozen tower: input of layer J [B, N, D] and unit features [B, E]."""
         prefix = self._prefix(pixels)
-        f_cls, f_attr = (unit(f) for f in self._adapted(prefix))
-        texts = self._texts()
+        return (prefix, unit(self._frozen(prefix))) if self.config.lambda_reg > 0 else (prefix,)
+
+    def loss_from(self, ahead: tuple[Tensor, ...], labels: Tensor) -> Loss:
+        """The loss from what `ahead` gave, which no learned tensor enters."""
+        config = self.config
+        side = Aside(self.clip.device)
+        with side.work():
+            texts = self._texts()
+        f_cls, f_attr = (unit(f) for f in self._adapted(ahead[0]))
+        texts = side.join(texts)
         ce = F.cross_entropy(self._logits(f_cls, f_attr, texts)["fused"], labels)
         log_alpha = self.v.log_softmax(dim=0)[0]
         fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()
         parts = {"ce": ce, "fusion": fusion}
         total = ce + config.lambda_fusion * fusion
         if config.lambda_reg > 0:
-            parts["reg_image"] = (1 - (f_cls * unit(self._frozen(prefix))).sum(-1)).mean()
+            parts["reg_image"] = (1 - (f_cls * ahead[1]).sum(-1)).mean()
             parts["reg_text"] = (1 - (texts * self.prompts.frozen).sum(-1)).mean()
             total = total + config.lambda_reg * (parts["reg_image"] + parts["reg_text"])
         return Loss(total, {name: part.detach() for name, part in parts.items()})

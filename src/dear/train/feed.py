@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dear.clip.augment import augment_batch
+from dear.clip.augment import augment_batch, crop_batch, sample_boxes
 from dear.clip.images import normalise
 from dear.clip.model import Clip
 from dear.data.pictures import PictureSet
@@ -61,7 +61,11 @@ class Feed:
             raw, sizes = self.decoded.batch(indices)
             scale, flip = self.recipe.scale, self.recipe.flip
             views = augment_batch(raw, self.size, generator, scale=scale, flip=flip, sizes=sizes)
-        rows = torch.tensor(list(indices), device=self.device)
+        return self._labelled(views, indices)
+
+    def _labelled(self, views: Tensor, indices: Sequence[int]) -> Batch:
+        # Copied from the host without waiting for the device: nothing in a step may.
+        rows = torch.tensor(list(indices)).to(self.device, non_blocking=True)
         domains = None if self.domains is None else self.domains[rows]
         return Batch(normalise(views, self.mean, self.std), self.labels[rows], domains)
 
@@ -74,10 +78,28 @@ class Feed:
 
     def at(self, step: int) -> Batch:
         """The batch of a training step (from 0)."""
+        return self.batch(self.indices(step), stream(self.recipe.seed, "views", step))
+
+    def indices(self, step: int) -> list[int]:
+        """The pictures of a training step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         start = place * self.recipe.batch
-        indices = self.order(epoch)[start : start + self.recipe.batch]
-        return self.batch(indices, stream(self.recipe.seed, "views", step))
+        return self.order(epoch)[start : start + self.recipe.batch]
+
+    def span(self, first: int, last: int) -> tuple[Batch, list[int]]:
+        """The batches of steps `first` to `last` - 1 as one, and the pictures of each; the views of `at`."""
+        steps = [self.indices(step) for step in range(first, last)]
+        counts, wanted = [len(indices) for indices in steps], [i for indices in steps for i in indices]
+        raw, sizes = self.decoded.batch(wanted)
+        scale, flip = self.recipe.scale, self.recipe.flip
+        draws = [
+            sample_boxes(part, stream(self.recipe.seed, "views", step), scale, flip=flip)
+            for step, part in enumerate(sizes.split(counts), first)
+        ]
+        boxes, flips = (
+            torch.cat(part).to(self.device, non_blocking=True) for part in zip(*draws, strict=True)
+        )
+        return self._labelled(crop_batch(raw, boxes, flips, self.size), wanted), counts
 
     def walk(self, augment: bool = False) -> Iterator[Batch]:
         """Walk the set once in its own order: what `Method.prepare` is given. Every walk has new views."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from dear.errors import TrainingError
-from dear.methods.base import Batch, Loss, Method
+from dear.methods.base import Loss, Method
+from dear.train.ahead import Foresees, Lookahead
 from dear.train.feed import Feed, stream
 from dear.train.recipe import Recipe
-from dear.train.replay import Replay
+from dear.train.replay import Inputs, Replay, recordable
 
 _WORTH_RECORDING = 50  # steps
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
@@ -46,12 +47,13 @@ class Loop:
         self.learned = [p for p in method.parameters() if p.requires_grad]
         if not self.learned:
             self.steps = 0
-        self.optimiser = _optimiser(self.learned, recipe)
+        self.optimiser = optimiser_of(self.learned, recipe)
         self.scaler = torch.amp.GradScaler(feed.device.type, enabled=dtype == torch.float16)
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
         self._names: tuple[str, ...] = ()
         self._replay: Replay | None = None
+        self._lookahead: Lookahead | None = None
 
     def run(
         self,
@@ -103,23 +105,47 @@ class Loop:
         torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
         rate = self.recipe.rate(self.step, self.feed.steps_per_epoch)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        loss = self._gradients(self.feed.at(self.step))
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a recorded update reads it there
+            else:
+                group["lr"] = rate
+        loss = self._update()
         self._names = ("loss", *loss.parts)
         self._window.append(torch.stack([loss.total.detach(), *loss.parts.values()]))
         self.step += 1
 
-    def _gradients(self, batch: Batch) -> Loss:
-        """The loss of a batch, with gradients left on the learned tensors; replayed where that pays."""
-        whole = len(batch.labels) == self.recipe.batch
+    def _update(self) -> Loss:
+        """Gradients of a batch and the update they make; replayed where that pays."""
+        inputs: Inputs
+        if self._lookahead is None and isinstance(self.method, Foresees) and self._recordable():
+            self._lookahead = Lookahead(self.method, self.feed, self.steps)
+        if self._lookahead is not None:
+            given = self._lookahead.at(self.step)
+            inputs, count = (*given.ahead, given.labels), len(given.labels)
+        else:
+            batch = self.feed.at(self.step)
+            inputs, count = batch, len(batch.labels)
+        whole = count == self.recipe.batch
+        inside = recordable(self.optimiser)
         if self._replay is None and whole and self._recordable():
-            self._replay = Replay(self.method, batch, self.scaler.scale)
+            self._replay = Replay(self._gradients, inputs, self.learned, self.optimiser if inside else None)
         if self._replay is not None and whole:
-            return self._replay(batch)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss = self.method.loss(*batch)
+            loss = self._replay(inputs)
+        else:
+            self.optimiser.zero_grad(set_to_none=True)
+            loss, inside = self._gradients(inputs), False
+        if not inside:
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
+        return loss
+
+    def _gradients(self, inputs: Inputs) -> Loss:
+        """The loss of a step's inputs, with gradients left on the learned tensors."""
+        if self._lookahead is not None:
+            *ahead, labels = inputs
+            loss = self._lookahead.method.loss_from(tuple(ahead), labels)  # type: ignore[arg-type]
+        else:
+            loss = self.method.loss(*inputs)  # type: ignore[arg-type]
         self.method.backward(loss, self.scaler.scale)
         return loss
 
@@ -201,11 +227,16 @@ class Loop:
             self.scaler.load_state_dict(state)
 
 
-def _optimiser(learned: list[torch.nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+def optimiser_of(learned: list[torch.nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
     """The optimiser of the recipe over the learned tensors."""
     parameters = learned or [torch.nn.Parameter(torch.zeros(0))]  # zero-shot has none; optimisers want one
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(
             parameters, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+    if parameters[0].is_cuda:  # one kernel for all tensors, which a recorded step can hold
+        rate = torch.tensor(recipe.lr, device=parameters[0].device)
+        return torch.optim.AdamW(
+            parameters, rate, weight_decay=recipe.weight_decay, fused=True, capturable=True
         )
     return torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)

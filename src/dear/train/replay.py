@@ -2,52 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from dear.methods.base import Batch, Loss, Method
+from dear.methods.base import Loss
 
 _WARM_UP = 3  # steps before recording, so that libraries have chosen their kernels and taken their memory
 
+Inputs = Sequence[Tensor | None]
+
 
 class Replay:
-    """Loss and gradients of a method on batches of one shape, as a CUDA graph.
+    """Loss, gradients and update of a method on inputs of one shape, as a CUDA graph.
 
-    The recorded step reads its batch from fixed places and leaves the gradients in fixed places; learned
-    tensors and buffers are read where they are, so an optimiser that works in place goes on as usual.
+    The recorded step reads its inputs from fixed places and leaves the gradients in fixed places; learned
+    tensors, buffers, the optimiser's state and its learning rate are read and written where they are.
+
+    Args:
+        step: from inputs to the loss, with gradients put on the learned tensors.
+        inputs: those of one step.
+        learned: the learned tensors.
+        optimiser: updates them within the recording, if it can work there; else the caller updates.
     """
 
-    def __init__(self, method: Method, batch: Batch, scale: Callable[[Tensor], Tensor]) -> None:
-        domains = None if batch.domains is None else batch.domains.clone()
-        self.batch = Batch(batch.pixels.clone(), batch.labels.clone(), domains)
-        learned = [p for p in method.parameters() if p.requires_grad]
+    def __init__(
+        self,
+        step: Callable[[Inputs], Loss],
+        inputs: Inputs,
+        learned: Sequence[Tensor],
+        optimiser: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.held = (step, learned, optimiser)  # the recording writes to their memory: it must stay theirs
+        self.places = [None if part is None else part.clone() for part in inputs]
 
-        def step() -> Loss:
+        def gradients() -> Loss:
             for p in learned:
                 p.grad = None
-            loss = method.loss(*self.batch)
-            method.backward(loss, scale)
+            loss = step(self.places)
             return Loss(loss.total.detach(), loss.parts)  # nothing of the autograd graph is kept
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
-                step()
+                gradients()
+            if optimiser is not None:
+                _make_state(optimiser, learned)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.loss = step()
-        self.grads = [(p, p.grad) for p in learned]
+            self.loss = gradients()
+            self.grads = [(p, p.grad) for p in learned]
+            if optimiser is not None:
+                optimiser.step()
 
-    def __call__(self, batch: Batch) -> Loss:
-        """The step on another batch of the same shape."""
-        for place, part in zip(self.batch, batch, strict=True):
+    def __call__(self, inputs: Inputs) -> Loss:
+        """The step on other inputs of the same shapes."""
+        for place, part in zip(self.places, inputs, strict=True):
             if place is not None and part is not None:
                 place.copy_(part)
         for p, grad in self.grads:
             p.grad = grad
         self.graph.replay()
         return self.loss
+
+
+def recordable(optimiser: torch.optim.Optimizer) -> bool:
+    """Whether an optimiser's update can be part of a recording."""
+    return all(group.get("capturable", False) for group in optimiser.param_groups)
+
+
+def _make_state(optimiser: torch.optim.Optimizer, learned: Sequence[Tensor]) -> None:
+    """Have the optimiser make its state now: what it makes within a recording is made in every replay."""
+    missing = [p for p in learned if not optimiser.state[p]]
+    if not missing:
+        return
+    rates = [group["lr"].clone() for group in optimiser.param_groups]
+    for group in optimiser.param_groups:
+        group["lr"].zero_()
+    kept = [p.grad for p in learned]
+    for p in learned:  # only those without state take part, with a gradient that moves nothing
+        p.grad = torch.zeros_like(p) if any(p is other for other in missing) else None
+    optimiser.step()
+    for p in missing:
+        optimiser.state[p]["step"].zero_()
+    for p, grad in zip(learned, kept, strict=True):
+        p.grad = grad
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"].copy_(rate)

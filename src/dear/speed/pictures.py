@@ -1,0 +1,103 @@
+"""Pictures a second from files to training views on the device: our feed and a PyTorch DataLoader."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.clip.augment import augment_picture
+from dear.clip.images import normalise
+from dear.clip.model import Clip
+from dear.data import open_data
+from dear.speed.clock import wait
+from dear.train.ahead import AT_ONCE
+from dear.train.feed import Feed
+from dear.train.recipe import Recipe
+
+
+@contextmanager
+def photo_folder(count: int, size: tuple[int, int] = (500, 375), classes: int = 4) -> Iterator[Path]:
+    """A folder of JPEG files that compress like photographs: smooth colours with some noise."""
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(count):
+            coarse = generator.integers(0, 256, (8, 10, 3), dtype=np.uint8)
+            smooth = np.asarray(
+                Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.int16
+            )
+            noisy = smooth + generator.integers(-12, 13, smooth.shape, dtype=np.int16)
+            folder = Path(name) / f"class {number % classes}"
+            folder.mkdir(exist_ok=True)
+            picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+            picture.save(folder / f"{number}.jpg", quality=90)
+        yield Path(name)
+
+
+def picture_rates(
+    clip: Clip, count: int, batch: int = 32, epochs: int = 3, workers: tuple[int, ...] = (8,)
+) -> list[dict[str, Any]]:
+    """A row an epoch and way: our feed, and a DataLoader with Pillow transforms and worker processes."""
+    with photo_folder(count) as folder:
+        data = open_data(str(folder), "train")
+        recipe = Recipe(batch=batch)
+        feed = Feed(data, clip, recipe)
+        ways: dict[str, Any] = {"dear": lambda epoch: _ours(feed, epoch)}
+        for number in workers:
+            loader = torch.utils.data.DataLoader(
+                _Plain(data, clip, recipe),
+                batch_size=batch,
+                shuffle=True,
+                num_workers=number,
+                pin_memory=clip.device.type == "cuda",
+                persistent_workers=number > 0,
+            )
+            ways[f"DataLoader, {number} workers"] = lambda epoch, loader=loader: _theirs(loader, clip.device)
+        rows = []
+        for epoch in range(1, epochs + 1):
+            for name, way in ways.items():
+                wait(clip.device)
+                began = time.perf_counter()
+                way(epoch - 1)
+                wait(clip.device)
+                taken = time.perf_counter() - began
+                row = {"way": name, "epoch": epoch, "pictures": len(data), "seconds": round(taken, 4)}
+                rows.append({**row, "pictures_per_s": round(len(data) / taken, 1)})
+        return rows
+
+
+def _ours(feed: Feed, epoch: int) -> None:
+    steps = feed.steps_per_epoch
+    group = max(1, AT_ONCE // feed.recipe.batch)
+    for first in range(epoch * steps, (epoch + 1) * steps, group):
+        feed.span(first, min(first + group, (epoch + 1) * steps))
+
+
+def _theirs(loader: Any, device: torch.device) -> None:
+    for pixels, labels in loader:
+        pixels.to(device, non_blocking=True)
+        labels.to(device, non_blocking=True)
+
+
+class _Plain(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """What the field's loaders do: decode with Pillow, crop, resize, flip and norm, picture by picture."""
+
+    def __init__(self, data: Any, clip: Clip, recipe: Recipe) -> None:
+        self.data, self.size = data, clip.config.vision.image_size
+        self.mean, self.std, self.scale = clip.config.mean, clip.config.std, recipe.scale
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(torch.initial_seed() % 2**31 + index)
+        view = augment_picture(self.data.picture(index), self.size, generator, scale=self.scale)
+        return normalise(view, self.mean, self.std), int(self.data.labels[index])

@@ -1,0 +1,136 @@
+"""A task of random weights, random pictures and random words: time does not depend on what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dear.clip.config import ClipConfig
+from dear.clip.model import Clip
+from dear.heads.roles import RoleMap
+from dear.methods import DeAR
+from dear.methods.base import Loss
+from dear.speed.literal import LiteralStep
+from dear.train.ahead import AT_ONCE
+from dear.train.loop import optimiser_of
+from dear.train.precision import backbone_in, choose
+from dear.train.recipe import Recipe
+from dear.train.replay import Inputs, Replay, recordable
+
+
+def token_ids(config: ClipConfig, classes: int, shortest: int = 5, longest: int = 10) -> Tensor:
+    """Prompts of the usual length, [C, context]: some words between the first and the last token."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.zeros(classes, config.text.context, dtype=torch.long)
+    for row in range(classes):
+        words = int(torch.randint(shortest, longest + 1, (), generator=generator))
+        ids[row, 0] = config.text.vocab - 2
+        ids[row, 1 : 1 + words] = torch.randint(300, config.text.vocab - 9000, (words,), generator=generator)
+        ids[row, 1 + words] = config.text.vocab - 1
+    return ids
+
+
+@dataclass
+class Steps:
+    """One way to take training steps: `run()` takes `count` of them."""
+
+    run: Callable[[], object]
+    count: int = 1
+
+
+class SpeedTask:
+    """DeAR on a random CLIP, a batch, and every way to take a step on it.
+
+    Args:
+        clip: the backbone, on its device.
+        batch: pictures a step.
+        classes: classes.
+        precision: as in the recipe.
+        tokens: attribute tokens an attribute.
+    """
+
+    def __init__(
+        self, clip: Clip, batch: int, classes: int, precision: str = "auto", tokens: int = 1
+    ) -> None:
+        self.clip, self.batch, self.classes, self.precision = clip, batch, classes, precision
+        self.device = clip.device
+        self.ids = token_ids(clip.config, classes)
+        names = [f"class {i}" for i in range(classes)]
+        self.model = DeAR(clip, names, roles=RoleMap.table2(), ids=self.ids, tokens_per_attribute=tokens)
+        self.ahead = max(1, AT_ONCE // batch)
+        size, generator = clip.config.vision.image_size, torch.Generator(self.device).manual_seed(0)
+        shape = (self.ahead * batch, 3, size, size)
+        self.pixels = torch.randn(shape, device=self.device, generator=generator)
+        self.labels = torch.randint(0, classes, shape[:1], device=self.device, generator=generator)
+        self.recipe = Recipe(batch=batch, lr=1e-6, precision=precision)
+
+    @contextmanager
+    def in_precision(self) -> Iterator[torch.dtype]:
+        """Within, the model reads its backbone in the task's precision."""
+        with backbone_in(self.model, self.precision) as dtype:
+            yield dtype
+
+    def one(self) -> tuple[Tensor, Tensor]:
+        """The first batch."""
+        return self.pixels[: self.batch], self.labels[: self.batch]
+
+    def literal(self) -> Steps:
+        """The step without savings."""
+        dtype = choose(self.precision, self.device)
+        step = LiteralStep(self.model, self.ids, self.clip)
+        optimiser = torch.optim.AdamW(step.learned.values(), 1e-6)
+
+        def run() -> None:
+            optimiser.zero_grad()
+            with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+                loss = step.loss(*self.one())
+            loss.backward()
+            optimiser.step()
+
+        return Steps(run)
+
+    def eager(self) -> Steps:
+        """Ours, launched kernel by kernel; so it runs on a CPU."""
+        optimiser = optimiser_of(list(self.model.parameters()), self.recipe)
+
+        def run() -> None:
+            optimiser.zero_grad()
+            self.model.loss(*self.one()).total.backward()
+            optimiser.step()
+
+        return Steps(run)
+
+    def replayed(self, ahead: bool = True) -> Steps:
+        """Ours as training on a GPU runs it: recorded, and with the frozen part of several steps at once."""
+        model, learned = self.model, list(self.model.parameters())
+        optimiser = optimiser_of(learned, self.recipe)
+
+        def gradients(inputs: Inputs) -> Loss:
+            *given, labels = inputs
+            loss = model.loss_from(tuple(given), labels) if ahead else model.loss(given[0], labels)  # type: ignore[arg-type]
+            loss.total.backward()
+            return loss
+
+        def inputs() -> list[tuple[Tensor, ...]]:
+            if not ahead:
+                return [self.one()]
+            with torch.no_grad():
+                given = model.ahead(self.pixels)
+            return list(zip(*(t.split(self.batch) for t in (*given, self.labels)), strict=True))
+
+        assert recordable(optimiser)
+        replay = Replay(gradients, inputs()[0], learned, optimiser)
+
+        def run() -> None:
+            for part in inputs():
+                replay(part)
+
+        return Steps(run, self.ahead if ahead else 1)
+
+    def ours(self) -> Steps:
+        """Ours as training runs it on this device."""
+        return self.replayed() if self.device.type == "cuda" else self.eager()

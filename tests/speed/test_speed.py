@@ -1,0 +1,121 @@
+"""What is measured is what is said: the steps agree, counts are right, tables stay whole."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import mixed_roles, tiny_clip, token_ids
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from dear.cli.app import app
+from dear.clip.config import ClipConfig
+from dear.errors import DataError, UsageError
+from dear.methods import DeAR
+from dear.speed.clock import medians
+from dear.speed.count import dear_step, literal_step
+from dear.speed.literal import LiteralStep
+from dear.speed.mmrl import mmrlpp_step
+from dear.speed.quick import QuickLook
+from dear.speed.table import add_rows
+
+
+def test_the_literal_step_has_our_losses_while_both_learn() -> None:
+    clip = tiny_clip(dtype=torch.float32)
+    model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
+    literal = LiteralStep(model, token_ids())
+    optimisers = [torch.optim.AdamW(p, 1e-2) for p in (model.parameters(), literal.learned.values())]
+    for step in range(50):
+        generator = torch.Generator().manual_seed(step)
+        pixels = torch.randn(4, 3, 24, 24, generator=generator)
+        labels = torch.randint(0, 3, (4,), generator=generator)
+        losses = (model.loss(pixels, labels).total, literal.loss(pixels, labels))
+        torch.testing.assert_close(*losses, rtol=1e-4, atol=0)
+        for loss, optimiser in zip(losses, optimisers, strict=True):
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+
+def test_counted_operations_are_those_pytorch_counts() -> None:
+    clip = tiny_clip(dtype=torch.float32).use_fused(
+        False
+    )  # written out: PyTorch's counter sees every product
+    model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids(), first_layer=4)
+    pixels, labels = torch.randn(2, 3, 24, 24), torch.tensor([0, 1])
+    model.loss(pixels, labels)  # what is computed once a task is computed
+    with FlopCounterMode(display=False) as forward:
+        loss = model.loss(pixels, labels)
+    with FlopCounterMode(display=False) as backward:
+        loss.total.backward()
+    count = dear_step(clip.config, 2, 3, words=7, first=4)
+    ahead = count.embed + count.prefix + count.frozen + count.adapted + count.text + count.head // 3
+    assert forward.get_total_flops() == pytest.approx(ahead, rel=0.02)
+    # Autograd also computes what layer J's originals and the keys' own softmax need not have.
+    assert backward.get_total_flops() == pytest.approx(count.adapted_backward + count.text_backward, rel=0.25)
+
+
+def test_savings_grow_with_the_classes() -> None:
+    shape = ClipConfig.named("ViT-B-16")
+    ratios = [literal_step(shape, 16, c) / dear_step(shape, 16, c).total for c in (10, 100, 1000)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] > 1.5
+
+
+def test_medians_alternate() -> None:
+    order: list[str] = []
+    medians({n: lambda n=n: order.append(n) for n in "ab"}, 3, torch.device("cpu"), warm_up=1)
+    assert "".join(order) == "ab" + "ab" * 3
+
+
+def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
+    table = tmp_path / "deep" / "t.csv"
+    add_rows(table, [{"a": 1, "b": "x, y"}])
+    add_rows(table, [{"a": 2, "b": "z"}])
+    with table.open(newline="") as file:
+        assert [row["b"] for row in csv.DictReader(file)] == ["x, y", "z"]
+    with pytest.raises(DataError, match="other columns"):
+        add_rows(table, [{"a": 1}])
+    assert len(table.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch": -1}, "--batch -1"),
+        ({"classes": 1}, "at least 2"),
+        ({"parts": ("steps",)}, "step, inference, pictures"),
+        ({"pictures": 1}, "--pictures 1"),
+    ],
+)
+def test_wrong_wishes_are_named(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        QuickLook(**options)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_mmrl_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"trainers/mmrlpp\.py is missing"):
+        mmrlpp_step(tmp_path, ClipConfig.named("ViT-B-32"), token_ids(), torch.device("cpu"))
+
+
+def test_the_command_measures_and_keeps_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "speed.csv"
+    runner = CliRunner()
+    parts = ["--only", "pictures", "--pictures", "8"]
+    result = runner.invoke(
+        app, ["speed", "--device", "cpu", "--shape", "ViT-B-32", *parts, "--csv", str(table)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "DataLoader" in result.output
+    rows = list(csv.DictReader(table.open(newline="")))
+    assert {row["what"] for row in rows} == {"pictures"}
+    assert all(float(row["pictures_per_s"]) > 0 for row in rows)
+
+
+def test_an_unknown_shape_is_named() -> None:
+    result = CliRunner().invoke(app, ["speed", "--shape", "ViT-X"])
+    assert isinstance(result.exception, UsageError)
+    assert "ViT-B-16" in str(result.exception)
