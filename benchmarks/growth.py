@@ -24,9 +24,9 @@ from dear.speed.task import SpeedTask
 
 START = {"batch": 16, "classes": 50, "tokens": 1, "pixels": 224}
 GROWTH = {
-    "batch": (4, 8, 16, 32, 64, 128),
-    "classes": (10, 50, 100, 200, 500, 1000),
-    "tokens": (1, 2, 4, 8, 16),
+    "batch": (4, 16, 64, 128),
+    "classes": (10, 100, 1000),
+    "tokens": (1, 4, 16),
     "pixels": (224, 336, 448),
 }
 
