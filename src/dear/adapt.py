@@ -111,6 +111,8 @@ def adapt(
         data if isinstance(data, PictureSet) else open_data(data, "train", root=root, template=template)
     )
     check_task(pictures)
+    if shots is not None and shots < 0:
+        raise UsageError(f"shots = {shots}: ask for at least 1 picture a class, or for all with 0")
     if shots:
         pictures = few_shot(pictures, shots, seed)
     clip = backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
@@ -170,6 +172,9 @@ def predict_run(
         raise UsageError(f"top = {top}: ask for at least one answer a picture")
     method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
     if classes is not None:
+        twice = next((name for place, name in enumerate(classes) if name in classes[:place]), None)
+        if twice is not None:
+            raise UsageError(f"the class {twice!r} is named twice; name it once")
         method = method.with_classes(classes, template)
     best = probabilities(method, pictures, mode).topk(min(top, len(method.classes)), dim=-1)
     return [

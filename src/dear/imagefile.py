@@ -68,7 +68,9 @@ def open_image(source: Source) -> Image.Image:
     except PermissionError:
         raise InputError(f"{name}: may not be read; change its permissions") from None
     except Exception as error:  # a decoder that meets hostile or cut data may raise anything
-        raise InputError(f"{name}: the picture is damaged or cut off ({error})") from error
+        raise InputError(
+            f"{name}: the picture is damaged or cut off ({error}); replace or remove it"
+        ) from error
 
 
 def _name(source: Source) -> str:

@@ -174,7 +174,7 @@ def test_resume_of_a_finished_run_trains_no_more(tmp_path: Path) -> None:
 
 def test_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
     train(method(), Colours(), RECIPE, tmp_path / "run")
-    with pytest.raises(RunError, match="its recipe differs"):
+    with pytest.raises(RunError, match=r"its recipe \(epochs, batch, lr\) differs"):
         train(method(), Colours(), Recipe(epochs=5), tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="its data differs"):
         train(method(), Colours(each=3), RECIPE, tmp_path / "run", resume=True)

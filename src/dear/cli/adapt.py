@@ -80,8 +80,12 @@ def adapt(
     `dear adapt --data world:textures --out run --resume`
     """
     from dear import adapt as path
+    from dear.errors import UsageError
+    from dear.methods import find_method
     from dear.train.tensorboard import logged
 
+    if roles is not None and not find_method(method).uses_roles:
+        raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")
     changes = {"epochs": epochs, "batch": batch}
     recipe = {name: value for name, value in changes.items() if value is not None}
     with training_bar() as bar, logged(tensorboard, bar) as told:
@@ -203,6 +207,8 @@ def predict(
         if run is None or not pictures:
             raise UsageError("name a run folder and at least one picture: dear predict run a.jpg")
         names = None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+        if names == []:
+            raise UsageError("--classes names no class; give names with commas between")
         said = predict_run(
             str(run),
             pictures,

@@ -292,8 +292,12 @@ def _compute(
 ) -> tuple[Grid, Summary]:
     """Run the grid with a progress bar; failures and notices are told as they come."""
     from dear.bench.grid import Grid
+    from dear.data.open import check_data
     from dear.train.tensorboard import Board
 
+    for cell in cells:  # what is not there is told now, and once
+        for name in (cell.dataset, *cell.setting.get("targets", ())):
+            check_data(name, place.data_root)
     screen, grid = console(), Grid(out)
     board = None if tensorboard is None else Board(tensorboard)
     there = 0

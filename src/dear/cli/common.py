@@ -174,5 +174,6 @@ def device_named(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {name}: not usable here ({str(error).splitlines()[0]})") from None
+        reason = str(error).splitlines()[0].partition(",")[0]
+        raise UsageError(f"--device {name}: not usable here ({reason[:80]}); use cpu, cuda or auto") from None
     return name

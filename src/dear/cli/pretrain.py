@@ -41,9 +41,13 @@ def pretrain(
 
     from dear.clip.checkpoint import save_hf
     from dear.data import world
+    from dear.errors import UsageError
     from dear.files import write_json
     from dear.mini.train import PretrainRecipe, pretrain, recipe_record
 
+    for name, number in (("--steps", steps), ("--batch", batch)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} {number}: at least one is needed")
     recipe = replace(PretrainRecipe(), seed=seed)
     if steps is not None:
         recipe = replace(recipe, steps=steps, warmup=min(recipe.warmup, max(1, steps // 3)))

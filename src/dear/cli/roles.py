@@ -156,6 +156,9 @@ def report(
     ] = None,
     data_root: DataRoot = None,
     limit: Annotated[int, typer.Option("--limit", help="Most pictures looked at.")] = 1000,
+    allow_other_roles: Annotated[
+        bool, typer.Option("--allow-other-roles", help="Show a role map that was made on other weights.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Write one page about the heads; with pictures it shows what excites each head and where it looks.
@@ -172,7 +175,9 @@ def report(
         pictures = open_data(images, "test", root=data_root)
         clip = load(backbone or roles.backbone or "mini", device=device_named(device))
     with stages() as told:
-        write_roles_page(roles, out, clip, pictures, limit=limit, progress=told)
+        write_roles_page(
+            roles, out, clip, pictures, limit=limit, allow_other=allow_other_roles, progress=told
+        )
     say(f"{out}: written")
 
 
@@ -214,7 +219,10 @@ def _layers(text: str | None) -> list[int] | None:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            result += range(int(first), int(last or first) + 1)
+            numbers = range(int(first), int(last or first) + 1)
+            if not 0 < len(numbers) <= 1000:
+                raise ValueError
+            result += numbers
     except ValueError:
         raise UsageError(f"--layers {text}: write layers as 9-12 or 9,11") from None
     return result

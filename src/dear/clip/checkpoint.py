@@ -32,6 +32,7 @@ OPENCLIP_CONFIG = "open_clip_config.json"
 OPENCLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 _MAX_CONFIG_BYTES = 16 * 1024 * 1024
+_TEXT = frozenset(b"\t\n\r" + bytes(range(32, 127)))  # no zip, and no pickle that PyTorch writes, begins so
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -179,6 +180,8 @@ def _weights(path: Path) -> _Weights:
         start = file.read(9)
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         return _Weights(read_safetensors(path, what="safetensors checkpoint")[0], silent=True)
+    if start and all(byte in _TEXT for byte in start):
+        raise CheckpointError(f"{path}: is a text file, not a checkpoint; get it again (safetensors is best)")
     return _pickled(path)
 
 
@@ -224,7 +227,8 @@ def _pickled(path: Path) -> _Weights:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
-            f"{path}: holds more than tensors, or is no PyTorch file; a pickle that could run code stays shut"
+            f"{path}: holds more than tensors, or is no PyTorch file; a pickle that could run code stays "
+            "shut; get the weights as safetensors"
         ) from None
     except Exception as error:  # torch names damage in many ways, none of them for users
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -238,7 +242,7 @@ def _pickled(path: Path) -> _Weights:
     odd = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
     if odd:
         raise CheckpointError(
-            f"{path}: tensor {odd[0]!r} is sparse, quantised or without numbers; no CLIP's is"
+            f"{path}: tensor {odd[0]!r} is sparse, quantised or empty; no CLIP's is"
         )
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > path.stat().st_size:

@@ -41,6 +41,7 @@ def open_data(
         DataError: the data is missing or malformed.
         UsageError: a benchmark without `root`.
     """
+    check_data(spec, root)
     text = os.fspath(spec)
     if text.startswith(WORLD):
         return _open_world(text, split, template)
@@ -50,8 +51,26 @@ def open_data(
         return open_benchmark(benchmark.name, split, root, template=template)
     if path.is_dir():
         return open_folder(path, split, template=template, name=name, allow_empty=allow_empty)
-    if path.suffix.lower() in TABLES:
-        return open_table(path, split, template=template, name=name, root=root)
+    return open_table(path, split, template=template, name=name, root=root)
+
+
+def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
+    """Refuse what is no data set at all; nothing is read.
+
+    Raises:
+        DataError: there is no such folder, table, benchmark or task.
+        UsageError: a benchmark without `root`.
+    """
+    text = os.fspath(spec)
+    if text.startswith(WORLD):
+        from dear.data.world.served import check_task_name
+
+        check_task_name(text.removeprefix(WORLD))
+        return
+    path = Path(text).expanduser()
+    benchmark = find_benchmark(text)
+    if (benchmark is not None and root is not None) or path.is_dir() or path.suffix.lower() in TABLES:
+        return
     if benchmark is not None:
         raise UsageError(
             f"{benchmark.name}: is a benchmark; say with --data-root which folder holds {benchmark.folder}/"

@@ -59,7 +59,9 @@ class OnnxModel:
                 self.path.read_bytes(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's errors share no public class
-            raise DearError(f"{path}: is not a whole ONNX model ({_first_line(error)})") from None
+            raise DearError(
+                f"{path}: is not a whole ONNX model ({_first_line(error)}); export it again"
+            ) from None
         try:
             raw = self._session.get_modelmeta().custom_metadata_map
         except UnicodeDecodeError:

@@ -27,6 +27,7 @@ from dear.memory import clear_stop
 Progress = Callable[[str, int, int | None], None]
 """Called with the stage ("phrases", "pictures", "heads", "concepts"), how much of it is done, of how much."""
 
+WAYS = ("clusters", "fixed", "tags")  #: how concepts are found
 _TEXTS_AT_ONCE = 256
 
 
@@ -77,7 +78,14 @@ def discover_roles(
     chosen = last_third(clip) if layers is None else check_layers(clip, layers)
     words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus or default_corpus(clip))
     phrases = default_phrases(clip) if phrases is None else phrases
-    assign({}, rule, value)  # a wrong rule or threshold is told before the work, not after it
+    # What cannot be is told before the work, not after it.
+    assign({}, rule, value)
+    if isinstance(concepts, str) and concepts not in WAYS:
+        raise RoleError(
+            f"concepts = {concepts!r} is not a way to find concepts; use 'clusters', 'fixed' or 'tags'"
+        )
+    if phrases < 1:
+        raise RoleError(f"phrases = {phrases}: a head is described by at least one phrase")
     texts, features, dropped = text_features(clip, words.texts, tell)
     seen, kept = _read(clip, images, chosen, batch_size, tell, keep)
     if seen.count < 2:
@@ -224,6 +232,4 @@ def _concepts(
         return fixed_concepts(different, sentence_embedder(sentences), way, tags)
     if way == "fixed":
         return fixed_concepts(different, sentence_embedder(sentences), PROTOTYPES, tags)
-    if way == "clusters":
-        return cluster_concepts(different, sentence_embedder(sentences), tags)
-    raise RoleError(f"concepts = {way!r} is not a way to find concepts; use 'clusters', 'fixed' or 'tags'")
+    return cluster_concepts(different, sentence_embedder(sentences), tags)

@@ -125,7 +125,9 @@ def assign(
     if rule == "dominant":
         tau = 0.35 if value is None else value
         return dominant(spoken, tau, core) | mute, {"tau": tau}
-    raise RoleError(f"no rule is called {rule!r}; choose quantile or dominant (table2 is RoleMap.table2())")
+    raise RoleError(
+        f"no rule is called {rule!r}; choose dominant or quantile (--rule table2 takes the paper's map)"
+    )
 
 
 def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:

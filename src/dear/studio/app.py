@@ -114,6 +114,8 @@ def serving(
     """
     if not 1 <= max_upload_mb <= 1000:
         raise UsageError(f"--max-upload-mb {max_upload_mb}: choose between 1 and 1000")
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port {port}: choose between 1 and 65535, or 0 for a free one")
     with private_folder() as folder:
         desk = open_desk(folder, run, backbone, data, device, local=is_local(host))
         with serving_desk(desk, host, port, max_upload_mb) as url:

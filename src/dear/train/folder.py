@@ -86,10 +86,21 @@ def open_folder(folder: Path, config: dict[str, Any], resume: bool) -> str:
     old = read_json(folder / "config.json", "run configuration")
     for key, value in config.items():
         if key != "dear" and (not isinstance(old, dict) or old.get(key) != value):
-            raise RunError(f"{folder}: cannot be resumed: its {key} differs from what was asked for now")
+            what = _difference(key, old.get(key) if isinstance(old, dict) else None, value)
+            raise RunError(
+                f"{folder}: cannot be resumed: its {what} differs from what was asked for now; ask for the "
+                "same, or choose another folder"
+            )
     if finished:
         return "finished"
     return "resumable" if (folder / "resume.safetensors").exists() else "new"
+
+
+def _difference(key: str, old: Any, new: Any) -> str:
+    """What differs, in words: the part of the configuration and the names in it."""
+    if key not in ("recipe", "options") or not isinstance(old, dict):
+        return key
+    return f"{key} ({', '.join(name for name in new if old.get(name) != new[name])})"
 
 
 def read_log(folder: Path) -> list[Line]:
@@ -139,6 +150,8 @@ def load_adapter(method: Method, folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second one is told so."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder}: is a file; name a folder for the run")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(folder / ".lock", timeout=0)

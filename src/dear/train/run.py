@@ -97,8 +97,27 @@ def train(
         with _manners(recipe), _interrupts(stop) as asked:
             return _train(method, pictures, recipe, None, False, progress, asked, save_every)
     folder = Path(out)
-    with locked(folder), _manners(recipe), _interrupts(stop) as asked:
-        return _train(method, pictures, recipe, folder, resume, progress, asked, save_every)
+    fresh = not folder.exists()
+    try:
+        with locked(folder), _taken_back(folder), _manners(recipe), _interrupts(stop) as asked:
+            return _train(method, pictures, recipe, folder, resume, progress, asked, save_every)
+    finally:
+        if fresh:
+            with suppress(OSError):  # only an empty folder goes
+                folder.rmdir()
+
+
+@contextmanager
+def _taken_back(folder: Path) -> Iterator[None]:
+    """Leave nothing of a run that failed before there was anything to continue from."""
+    ours = [folder / name for name in ("config.json", "roles.json") if not (folder / name).exists()]
+    try:
+        yield
+    except Exception:
+        if not (folder / "resume.safetensors").exists() and not (folder / "metrics.json").exists():
+            for path in ours:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def _train(

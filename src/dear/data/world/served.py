@@ -93,6 +93,16 @@ class WorldPictures:
         return _chunk(self.name.removeprefix("world:"), split, number // _CHUNK)[number % _CHUNK]
 
 
+def check_task_name(name: str) -> None:
+    """Refuse a name that no task has.
+
+    Raises:
+        DataError: there is no such task.
+    """
+    if name not in TASKS:
+        raise DataError(f"world:{name}: no such task; the tasks are {', '.join(TASKS)}")
+
+
 def task(name: str, split: str) -> WorldPictures:
     """The pictures of a task.
 
@@ -107,8 +117,7 @@ def task(name: str, split: str) -> WorldPictures:
     >>> len(pictures), pictures.classes[0], pictures.template
     (600, 'car', 'a photo of a {}.')
     """
-    if name not in TASKS:
-        raise DataError(f"world:{name}: no such task; the tasks are {', '.join(TASKS)}")
+    check_task_name(name)
     if split not in (*SPLITS, "all"):
         raise DataError(f"world:{name}: has the splits train, test and all, not {split!r}")
     chosen = TASKS[name]
