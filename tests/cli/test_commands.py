@@ -112,27 +112,10 @@ def test_backbones_and_data_sets_are_listed() -> None:
     assert {"EuroSAT", "PACS", "world:textures"} <= set(names)
 
 
-WRONG = [
+WRONG = [  # a few as processes; tests/cli/test_wrong_uses.py has all
     (["zeroshot", "--data", "no/such/folder"], "no/such/folder: no such folder, table or data set"),
-    (["zeroshot", "--data", "EuroSat"], "--data-root"),
-    (["zeroshot", "--data", "world:texture"], "world"),
-    (["zeroshot", "--data", "world:textures", "--backbone", "no-such-model"], "no-such-model"),
-    (["zeroshot", "--data", "world:textures", "--half", "third"], "choose from all, base, novel"),
-    (["zeroshot", "--data", "world:textures", "--template", "no braces"], "{}"),
-    (["zeroshot", "--data", "world:textures", "--device", "tpu"], "--device tpu"),
-    (["adapt", "--data", "world:textures", "--out", "x", "--method", "daer"], "daer"),
-    (["adapt", "--data", "world:textures", "--out", "x", "--set", "beta"], "NAME=VALUE"),
-    (["adapt", "--data", "world:textures", "--out", "x", "--set", "beta=2"], "not between 0 and 1"),
     (["adapt", "--data", "world:textures", "--out", "x", "--set", "bta=1"], "no option 'bta'"),
-    (["adapt", "--data", "world:textures", "--out", "x", "--roles", "missing.json"], "missing.json"),
-    (["evaluate", "no-run", "--data", "world:textures"], "no-run"),
-    (["predict", "no-run", "a.jpg"], "no-run"),
-    (["predict"], "name a run folder"),
     (["predict", "--onnx", "missing.onnx", "a.jpg"], "missing.onnx"),
-    (["roles", "show", "missing.json"], "missing.json"),
-    (["roles", "discover", "--images", "world:mixed", "--layers", "nine"], "9-12"),
-    (["roles", "discover", "--images", "world:mixed", "--rule", "tabel2"], "tabel2"),
-    (["data", "check", "Imagnet"], "Imagnet"),
 ]
 
 
