@@ -180,7 +180,7 @@ def keep_input(target: Target, data: bytes, fault: str, keep: Path) -> str:
     path = keep / f"{target.name}-{hashlib.sha256(data).hexdigest()[:12]}.bin"
     path.write_bytes(data)
     path.with_suffix(".txt").write_text(fault, encoding="utf-8", errors="replace")
-    return f"{path}: {fault.strip().splitlines()[-1]}"
+    return f"{path}: {fault.strip().splitlines()[-1][:200]}"
 
 
 def limit_memory(more: int = 3 << 30) -> None:

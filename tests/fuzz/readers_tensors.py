@@ -12,10 +12,14 @@ import published
 import safetensors.torch
 import torch
 from fuzzing import Target
+from tiny import Colours, tiny_clip
 
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
 from dear.files import read_safetensors, require_finite
+from dear.heads.contributions import head_maps
+from dear.heads.moments import Moments
+from dear.heads.resume import Kept
 from dear.heads.store import ContributionStore
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -241,7 +245,27 @@ def store(folder: Path) -> Target:
     return Target("store", [json.dumps(about).encode() + b"\n--\n" + maps], read, change)
 
 
+def moments(folder: Path) -> Target:
+    """What an interrupted discovery kept: taken over whole, or the pictures are read again."""
+    path = folder / "kept.safetensors"
+    clip = tiny_clip(dtype=torch.float32)
+    kept = Kept(path, clip, Colours(), (6,), 4)
+    seen = Moments(head_maps(clip, (6,)), (6,))
+    seen.add(torch.ones(5, 1, 4, 9))
+    kept.save(seen)
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        found = Moments(seen.maps, (6,))
+        assert 0 <= kept.restore(found) == found.count <= len(Colours())
+        assert bool(torch.isfinite(found.total).all())
+        assert bool(torch.isfinite(found.square).all())
+
+    return Target("kept-moments", [path.read_bytes()], read, mutate.safetensors_file, [b" 5", b"total"])
+
+
 TARGETS = {
+    "kept-moments": moments,
     "hf-weights": hf_weights,
     "hf-config": hf_config,
     "openclip-config": openclip_config,

@@ -52,7 +52,14 @@ def test_an_index_may_not_leave_its_folder(folder, tmp_path):
     outside = tmp_path / "outside.safetensors"
     (folder / "model.safetensors").rename(outside)
     index = folder / "model.safetensors.index.json"
-    for name in ("../outside.safetensors", str(outside), "model.safetensors.index.json", "", "a\\b"):
+    for name in (
+        "../outside.safetensors",
+        str(outside),
+        "model.safetensors.index.json",
+        "",
+        "a\\b",
+        "x" * 5000,
+    ):
         index.write_text(json.dumps({"weight_map": {"logit_scale": name}}))
         refused(folder, "index.json", "not in its own folder")
     index.write_text(json.dumps({"weight_map": {"logit_scale": "gone.safetensors"}}))

@@ -33,7 +33,7 @@ OPENCLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"
 
 _MAX_CONFIG_BYTES = 16 * 1024 * 1024
 _TEXT = frozenset(b"\t\n\r" + bytes(range(32, 127)))  # no zip, and no pickle that PyTorch writes, begins so
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def shards(index: Path) -> list[str]:
     names = sorted({str(file) for file in _weight_map(index).values()})
     for name in names:
         if not _PLAIN_NAME.fullmatch(name) or name.endswith(".json"):
-            raise CheckpointError(f"{index}: names the file {name!r}, which is not in its own folder")
+            raise CheckpointError(f"{index}: names the file {name[:80]!r}, which is not in its own folder")
     return names
 
 
@@ -241,9 +241,7 @@ def _pickled(path: Path) -> _Weights:
     tensors = {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
     odd = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
     if odd:
-        raise CheckpointError(
-            f"{path}: tensor {odd[0]!r} is sparse, quantised or empty; no CLIP's is"
-        )
+        raise CheckpointError(f"{path}: tensor {odd[0]!r} is sparse, quantised or empty; no CLIP's is")
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > path.stat().st_size:
         raise CheckpointError(f"{path}: claims more numbers than the file has, so it is refused")

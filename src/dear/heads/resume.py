@@ -56,6 +56,7 @@ class Kept:
         batch_size: int,
     ) -> None:
         self.path = Path(path)
+        self.pictures = len(pictures)
         names = hashlib.sha256()
         for index in range(len(pictures)):
             names.update(f"{pictures.key(index)}\n".encode())
@@ -72,7 +73,9 @@ class Kept:
         except (DearError, KeyError, ValueError):  # none, or damaged: the pictures are read again
             return 0
         fits = total.shape == moments.total.shape and square.shape == moments.square.shape
-        if key != self.key or not fits or not count.isdecimal():
+        if key != self.key or not fits or not count.isdecimal() or len(count) > 12:
+            return 0
+        if int(count) > self.pictures:
             return 0
         moments.count = int(count)
         moments.total.copy_(total)

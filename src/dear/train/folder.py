@@ -129,7 +129,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(folder) / "metrics.json"
     metrics = read_json(path, "run metrics")
-    if not isinstance(metrics, dict) or not isinstance(metrics.get("steps"), int):
+    if not isinstance(metrics, dict) or type(metrics.get("steps")) is not int:
         raise RunError(f"{path}: is not the metrics of a run")
     return metrics
 
