@@ -29,7 +29,7 @@ MODULE = """
     def doomed(cell, place):
         if cell["seed"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return value(cell, place)
+        return {"deaf": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
 """
 
 
@@ -76,6 +76,8 @@ def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):
     assert [cell.seed for cell in summary.failed] == [3]
     assert "died 2 times" in summary.failed[CELLS[2]]
     assert len(summary.computed) == 5
+    # a Ctrl-C at the terminal, which reaches every process, is heard by the first alone
+    assert all(Grid(tmp_path / "out").read(cell) == {"deaf": True} for cell in summary.computed)
 
 
 def test_ray_writes_the_same_bytes_and_survives_a_killed_worker(tmp_path, work, ray):
