@@ -43,7 +43,7 @@ def main() -> None:
     torch.manual_seed(0)
     clip = dear.Clip(dear.ClipConfig.named(options.shape)).to(device)
     rate = matrix_rate(device, choose(options.precision, device))
-    print(f"matrix products: {rate / 1e12:.1f} TFLOP/s")
+    print(f"matrix products: {rate / 1e12:.2f} TFLOP/s")
     ways = ("literal", "dear, launched one by one", "dear") if options.one_by_one else ("literal", "dear")
     for batch in options.batch:
         for classes in options.classes:

@@ -1,0 +1,61 @@
+"""Where a step's or an inference's time goes on a GPU, kernel by kernel.
+
+    python benchmarks/kernels.py --batch 16 --classes 50
+    python benchmarks/kernels.py --inference 256
+
+Run nothing else in the same process afterwards: once a profiler was attached, launching stays slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import dear
+from dear.speed.task import SpeedTask
+
+
+def show(work: Callable[[], object], rows: int) -> None:
+    """Run once under the profiler and print the kernels that took longest."""
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        torch.cuda.synchronize()
+    found = sorted(seen.key_averages(), key=lambda event: -event.device_time_total)
+    total = sum(event.device_time_total for event in found)
+    print(f"{total:.0f} us in {sum(event.count for event in found)} kernels")
+    for event in found[:rows]:
+        each = event.device_time_total / event.count
+        print(f"{event.device_time_total:9.0f} us {event.count:6d} x {each:7.1f}  {event.key[:90]}")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--classes", type=int, default=50)
+    parser.add_argument(
+        "--inference", type=int, help="pictures: look at DeAR's inference instead of the step"
+    )
+    parser.add_argument("--rows", type=int, default=40)
+    options = parser.parse_args()
+    clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to("cuda")
+    task = SpeedTask(clip, options.batch, options.classes)
+    with task.in_precision():
+        if options.inference:
+            pixels = torch.randn(options.inference, 3, 224, 224, device="cuda")
+            show(lambda: task.model.all_logits(pixels), options.rows)
+        else:
+            steps = task.replayed()
+            print(f"the time of {steps.count} steps:")
+            show(steps.run, options.rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Writes the tables of benchmarks/README.md from the files in benchmarks/results.
+
+    python benchmarks/tables.py
+
+Each table stands between `<!-- name -->` and `<!-- end -->`; the words around them are left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from plots import rows
+
+README = Path(__file__).parent / "README.md"
+
+
+def table(head: tuple[str, ...], body: list[tuple[str, ...]], words: int = 1) -> str:
+    """A Markdown table whose first columns are words and the others numbers."""
+    line = "|".join("---" if i < words else "---:" for i in range(len(head)))
+    return "\n".join(
+        f"|{'|'.join(f' {c} ' for c in row)}|" if row else f"|{line}|" for row in (head, (), *body)
+    )
+
+
+def step() -> str:
+    """Step times on the GPU."""
+    cells: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in rows("step"):
+        if "H200" in row["machine"]:
+            cells.setdefault((row["batch"], row["classes"]), {})[row["step"]] = row
+    body = []
+    for (batch, classes), found in cells.items():
+        ours, theirs, literal = found["dear"], found["mmrl++"], found["literal"]
+        body.append(
+            (
+                batch,
+                classes,
+                *(f"{float(row['ms']):.2f}" for row in (theirs, literal, ours)),
+                f"{float(ours['pictures_per_s']):,.0f}",
+                f"{100 * float(ours['floor_share']):.0f} %",
+                *(f"{int(row['peak_mb']):,}" for row in (theirs, literal, ours)),
+            )
+        )
+    head = ("batch", "classes", "mmrl++ ms", "literal ms", "dear ms", "dear pictures/s", "of the floor")
+    return table((*head, "mmrl++ MB", "literal MB", "dear MB"), body, 0)
+
+
+def inference() -> str:
+    """Pictures a second by model and batch, a table a machine."""
+    parts = []
+    for device in dict.fromkeys(row["machine"] for row in rows("inference")):
+        mine = [row for row in rows("inference") if row["machine"] == device]
+        batches = list(dict.fromkeys(row["batch"] for row in mine))
+        models = list(dict.fromkeys(row["model"] for row in mine))
+        rates = {(row["model"], row["batch"]): float(row["pictures_per_s"]) for row in mine}
+        body = [(m, *(f"{rates[m, b]:,.1f}" if (m, b) in rates else "" for b in batches)) for m in models]
+        words = f"{device}, {mine[0]['threads']} threads, {mine[0]['precision']}"
+        parts.append(f"{words}:\n\n" + table(("pictures a second", *(f"batch {b}" for b in batches)), body))
+    return "\n\n".join(parts)
+
+
+def tasks() -> str:
+    """Whole runs."""
+    names = (
+        "task",
+        "base_classes",
+        "training_pictures",
+        "steps",
+        "test_pictures",
+        "train_s",
+        "test_s",
+        "run_s",
+    )
+    body = [tuple(row[name] for name in names) for row in rows("tasks")]
+    return table(tuple(name.replace("_s", ", s").replace("_", " ") for name in names), body)
+
+
+def losses() -> str:
+    """Differences of the losses of 50 steps."""
+    body = []
+    for precision in dict.fromkeys(row["precision"] for row in rows("losses")):
+        mine = [row for row in rows("losses") if row["precision"] == precision]
+        worst = max(float(row["relative_difference"]) for row in mine)
+        body.append((precision, str(len(mine)), mine[0]["ours"], mine[-1]["ours"], f"{worst:.1e}"))
+    return table(("precision", "steps", "first loss", "last loss", "largest relative difference"), body)
+
+
+def roles() -> str:
+    """Role discovery."""
+    body = []
+    for row in rows("roles"):
+        for name in ("text", "pictures", "textspan"):
+            body.append((name, row[f"ours_{name}_s"], row[f"literal_{name}_s"]))
+        body.append(("all", row["ours_s"], row["literal_s"]))
+    return table(("stage", "ours, s", "literal, s"), body)
+
+
+def pictures() -> str:
+    """The data feed."""
+    names = ("machine", "way", "epoch", "pictures", "pictures_per_s")
+    body = [tuple(row[name] for name in names) for row in rows("pictures")]
+    return table(tuple(name.replace("_per_s", " a second") for name in names), body, 2)
+
+
+def cpu() -> str:
+    """Steps on a CPU."""
+    body = [
+        (row["step"], row["batch"], row["classes"], row["precision"], row["ms"], row["literal_ratio"])
+        for row in rows("step_cpu")
+    ]
+    return table(("step", "batch", "classes", "precision", "ms", "times faster than literal"), body)
+
+
+def main() -> None:
+    """Put every table in its place."""
+    makers: tuple[Callable[[], str], ...] = (step, inference, tasks, losses, roles, pictures, cpu)
+    words = README.read_text(encoding="utf-8")
+    for maker in makers:
+        name = maker.__name__
+        pattern = re.compile(rf"<!-- {name} -->.*?<!-- end -->", re.DOTALL)
+        words, count = pattern.subn(lambda _: f"<!-- {name} -->\n{maker()}\n<!-- end -->", words)  # noqa: B023
+        if count != 1:
+            raise SystemExit(f"{README}: the place of the table {name} is missing")
+    README.write_text(words, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
