@@ -24,6 +24,7 @@ from dear.data.names import prompt, readable
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.heads.roles import Role, RoleMap
 from dear.methods import METHODS, DeAR, build_method
+from dear.report.roles_data import gather
 from dear.report.roles_page import render
 from dear.report.run_facts import examine
 from dear.report.run_page import run_page
@@ -197,6 +198,28 @@ def test_the_report_of_a_run() -> None:
     model = DeAR(clip, MARKUP[:3], roles=mixed_roles())
     log = [{"step": 1, "loss": 2.0, MARKUP[1]: 1.0}]
     harmless(run_page(examine(model, pictures), log=log, notes={MARKUP[0]: MARKUP[1]}), "b")
+
+
+def test_files_with_names_of_markup(tmp_path: Path) -> None:
+    """Names of pictures reach pages and terminals too."""
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number, file in enumerate(['"><img src=x onerror=alert(1)>', "<b>bold<b>", "a\x1b[2Jb"]):
+            Image.new("RGB", (24, 24), (60 * number, 0, 0)).save(tmp_path / "photos" / name / f"{file}.png")
+    pictures = open_data(tmp_path / "photos", "all")
+    clip = tiny_clip(dtype=torch.float32)
+    page = run_page(examine(DeAR(clip, ["cat", "dog"], roles=mixed_roles()), pictures))
+    harmless(page, "b")
+    assert "<b>bold<b>" not in page
+    harmless(render(mixed_roles(), gather(mixed_roles(), clip, pictures)), "b")
+    for path in (tmp_path / "photos").rglob("*\x1b*"):
+        path.write_bytes(b"no picture")
+    code = "from dear.cli import main; main()"
+    words = ["data", "check", str(tmp_path / "photos")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "unreadable" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_the_results_page(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from dear.cli.common import (
     Device,
     Json,
     TensorBoard,
-    console,
     device_named,
     print_json,
     progress,
@@ -298,7 +297,7 @@ def _compute(
     for cell in cells:  # what is not there is told now, and once
         for name in (cell.dataset, *cell.setting.get("targets", ())):
             check_data(name, place.data_root)
-    screen, grid = console(), Grid(out)
+    grid = Grid(out)
     board = None if tensorboard is None else Board(tensorboard)
     there = 0
 
@@ -312,7 +311,7 @@ def _compute(
             there = done
             bar(done, total)
             if outcome is not None and outcome.error is not None:
-                screen.print(f"failed: {outcome.cell.title}: {outcome.error['message']}", markup=False)
+                say(f"failed: {outcome.cell.title}: {outcome.error['message']}")
             if board is not None and outcome is not None and outcome.result is not None:
                 cell = outcome.cell
                 board.result(cell.method, cell.dataset, cell.seed, outcome.result["modes"])
@@ -321,7 +320,7 @@ def _compute(
     if board is not None:
         board.close()
     for notice in summary.notices:
-        screen.print(f"notice: {notice}", markup=False)
+        say(f"notice: {notice}")
     return grid, summary
 
 

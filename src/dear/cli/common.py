@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from dear.printable import shown
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -55,8 +57,8 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """A sentence for people on standard error, as it is: no markup, no wrapping."""
-    console().print(text, markup=False, highlight=False, soft_wrap=True)
+    """A sentence for people on standard error, as it is: no markup, no wrapping, no control characters."""
+    console().print(shown(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

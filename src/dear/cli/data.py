@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dear.cli.common import Json, print_json
+from dear.printable import shown
 
 group = typer.Typer(no_args_is_help=True, help="Data sets: list those known by name, check a folder.")
 
@@ -90,5 +91,5 @@ def _check_pictures(name: str, as_json: bool) -> None:
                 f"at least {found['fewest']} a class"
             )
         for item in bad:
-            typer.echo(f"unreadable: {item}")
+            typer.echo(f"unreadable: {shown(item)}")
     raise typer.Exit(1 if bad else 0)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dear.cli.common import Device, Json, device_named, print_json, progress, say
+from dear.printable import shown
 
 
 def add_to(app: typer.Typer) -> None:
@@ -63,6 +64,6 @@ def retrieve(
     for one in found:
         typer.echo(one.attribute)
         for key, cosine in zip(one.keys, one.similarity, strict=True):
-            typer.echo(f"  {cosine:6.3f}  {key}")
+            typer.echo(f"  {cosine:6.3f}  {shown(key)}")
     if out is not None:
         say(f"{out}: contact sheets written")

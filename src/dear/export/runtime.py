@@ -19,6 +19,8 @@ from dear.printable import check_name
 
 Picture = str | os.PathLike[str] | bytes | Image
 _AT_ONCE = 32
+# How a tensor of an ONNX file names the other file that its numbers lie in: the key "location" of protobuf.
+_ELSEWHERE = b"\x0a\x08location"
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ class OnnxModel:
         options = quiet_session()
         options.intra_op_num_threads = threads
         try:
-            # From bytes, not from the path: a model could point at other files for its numbers.
-            self._session = onnxruntime.InferenceSession(
-                self.path.read_bytes(), options, providers=["CPUExecutionProvider"]
-            )
+            data = self.path.read_bytes()
+            if _ELSEWHERE in data:
+                raise ValueError("it keeps numbers in another file, which an exported model never does")
+            self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no public class
             raise DearError(
                 f"{path}: is not a whole ONNX model ({_first_line(error)}); export it again"
