@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--literal-precision", help="of the literal step, if not the same")
     parser.add_argument("--mmrl", type=Path, help="a copy of github.com/yunncheng/MMRL")
     parser.add_argument("--one-by-one", action="store_true", help="also ours, launched kernel by kernel")
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
@@ -57,6 +58,7 @@ def main() -> None:
                 rate,
                 ways,
                 options.warm_up,
+                options.literal_precision,
             )
             for row in rows:
                 print(", ".join(f"{key}: {value}" for key, value in row.items()), flush=True)

@@ -89,6 +89,7 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
         ({"classes": 1}, "at least 2"),
         ({"parts": ("steps",)}, "step, inference, pictures"),
         ({"pictures": 1}, "--pictures 1"),
+        ({"mmrl": Path("nowhere")}, "trainers/mmrlpp"),
     ],
 )
 def test_wrong_wishes_are_named(options: dict[str, object], words: str) -> None:

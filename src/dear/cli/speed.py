@@ -65,15 +65,15 @@ def speed(
         raise UsageError(f"--shape {shape}: choose from {', '.join(ClipConfig.names())}")
     look = QuickLook(shape, batch, classes, precision, pictures, mmrl, tuple(only or PARTS))
     rows = list(measure(look, torch.device(device_named(device)), say))
-    if csv is not None:
-        add_rows(csv, rows)
     if as_json:
         print_json({"rows": rows})
-        return
-    for what, title in _TITLES.items():
-        _print(title, [row for row in rows if row["what"] == what])
-    first = rows[0]
-    typer.echo(f"{first['machine']}, {first['threads']} threads, torch {first['torch']}")
+    else:
+        for what, title in _TITLES.items():
+            _print(title, [row for row in rows if row["what"] == what])
+        first = rows[0]
+        typer.echo(f"{first['machine']}, {first['threads']} threads, torch {first['torch']}")
+    if csv is not None:
+        add_rows(csv, rows)
 
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:

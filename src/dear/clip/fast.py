@@ -44,6 +44,8 @@ def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
     """Whether this tower can run on x under this edit here."""
     if not x.is_cuda or not tower.fused or tower.dtype not in _HALF:
         return False
+    if torch.compiler.is_compiling():  # compilers and exporters want PyTorch's own operations
+        return False
     changes = () if edit is None else edit.layers.values()
     return all(map(_plain, changes)) and _kernels() is not None
 
@@ -55,7 +57,13 @@ def _plain(change: LayerEdit) -> bool:
 
 
 def run(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
-    """As `Tower.run`. The stream is kept as x plus a change that the next norm adds."""
+    """As `Tower.run`."""
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        return _layers(tower, x, first, last, edit, read)
+
+
+def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
+    """The stream is kept as x plus a change that the next norm adds."""
     from dear.clip.attention import take_rows
 
     pending: Tensor | None = None

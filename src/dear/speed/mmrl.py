@@ -38,6 +38,17 @@ _CONFIG = {
 }
 
 
+def check_copy(path: Path) -> None:
+    """Look for the files that a step needs.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    missing = [name for name in _FILES if not (path / name).is_file()]
+    if missing:
+        raise UsageError(f"--mmrl {path}: {missing[0]} is missing; name a copy of github.com/yunncheng/MMRL")
+
+
 def mmrlpp_step(
     path: Path, shape: ClipConfig, ids: Tensor, device: torch.device
 ) -> Callable[[Tensor, Tensor], Any]:
@@ -52,9 +63,7 @@ def mmrlpp_step(
     Raises:
         UsageError: the folder does not hold that repository.
     """
-    missing = [name for name in _FILES if not (path / name).is_file()]
-    if missing:
-        raise UsageError(f"--mmrl {path}: {missing[0]} is missing; name a copy of github.com/yunncheng/MMRL")
+    check_copy(path)
     torch.manual_seed(0)
     with _imported(path) as (trainer, models, clip):
         rows = iter(ids)

@@ -14,6 +14,7 @@ from dear.clip.config import ClipConfig
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.speed.inference import inference
+from dear.speed.mmrl import check_copy
 from dear.speed.pictures import picture_rates
 from dear.speed.steps import matrix_rate, step_rows
 from dear.speed.table import machine
@@ -44,6 +45,8 @@ class QuickLook:
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown:
             raise UsageError(f"--only {unknown[0]}: choose from {', '.join(PARTS)}")
+        if self.mmrl is not None:
+            check_copy(self.mmrl)
         if self.pictures < 8:
             raise UsageError(f"--pictures {self.pictures}: give at least 8")
 

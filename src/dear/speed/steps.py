@@ -28,6 +28,7 @@ def step_rows(
     rate: float | None = None,
     ways: tuple[str, ...] = ("literal", OURS),
     warm_up: int = 3,
+    literal_precision: str | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each way to take a step; they take turns, and the first is what the others are compared with.
 
@@ -41,6 +42,7 @@ def step_rows(
         rate: operations a second that the device's matrix products reach, for the share of the floor.
         ways: of "literal", "dear" and "dear, launched one by one".
         warm_up: runs that are not counted.
+        literal_precision: of the literal step, if not the same.
 
     Raises:
         UsageError: the literal step and ours disagree about the loss.
@@ -50,7 +52,7 @@ def step_rows(
         if "literal" in ways:
             compare(task, dtype)
         makers: dict[str, Callable[[], Steps]] = {
-            "literal": task.literal,
+            "literal": lambda: task.literal(literal_precision),
             "dear, launched one by one": task.eager,
             OURS: task.ours,
         }
@@ -62,14 +64,15 @@ def step_rows(
         found = medians({name: s.run for name, s in steps.items()}, repeats, clip.device, warm_up)
     seconds = {name: found[name] / steps[name].count for name in steps}
     floor = dear_step(clip.config, batch, classes, words=int(task.ids.argmax(-1).max()) + 1).total
+    shown = {"literal": literal_precision} if literal_precision else {}
+    if clip.device.type == "cuda":
+        shown["mmrl++"] = "float16"
     rows = []
     for name, value in seconds.items():
         row: dict[str, Any] = {
             "batch": batch,
             "classes": classes,
-            "precision": "float16"
-            if name == "mmrl++" and clip.device.type == "cuda"
-            else str(dtype).removeprefix("torch."),
+            "precision": shown.get(name, str(dtype).removeprefix("torch.")),
             "step": name,
             "ms": round(1000 * value, 3),
             "steps_per_s": round(1 / value, 2),

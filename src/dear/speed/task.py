@@ -78,9 +78,9 @@ class SpeedTask:
         """The first batch."""
         return self.pixels[: self.batch], self.labels[: self.batch]
 
-    def literal(self) -> Steps:
-        """The step without savings."""
-        dtype = choose(self.precision, self.device)
+    def literal(self, precision: str | None = None) -> Steps:
+        """The step without savings, by autocast in the task's precision or another."""
+        dtype = choose(precision or self.precision, self.device)
         step = LiteralStep(self.model, self.ids, self.clip)
         optimiser = torch.optim.AdamW(step.learned.values(), 1e-6)
 
