@@ -6,12 +6,13 @@ import ipaddress
 import os
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported
 
@@ -30,14 +31,36 @@ _POLICY = (
 )
 
 
-class OwnServerOnly:
-    """ASGI layer that forbids browsers to load anything from other servers."""
+_STRANGE = b"This studio answers pages of this computer only; start it with --host to serve others."
 
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        self.app = app
+
+class OwnServerOnly:
+    """ASGI layer between browsers and the studio.
+
+    Pages may load nothing from other servers. A studio for this computer alone answers nobody who came by
+    another name (a page elsewhere whose name was made to point here) and no page of another origin.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]], local: bool = True) -> None:
+        self.app, self.local = app, local
+
+    def is_strange(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether a request to a local studio comes from elsewhere, by its Host or its Origin."""
+        given = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
+        host = urlsplit(f"//{given.get(b'host', '')}").hostname or ""
+        if not self.local:
+            return False
+        if not is_local(host):
+            return True
+        origin = given.get(b"origin")
+        return origin is not None and not is_local(urlsplit(origin).hostname or "")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Add the policy to every answer."""
+        """Refuse strangers, and add the policy to every answer."""
+        if scope["type"] == "http" and self.is_strange(scope["headers"]):
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": _STRANGE})
+            return
 
         async def answer(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -171,7 +194,11 @@ def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:
             max_file_size=max_upload_mb * 2**20,
             theme=gr.themes.Default(primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]),
             css=style,
-            app_kwargs={"middleware": [Middleware(OwnServerOnly)], "docs_url": None, "redoc_url": None},
+            app_kwargs={
+                "middleware": [Middleware(OwnServerOnly, local=is_local(host))],
+                "docs_url": None,
+                "redoc_url": None,
+            },
         )
     except OSError as error:
         raise UsageError(f"the studio cannot listen on {host}:{port} ({error}); try another --port") from None
