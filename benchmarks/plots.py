@@ -67,12 +67,17 @@ def lines(title: str, series: Series, across: str, up: str, xs: Sequence[float])
     for number, (name, points) in enumerate(series.items()):
         colour = COLOURS.get(name.split(",")[0], PALETTE[number % len(PALETTE)])
         path = "L".join("{:.1f} {:.1f}".format(*at(*point)) for point in points)
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        dashed = ' stroke-dasharray="6 4"' if "fresh" in name else ""
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"{dashed}/>')
         parts += [
             '<circle cx="{:.1f}" cy="{:.1f}" r="3.5" fill="{}"/>'.format(*at(*p), colour) for p in points
         ]
         x, y = at(*points[-1])
-        parts.append(text(x + 9, y + 4, name, "start", style=f"fill:{colour}"))
+        if x > WIDTH - RIGHT - 9:
+            parts.append(text(x + 9, y + 4, name, "start", style=f"fill:{colour}"))
+        else:  # the line ends within the plot: its name stands below its beginning
+            x, y = at(*points[0])
+            parts.append(text(x + 6, y + 18, name, "start", style=f"fill:{colour}"))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, across))
     parts.append(text(LEFT - 50, TOP - 6, up, "start"))
     return page(title, parts)
