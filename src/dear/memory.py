@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -13,6 +15,7 @@ from dear.errors import OutOfMemory
 
 Result = TypeVar("Result")
 _log = logging.getLogger("dear")
+_M_ARENA_MAX = -8  # of mallopt(3)
 
 
 def ran_out(error: BaseException) -> bool:
@@ -39,6 +42,35 @@ def clear_stop(sentence: Callable[[], str]) -> Iterator[None]:
         if not ran_out(error):
             raise
         raise OutOfMemory(sentence()) from error
+
+
+@contextmanager
+def tidy(seconds: float = 15.0) -> Iterator[None]:
+    """For a server: memory that its threads freed goes back to the system every few seconds.
+
+    The C library of Linux keeps a pool a thread and what was freed in it, so that a server of many threads
+    seems to grow for ever. Elsewhere this does nothing.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        limit, give_back = library.mallopt, library.malloc_trim
+    except (OSError, TypeError, AttributeError):
+        yield
+        return
+    limit(_M_ARENA_MAX, 2)
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(seconds):
+            give_back(0)
+
+    thread = threading.Thread(target=work, name="dear-memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:

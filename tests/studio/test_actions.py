@@ -3,6 +3,7 @@
 import json
 import time
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,3 +275,19 @@ def test_a_file_that_is_no_result_is_named_without_its_folder(tmp_path):
         with pytest.raises(DearError, match=message) as caught:
             comparing.compare([wrong])
         assert "secret" not in str(caught.value)
+
+
+def test_a_picture_is_written_once_for_everybody(tmp_path):
+    pytest.importorskip("gradio", reason="the extra `studio` is not installed")
+    from dear.studio.parts import shown  # needs gradio
+
+    own = desk(tmp_path)
+    red, same, blue = (Image.new("RGB", (30, 20), colour) for colour in ("red", "red", "blue"))
+    first = shown(own, red)
+    before = Path(first).stat()
+    assert shown(own, same) == first
+    assert Path(first).stat().st_ino == before.st_ino
+    assert Path(first).stat().st_mtime_ns == before.st_mtime_ns
+    assert shown(own, blue) != first
+    with Image.open(first) as picture:
+        assert picture.size == (30, 20)

@@ -19,6 +19,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 import gradio as gr
 
 from dear.errors import UsageError
+from dear.memory import tidy
 from dear.studio import tabs
 from dear.studio.desk import Desk, open_desk
 from dear.studio.training import Trainer
@@ -165,7 +166,8 @@ def serving_desk(
     trainer = Trainer(desk)
     page = build(desk, trainer)
     try:
-        yield _launch(page, host, port, max_upload_mb)
+        with tidy():
+            yield _launch(page, host, port, max_upload_mb)
     finally:
         trainer.stop()
         page.close(verbose=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import io
 import threading
 import traceback
 from collections.abc import Callable
@@ -10,8 +12,10 @@ from html import escape
 from typing import Any, TypeVar, cast
 
 import gradio as gr
+from PIL import Image
 
 from dear.errors import DearError
+from dear.files import write_atomic
 from dear.studio.desk import Desk, Stopped, Tell
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,6 +69,20 @@ class Work:
         button = gr.Button("Stop", variant="secondary", elem_id=f"{name}-stop")
         button.click(self.stop.set, queue=False, show_progress="hidden")
         return button
+
+
+def shown(desk: Desk, picture: Image.Image) -> str:
+    """A picture as a file to show, written once and whole.
+
+    gradio, given a picture, writes over the file of an equal one even while it is sent to somebody else.
+    """
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", quality=90)
+    content = buffer.getvalue()
+    path = desk.folder / "shown" / f"{hashlib.sha256(content).hexdigest()[:32]}.webp"
+    if not path.exists():
+        write_atomic(path, content)
+    return str(path)
 
 
 def samples_of(desk: Desk, count: int = 12) -> list[tuple[Any, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -10,13 +11,14 @@ import gradio as gr
 
 from dear import figures
 from dear.data import list_datasets
+from dear.errors import RunError
 from dear.imagefile import open_image
 from dear.methods import list_methods
 from dear.studio import classify as asking
 from dear.studio import compare as comparing
 from dear.studio import heads as watching
 from dear.studio.desk import Desk
-from dear.studio.parts import Work, gallery_look, plot_look, samples_of, spoken
+from dear.studio.parts import Work, gallery_look, plot_look, samples_of, shown, spoken
 from dear.studio.search import Search, captions
 from dear.studio.training import Plan, Trainer, Watched
 
@@ -68,12 +70,13 @@ def heads_tab(desk: Desk, page: Any) -> None:
         key = watching.parse_key(key_text, roles) if key_text else watching.first_key(roles)
         view = viewer.view(key, tell)
         name = f"{key[0]}-{key[1]}"
-        return [name, watching.describe_html(view), view.most, view.most_seen, view.least]
+        galleries = [[shown(desk, one) for one in part] for part in (view.most, view.most_seen, view.least)]
+        return [name, watching.describe_html(view), *galleries]
 
     def begin(progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008 (gradio's way)
-        shown = show("", progress)
+        first = show("", progress)
         roles = desk.find_roles()
-        return [watching.map_html(roles, watching.parse_key(shown[0], roles)), *shown]
+        return [watching.map_html(roles, watching.parse_key(first[0], roles)), *first]
 
     def select(event: gr.SelectData, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008
         return show(str(event.value), progress)
@@ -84,7 +87,7 @@ def heads_tab(desk: Desk, page: Any) -> None:
             return None
         roles = desk.find_roles()
         key = watching.parse_key(key_text, roles) if key_text else watching.first_key(roles)
-        return viewer.look(key, asking.open_uploads([path])[0][1])
+        return shown(desk, viewer.look(key, asking.open_uploads([path])[0][1]))
 
     outputs = [chosen, about, most, seen, least]
     grid.select(select, None, outputs, show_progress_on=[about])
@@ -204,7 +207,8 @@ def retrieve_tab(desk: Desk) -> None:
     ) -> list[Any]:
         chosen = samples[number][0] if not path and number is not None else None
         picture = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][1]
-        return [picture, captions(search.find(picture, wanted, where, tell=work.tell(progress)))]
+        alike = captions(search.find(picture, wanted, where, tell=work.tell(progress)))
+        return [shown(desk, picture), [(shown(desk, one), words) for one, words in alike]]
 
     def pick(event: gr.SelectData) -> list[Any]:
         return [event.index, None]  # the example counts now, not a file from before
@@ -253,9 +257,11 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> None:
             now = (len(watched.lines), len(watched.accuracy))
             plots = [gr.skip(), gr.skip()] if now == seen else training_plots(watched)
             seen = now
-            ready = watched.state == "finished"
-            path = str(trainer.download()) if ready else None
-            yield [status_html(watched), *plots, gr.update(interactive=ready, value=path)]
+            path = None
+            if watched.state == "finished":
+                with suppress(RunError):  # somebody began the next training just now
+                    path = str(trainer.download())
+            yield [status_html(watched), *plots, gr.update(interactive=path is not None, value=path)]
             if not watched.busy:
                 return
 
@@ -264,16 +270,16 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> None:
         trainer.start(Plan(str(spec or ""), name, int(count), int(rounds), int(number or 0)))
 
     resumed = spoken(trainer.resume)
-    shown = [status, loss, accuracy, download]
+    parts = [status, loss, accuracy, download]
     quiet: dict[str, Any] = {"show_progress": "hidden"}
     # Watching only waits: everybody may do so at once, or the second visitor would see nothing until the end.
     waiting = {**quiet, "concurrency_limit": None}
     start.click(begin, [data, method, shots, epochs, seed], None, **quiet).success(
-        watch, None, shown, **waiting
+        watch, None, parts, **waiting
     )
-    resume.click(resumed, None, None, **quiet).success(watch, None, shown, **waiting)
+    resume.click(resumed, None, None, **quiet).success(watch, None, parts, **waiting)
     stop.click(lambda: trainer.stop(0), None, None, queue=False, **quiet)
-    page.load(watch, None, shown, **waiting)
+    page.load(watch, None, parts, **waiting)
 
 
 def training_plots(watched: Watched) -> list[Any]:

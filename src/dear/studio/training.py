@@ -122,17 +122,18 @@ class Trainer:
         Raises:
             RunError: no run is finished.
         """
-        if self.run is None or self.watched.state != "finished" or self.plan is None:
-            raise RunError("there is no finished run to download yet")
-        memory = io.BytesIO()
-        with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in FILES:
-                if (self.run / name).is_file():
-                    archive.write(self.run / name, f"run/{name}")
-        words = re.sub(r"[^A-Za-z0-9]+", "-", Path(self.plan.data).name).strip("-") or "data"
-        path = self.desk.folder / f"{self.plan.method}-{words}.zip"
-        write_atomic(path, memory.getvalue())
-        return path
+        with self.desk.lock:  # nobody begins the next one meanwhile
+            if self.run is None or self.watched.state != "finished" or self.plan is None:
+                raise RunError("there is no finished run to download yet")
+            memory = io.BytesIO()
+            with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+                for name in FILES:
+                    if (self.run / name).is_file():
+                        archive.write(self.run / name, f"run/{name}")
+            words = re.sub(r"[^A-Za-z0-9]+", "-", Path(self.plan.data).name).strip("-") or "data"
+            path = self.desk.folder / f"{self.plan.method}-{words}.zip"
+            write_atomic(path, memory.getvalue())
+            return path
 
     def _refuse_second(self) -> None:
         if self.watched.busy:
