@@ -102,3 +102,10 @@ def test_pictures_of_another_size_than_the_graph_takes(tmp_path: Path) -> None:
     path = write(model({"preprocessing": other}), tmp_path / "a.onnx")
     with pytest.raises(DearError, match="its graph cannot be run"):
         OnnxModel(path).predict([PICTURE])
+
+
+def test_a_description_that_is_no_text(tmp_path: Path) -> None:
+    data = model().SerializeToString().replace(b"cat", b"c\xed\xa0")
+    (tmp_path / "a.onnx").write_bytes(data)
+    with pytest.raises(DearError, match="description is damaged"):
+        OnnxModel(tmp_path / "a.onnx")

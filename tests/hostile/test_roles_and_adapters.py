@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from tiny import Colours, mixed_roles, tiny_clip, token_ids
 
+import dear
 from dear.errors import DearError, RoleError, RunError
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, DeAR, build_method
@@ -217,6 +218,24 @@ def test_run_configurations_that_do_not_fit_are_refused(
 ) -> None:
     change_json(run / "config.json", **changes)
     refused(run, clip, str(run), sentence)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"steps": true}', '{"steps": "4"}', "null", '{"steps": 1e999}']
+)
+def test_metrics_that_are_none_are_refused(run: Path, clip, text: str) -> None:
+    (run / "metrics.json").write_text(text)
+    with pytest.raises(DearError, match=r"metrics\.json"):
+        dear.Classifier.load(run, backbone=clip)
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '{"loss": 1}', '{"step": 1, "loss": "x"}', '{"step": true}', "x", "\ud800"]
+)
+def test_logs_that_are_none_are_refused(run: Path, clip, line: str) -> None:
+    (run / "log.jsonl").write_bytes(b'{"step": 1}\n' + line.encode("utf-8", "surrogatepass"))
+    with pytest.raises(DearError, match=r"log\.jsonl"):
+        dear.Classifier.load(run, backbone=clip)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
