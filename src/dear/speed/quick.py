@@ -69,7 +69,7 @@ def measure(
     where = {**machine(device), "shape": look.shape}
     if "step" in look.parts:
         told("training steps")
-        rate = matrix_rate(device, choose(look.precision, device))
+        rate = matrix_rate(device, choose(look.precision, device)) if gpu else None
         repeats, warm_up = (7, 3) if gpu else (3, 1)
         steps = step_rows(clip, batch, classes, look.precision, look.mmrl, repeats, rate, warm_up=warm_up)
         for row in steps:
