@@ -15,7 +15,7 @@ from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Loss
 from dear.speed.literal import LiteralStep
-from dear.train.ahead import AT_ONCE
+from dear.train.ahead import steps_ahead
 from dear.train.loop import optimiser_of
 from dear.train.precision import backbone_in, choose
 from dear.train.recipe import Recipe
@@ -61,8 +61,8 @@ class SpeedTask:
         self.ids = token_ids(clip.config, classes)
         names = [f"class {i}" for i in range(classes)]
         self.model = DeAR(clip, names, roles=RoleMap.table2(), ids=self.ids, tokens_per_attribute=tokens)
-        self.ahead = max(1, AT_ONCE // batch)
         size, generator = clip.config.vision.image_size, torch.Generator(self.device).manual_seed(0)
+        self.ahead = steps_ahead(size, batch)
         shape = (self.ahead * batch, 3, size, size)
         self.pixels = torch.randn(shape, device=self.device, generator=generator)
         self.labels = torch.randint(0, classes, shape[:1], device=self.device, generator=generator)

@@ -35,6 +35,15 @@ class Given(NamedTuple):
     labels: Tensor
 
 
+def steps_ahead(size: int, batch: int) -> int:
+    """How many steps' pictures run at once; larger pictures take more memory, so fewer of them.
+
+    >>> steps_ahead(224, 16), steps_ahead(448, 16), steps_ahead(224, 1000)
+    (16, 4, 1)
+    """
+    return max(1, min(AT_ONCE, AT_ONCE * 224**2 // size**2) // batch)
+
+
 class Lookahead:
     """The frozen part of every step of a run. Groups of steps do not depend on where a run resumed.
 
@@ -46,7 +55,7 @@ class Lookahead:
 
     def __init__(self, method: Foresees, feed: Feed, steps: int) -> None:
         self.method, self.feed, self.steps = method, feed, steps
-        self.span = max(1, AT_ONCE // feed.recipe.batch)
+        self.span = steps_ahead(feed.size, feed.recipe.batch)
         self._group, self._parts = -1, list[Given]()
 
     def at(self, step: int) -> Given:
