@@ -115,3 +115,10 @@ def test_a_second_process_is_told_whatever_the_clock_says_and_the_first_goes_on(
     os.kill(first, signal.SIGCONT)
     assert end(first) == 0
     assert trial.agrees()  # and its seconds are not negative
+
+
+def test_two_processes_may_compute_one_grid(trials, open_folder):
+    trial = trials("ablate")
+    both = [start(trial.argv, open_folder / f"grid-{number}.log") for number in range(2)]
+    assert [end(pid) for pid in both] == [0, 0]
+    assert trial.agrees()
