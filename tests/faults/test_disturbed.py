@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from dear.heads.corpus.build import Phrase
 from dear.heads.corpus.load import Corpus
 from dear.heads.discover import discover_roles
 from dear.heads.resume import resume_path
+from dear.memory import tidy
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, load_run, train
 
@@ -281,6 +283,7 @@ def test_workers_of_a_killed_grid_do_not_go_on_alone(tmp_path):
 
 LEAVE = """
 import sys
+import threading
 from dear.cli import main
 try:
     main()
@@ -293,3 +296,10 @@ except SystemExit:
 def test_leaving_early_does_not_read_pytorch(option):
     said = subprocess.run([sys.executable, "-c", LEAVE, option], capture_output=True, text=True, check=True)
     assert said.stdout.splitlines()[-1] == "False"
+
+
+def test_a_server_that_ends_leaves_no_thread_behind():
+    before = threading.active_count()
+    with tidy(seconds=0.01):
+        time.sleep(0.05)
+    assert threading.active_count() == before
