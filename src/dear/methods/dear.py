@@ -1,8 +1,15 @@
-"""DeAR: attribute tokens that only the right heads may read (main text, section 3.3; supplement A).
+"""DeAR: attribute tokens that only the right heads may read ("Decomposing Attention Head Roles", CVPR 2026).
 
-Attribute tokens enter the image tower at layer J; in every later layer each head's role decides who may read
-whom (eq. 7-9). The class token's feature stays close to the frozen one, each attribute gets a feature of its
-own, and a learned softmax weighs their votes.
+Attribute tokens enter the image tower at layer J (main text, section 3.3); in every later layer a token's
+input is `beta r_a + (1 - beta) (what the layer before made of it)` (eq. 5, 6), and each head's role decides
+who may read whom (eq. 7-9). The class token's feature stays close to the frozen one, each attribute gets a
+feature of its own (eq. 10, 11), and a learned softmax weighs their votes (eq. 17-19).
+
+Loss (eq. 12-16): `CE + lambda_reg (L_img + L_txt) + lambda_fusion (-log alpha_cls)`.
+
+Departures: none that is known; the authors published no code. Where their text leaves a choice, ours is the
+first value of the option: P_attr starts as a copy of CLIP's projection, isolation works both ways, one set
+of tokens serves all layers, `-log alpha_cls` rather than `1 - alpha_cls`.
 
 The step does only work whose result is used: the layers before J are the same for the frozen and the adapted
 pass and run once without gradient; the text tower's layers before J are constant for a task; texts end at
