@@ -194,7 +194,7 @@ def read_safetensors(
         DearError: the file is missing, cut, or its header does not fit its content.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"{path}: no such {what}")
     _check_header(path, what)
     try:

@@ -20,7 +20,7 @@ from dear.clip.images import normalise, open_image
 from dear.clip.model import Clip
 from dear.data.listed import ListedPictures
 from dear.data.open import open_data
-from dear.data.pictures import PictureSet
+from dear.data.pictures import PictureSet, is_utf8
 from dear.errors import DataError, UsageError
 from dear.files import write_atomic
 from dear.memory import in_batches
@@ -55,6 +55,9 @@ def gallery_of(source: PathLike | PictureSet) -> PictureSet:
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not files:
         raise DataError(f"{path}: there is no picture in this folder")
+    odd = next((file.name for file in files if not is_utf8(file.name)), None)
+    if odd is not None:
+        raise DataError(f"{path}: the file name {odd!r} is not UTF-8; rename the file")
     labels = torch.zeros(len(files), dtype=torch.long)
     return ListedPictures(tuple(files), labels, ("picture",), name=path.name)
 

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import dear
 from dear.data import open_data
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
-from dear.errors import DataError, InputError
+from dear.errors import DataError, DearError, InputError
+from dear.export.runtime import OnnxModel
+from dear.heads.roles import RoleMap
 from dear.imagefile import open_image
+from dear.retrieve import gallery_of
+from dear.train import load_run
 
 OUTSIDE = [
     "/etc/passwd",
@@ -103,3 +108,28 @@ def test_folders_that_go_in_circles_end(tmp_path: Path) -> None:
         Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / "a.png")
         (tmp_path / "photos" / name / "again").symlink_to(tmp_path / "photos")
     assert len(open_data(tmp_path / "photos", "all")) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names are bytes on POSIX alone")
+def test_names_that_are_no_text_are_told(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (8, 8)).save(folder / name / f"{number}.png")
+    os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
+    with pytest.raises(DataError, match="is not UTF-8; rename the file"):
+        open_data(folder, "all")
+    with pytest.raises(DataError, match="is not UTF-8; rename the file"):
+        gallery_of(folder)
+    os.rename(os.fsencode(folder / "cat") + b"/\xff.png", folder / "cat" / "0.png")
+    os.rename(folder / "cat", os.fsencode(folder) + b"/\xff")
+    with pytest.raises(DataError, match=r"control character U\+DCFF"):
+        open_data(folder, "all")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "x/" * 3000])
+def test_names_that_no_disk_can_hold(name: str, tmp_path: Path) -> None:
+    for read in (open_data, dear.load, RoleMap.load, load_run, open_image, OnnxModel):
+        with pytest.raises(DearError):
+            read(name)

@@ -23,6 +23,7 @@ from dear.cli.common import (
     say,
     training_bar,
 )
+from dear.printable import shown
 
 Run = Annotated[Path, typer.Argument(help="The run folder that `dear adapt` wrote.", show_default=False)]
 OwnBackbone = Annotated[
@@ -228,6 +229,6 @@ def predict(
         print_json({"predictions": rows})
         return
     for picture, found in answers:
-        typer.echo(picture)
+        typer.echo(shown(picture))
         for name, probability in found:
             typer.echo(f"  {probability:6.1%}  {name}")

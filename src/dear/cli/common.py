@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from dear.printable import shown
+from dear.printable import shown, unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,7 +158,9 @@ def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:
 
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
-    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    plain = unprintable(text) is None  # else the same JSON in escapes: a file's name may hold anything
+    typer.echo(text if plain else json.dumps(value, allow_nan=False))
 
 
 def device_named(name: str) -> str:

@@ -58,12 +58,12 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
     path = Path(text).expanduser()
     if isinstance(source, str) and text in embedded():
         return text, EMBEDDED / text
-    if path.exists():
+    if os.path.exists(path):  # unlike Path's own, it answers for names that no disk can hold
         return path.name or text, path
     if isinstance(source, str) and hub.is_hub_name(text):
         return text, hub.fetch(text)
     raise CheckpointError(
-        f"{text!r} is not a backbone: no such file or folder, and no name; known names are "
+        f"{text[:200]!r} is not a backbone: no such file or folder, and no name; known names are "
         f"{', '.join(list_backbones())}"
     )
 

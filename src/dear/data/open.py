@@ -49,7 +49,7 @@ def open_data(
     benchmark = find_benchmark(text)
     if benchmark is not None and root is not None:
         return open_benchmark(benchmark.name, split, root, template=template)
-    if path.is_dir():
+    if os.path.isdir(path):
         return open_folder(path, split, template=template, name=name, allow_empty=allow_empty)
     return open_table(path, split, template=template, name=name, root=root)
 
@@ -69,19 +69,19 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
         return
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)
-    if (benchmark is not None and root is not None) or path.is_dir() or path.suffix.lower() in TABLES:
+    if (benchmark is not None and root is not None) or os.path.isdir(path) or path.suffix.lower() in TABLES:
         return
     if benchmark is not None:
         raise UsageError(
             f"{benchmark.name}: is a benchmark; say with --data-root which folder holds {benchmark.folder}/"
         )
-    if path.exists():
+    if os.path.exists(path):
         raise DataError(f"{path}: is neither a folder nor a .csv or .jsonl table")
     near = difflib.get_close_matches(text.casefold(), [known.casefold() for known in BENCHMARKS], 1)
     hint = next(
         (f"; did you mean {known}?" for known in BENCHMARKS if near and known.casefold() == near[0]), ""
     )
-    raise DataError(f"{text}: no such folder, table or data set{hint}")
+    raise DataError(f"{text[:200]}: no such folder, table or data set{hint}")
 
 
 def _open_world(spec: str, split: str, template: str | None) -> PictureSet:

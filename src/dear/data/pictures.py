@@ -89,6 +89,9 @@ class FilePictures:
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.paths):
             raise DataError(f"{self.name}: {len(self.paths)} pictures but {len(self.labels)} labels")
+        odd = next((path for path in self.paths if not is_utf8(path)), None)
+        if odd is not None:
+            raise DataError(f"{self.name}: the file name {odd!r} is not UTF-8; rename the file")
         if self.domains is not None and len(self.domains) != len(self.paths):
             raise DataError(f"{self.name}: {len(self.paths)} pictures but {len(self.domains)} domains")
 
@@ -164,6 +167,15 @@ class FilePictures:
             DataError: a name is not one of the classes.
         """
         return self.select_labels(find_classes(self, names))
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a file's name is text; a disk may hold any bytes, for which Python has halves of characters."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

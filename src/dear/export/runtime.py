@@ -51,7 +51,7 @@ class OnnxModel:
                 "running an ONNX model needs onnxruntime: install it with pip install 'dear-vlm[onnx]'"
             ) from None
         self.path = Path(path)
-        if not self.path.is_file():
+        if not os.path.isfile(self.path):
             raise DearError(f"{path}: no such ONNX model; `dear export RUN --onnx {path}` writes one")
         options = quiet_session()
         options.intra_op_num_threads = threads

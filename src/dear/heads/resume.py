@@ -59,7 +59,7 @@ class Kept:
         self.pictures = len(pictures)
         names = hashlib.sha256()
         for index in range(len(pictures)):
-            names.update(f"{pictures.key(index)}\n".encode())
+            names.update(f"{pictures.key(index)}\n".encode("utf-8", "surrogatepass"))
         about = [clip.fingerprint, clip.device.type, str(clip.dtype), layers, batch_size, names.hexdigest()]
         self.key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
 

@@ -68,7 +68,7 @@ def _plain(name: str, value: Any, kind: type) -> Any:
             return value if number else read  # 2 stays 2: files and hashes of options keep what was written
     if kind is int and isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20:
         value, number = int(value), True
-    if kind is int and number and abs(value) > _LARGEST:
+    if kind is int and number and abs(value) > _LARGEST and name != "seed":
         raise UsageError(f"{name} = {str(value)[:40]} is not possible: no option is larger than {_LARGEST:,}")
     if isinstance(value, kind) and (kind is str or kind is bool or (kind is int and number)):
         return value

@@ -47,7 +47,7 @@ def describe(method: Method, recipe: Recipe, pictures: PictureSet) -> dict[str, 
 
     keys = hashlib.sha256()
     for index, label in enumerate(pictures.labels.tolist()):
-        keys.update(f"{label} {pictures.key(index)}\n".encode())
+        keys.update(f"{label} {pictures.key(index)}\n".encode("utf-8", "surrogatepass"))
     given = method.prompts.given
     return {
         "format": FORMAT,
@@ -188,7 +188,7 @@ def load_run(
         RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
     """
     folder = Path(path)
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):  # unlike Path's own, also for names no disk can hold
         raise RunError(
             f"{folder}: is not a run folder (no config.json); `dear adapt --out {folder}` makes one"
         )
