@@ -289,3 +289,8 @@ def test_answers_do_not_depend_on_the_other_pictures_asked_about() -> None:
         (alone,) = predict_run(model, [picture], top=3)
         assert [name for name, _ in alone.classes] == [name for name, _ in found.classes]
         assert np.allclose([p for _, p in alone.classes], [p for _, p in found.classes], atol=1e-5)
+
+
+def test_any_whole_number_is_a_seed() -> None:
+    assert Recipe.of(DeAR, seed=2**40).seed == 2**40
+    assert train(method(), Colours(), Recipe(epochs=1, batch=4, seed=2**40)).steps == 3
