@@ -8,7 +8,7 @@ import torch
 from tiny import pictures, tiny_clip
 
 from dear.methods import Method, build_method
-from dear.train.loop import _optimiser
+from dear.train.loop import optimiser_of
 from dear.train.recipe import Recipe
 
 NAMES = ("red cat", "dog", "very old newt")
@@ -74,7 +74,7 @@ def test_forward_loss_gradients_and_one_step(case: str) -> None:
         torch.testing.assert_close(method.logits(pixels, mode), expected.detach(), rtol=1e-9, atol=1e-9)
     assert set(logits) == set(method.modes)
     recipe = Recipe.of(method)
-    optimiser = _optimiser(list(method.parameters()), recipe)
+    optimiser = optimiser_of(list(method.parameters()), recipe)
     ours = method.loss(pixels, LABELS)
     torch.testing.assert_close(ours.total, loss, rtol=1e-10, atol=1e-12)
     method.backward(ours, lambda x: x)
