@@ -60,6 +60,7 @@ def test_settings(name: str) -> None:
 @pytest.mark.parametrize("name", [*PAPERS, "zeroshot", "tip-adapter"])
 def test_paper_equation_and_departures_are_named(name: str) -> None:
     text = sys.modules[METHODS[name].__module__].__doc__ or ""
-    assert re.search(r"\(\W?[A-Z].*(20\d\d|arXiv \d{4}\.\d{5})", text.splitlines()[0]), "authors, place and year"
+    source = re.search(r"\(\W?[A-Z].*(20\d\d|arXiv \d{4}\.\d{5})", text.splitlines()[0])
+    assert source, "authors or title, place and year"
     assert "`" in text, "a formula"
     assert "\nDepartures" in text
