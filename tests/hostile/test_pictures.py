@@ -53,6 +53,14 @@ def test_bombs_are_refused_before_memory_is_taken(width: int, height: int) -> No
     assert grown < 100_000_000
 
 
+def test_pictures_beyond_our_own_limit_are_refused_where_pillow_only_warns() -> None:
+    for data in (png(12_000, 10_000, zlib.compress(b"\0" * 1000)), b"P6\n12000 10000\n255\n"):
+        with pytest.raises(
+            InputError, match="12000 x 10000 pixels are more than 100,000,000; make it smaller"
+        ):
+            open_image(data)
+
+
 def test_a_bomb_of_allowed_size_in_a_studio_upload_is_counted(tmp_path: Path) -> None:
     side = 6000  # 36 million pixels a picture in a few kilobytes
     Image.new("1", (side, side)).save(tmp_path / "a.png")
