@@ -194,7 +194,7 @@ def test_the_roles_page(tmp_path: Path) -> None:
     hostile_roles().save(tmp_path / "roles.json")
     page = render(RoleMap.load(tmp_path / "roles.json"))
     harmless(page)
-    assert Elements(page).tags.count("script") == 2  # its data and its program
+    assert page.count("<script") == 2  # its data and its program
     assert "&lt;script&gt;alert(1)" in page
     assert "Content-Security-Policy" in page
 
