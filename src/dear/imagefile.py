@@ -24,6 +24,7 @@ Source = str | os.PathLike[str] | bytes | Image.Image
 
 # 100 megapixels: 300 MB as RGB. Pillow refuses by itself only what is twice its own limit.
 MAX_PIXELS = 100_000_000
+MAX_SIDE = 65_535  # JPEG's own limit; some decoders take long for a line of millions of pixels
 # Only these decoders are tried; others start outside programs (EPS) or read formats that are no photographs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 # Of a picture longer than this (times its short side) only the middle is kept: resized, it would fill memory.
@@ -52,6 +53,10 @@ def open_image(source: Source) -> Image.Image:
             if width * height > MAX_PIXELS:
                 raise InputError(
                     f"{name}: {width} x {height} pixels are more than {MAX_PIXELS:,}; make it smaller"
+                )
+            if max(width, height) > MAX_SIDE:
+                raise InputError(
+                    f"{name}: {width} x {height} pixels: no side may be longer than {MAX_SIDE:,}"
                 )
             image.load()
             return _to_rgb(_upright(image), name)

@@ -61,6 +61,17 @@ def test_pictures_beyond_our_own_limit_are_refused_where_pillow_only_warns() -> 
             open_image(data)
 
 
+def test_a_line_of_millions_of_pixels_is_refused() -> None:
+    """322 bytes of animated WebP, 8,323,080 pixels wide, kept a decoder busy for many seconds."""
+    frames = [Image.new("RGB", (16, 16), (n, 0, 0)) for n in range(4)]
+    data = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:])
+    at = data.index(b"VP8X") + 12
+    wide = data[:at] + (8_323_080 - 1).to_bytes(3, "little") + data[at + 3 :]
+    for stretched in (wide, b"P6\n70000 1\n255\n" + b"\0" * 210_000):
+        with pytest.raises(InputError, match="no side may be longer than 65,535"):
+            open_image(stretched)
+
+
 def test_a_bomb_of_allowed_size_in_a_studio_upload_is_counted(tmp_path: Path) -> None:
     side = 6000  # 36 million pixels a picture in a few kilobytes
     Image.new("1", (side, side)).save(tmp_path / "a.png")
