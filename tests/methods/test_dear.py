@@ -296,3 +296,8 @@ def test_attention_recorded_in_masked_heads_obeys_the_mask() -> None:
     hidden = model.masks[5].additive(10, pattern.device, pattern.dtype) == float("-inf")
     assert (pattern[:, hidden] == 0).all()
     assert (pattern.sum(-1) - 1).abs().max() < 1e-12
+
+
+def test_an_attribute_that_is_no_concept_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no attribute is called 'Weather'; there are Color"):
+        build(attributes=("Color", "Weather"))

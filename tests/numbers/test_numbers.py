@@ -31,6 +31,7 @@ from dear.heads.discover import discover_roles
 from dear.heads.store import StoreWriter
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, train
+from dear.train.precision import twin
 
 CLASSES = ("red", "green", "blue")
 VISION = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 64}
@@ -149,6 +150,14 @@ def test_weights_that_float16_cannot_hold_are_named(checkpoint: Path) -> None:
     assert dear.load(checkpoint, dtype=torch.bfloat16).dtype == torch.bfloat16
     found = build(read_checkpoint(checkpoint), "x", torch.device("cpu"), torch.float32)
     assert float(found.visual.blocks[1].mlp.up.weight.max()) == 1e6
+
+
+def test_a_twin_in_float16_names_the_weight_it_cannot_hold(checkpoint: Path) -> None:
+    clip = dear.load(checkpoint)
+    clip.visual.blocks[1].mlp.up.weight.fill_(1e6)
+    with pytest.raises(UsageError, match=r"visual\.blocks\.1\.mlp\.up is larger.*use bfloat16 or float32"):
+        twin(clip, torch.float16)
+    twin(clip, torch.bfloat16)
 
 
 def test_activations_that_overflow_float16_stop_training_with_what_to_do() -> None:

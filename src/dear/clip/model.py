@@ -231,5 +231,6 @@ class Clip(nn.Module):
         if isinstance(texts, str):
             texts = [texts]
         ids = texts if isinstance(texts, Tensor) else self.tokenize(texts)
-        parts = [self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)]
-        return torch.cat(parts) if parts else torch.empty(0, self.config.embed_dim, device=self.device)
+        if len(ids) == 0:
+            return torch.empty(0, self.config.embed_dim, device=self.device)
+        return torch.cat([self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)])

@@ -30,6 +30,7 @@ from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.streams import Aside
 from dear.errors import RoleError, UsageError
 from dear.heads.known import known_roles
+from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
 from dear.methods.base import Loss, Method
 from dear.methods.masks import ISOLATIONS, find_attribute, layer_mask
@@ -119,6 +120,8 @@ class DeAR(Method):
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         self.roles = self._take_roles(self.roles)
         self.attributes = config.attributes or self.roles.core
+        for name in self.attributes:
+            find_attribute(name, tuple(dict.fromkeys((*self.roles.core, *CONCEPTS))))
         self.first = _layer(config.first_layer, last_third(vision.layers), vision.layers, "first_layer")
         same = self.first if text.layers == vision.layers else last_third(text.layers)
         self.text_first = _layer(config.text_first_layer, same, text.layers, "text_first_layer")

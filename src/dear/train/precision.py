@@ -37,15 +37,23 @@ def choose(precision: str, device: torch.device) -> torch.dtype:
 
 
 def twin(clip: Clip, dtype: torch.dtype) -> Clip:
-    """A copy of the backbone with its matrices in `dtype`; the rest is shared with the original."""
+    """A copy of the backbone with its matrices in `dtype`; the rest is shared with the original.
+
+    Raises:
+        UsageError: a weight is larger than `dtype` holds.
+    """
     matrices = {id(m.weight) for m in clip.modules() if isinstance(m, Linear | Patches)}
     matrices |= {id(m.bias) for m in clip.modules() if isinstance(m, Linear)}
     shared = {id(p): p for p in clip.parameters() if id(p) not in matrices}
     fingerprint = clip.fingerprint  # of the original: the twin stands for it
     other = copy.deepcopy(clip, dict(shared))
-    for module in other.modules():
+    for name, module in other.named_modules():
         if isinstance(module, Linear | Patches):
             module.to(dtype)
+            if dtype == torch.float16 and not all(bool(p.isfinite().all()) for p in module.parameters()):
+                raise UsageError(
+                    f"{clip.name}: a weight of {name} is larger than float16 holds; use bfloat16 or float32"
+                )
     other.__dict__["fingerprint"] = fingerprint
     return other
 
