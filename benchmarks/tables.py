@@ -113,9 +113,19 @@ def cpu() -> str:
     return table(("step", "batch", "classes", "precision", "ms", "times faster than literal"), body)
 
 
+def growth() -> str:
+    """How a step grows."""
+    body = []
+    for row in rows("growth"):
+        work = float(row["teraoperations"])
+        rate = f"{work / float(row['ms']) * 1e6:.0f}"
+        body.append((row["grows"], row[row["grows"]], f"{float(row['ms']):,.0f}", f"{work:.2f}", rate))
+    return table(("what grows", "to", "ms a step", "10¹² operations", "10⁹ operations a second"), body)
+
+
 def main() -> None:
     """Put every table in its place."""
-    makers: tuple[Callable[[], str], ...] = (step, inference, tasks, losses, roles, pictures, cpu)
+    makers: tuple[Callable[[], str], ...] = (step, inference, tasks, losses, roles, pictures, cpu, growth)
     words = README.read_text(encoding="utf-8")
     for maker in makers:
         name = maker.__name__
