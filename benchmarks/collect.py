@@ -16,14 +16,13 @@ import csv
 import dataclasses
 import datetime
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid
+from dear.bench.records import shown_names
 from dear.methods import find_method
 from dear.train import Recipe
 
@@ -31,15 +30,6 @@ FIRST = ("date", "hardware", "torch", "backbone", "protocol", "method", "changed
 THEN = ("held_out", "shots", "seed")
 METRICS = ("base", "novel", "hm", "accuracy", "target", "validation")
 LAST = ("trainable_numbers", "adapter_bytes", "steps", "train_s")
-
-
-def short(dataset: str) -> str:
-    """A table's folder instead of its path: names on one machine mean nothing on another.
-
-    >>> short("/data/eurosat/index.csv"), short("world:textures")
-    ('eurosat', 'world:textures')
-    """
-    return Path(dataset).parent.name if os.sep in dataset else dataset
 
 
 def changed(cell: Cell) -> str:
@@ -68,9 +58,9 @@ def rows_of(
     for mode, values in result["modes"].items():
         if cell.protocol in ("cross-dataset", "domain-shift"):
             for dataset, value in values.items():
-                yield {**common, "mode": mode, "dataset": short(dataset), "accuracy": value}
+                yield {**common, "mode": mode, "dataset": dataset, "accuracy": value}
         else:
-            yield {**common, "mode": mode, "dataset": short(cell.dataset), **values}
+            yield {**common, "mode": mode, "dataset": cell.dataset, **values}
 
 
 def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list[dict[str, Any]]:
@@ -84,6 +74,8 @@ def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list
                 if cell.roles and not row["roles"]:
                     row["roles"] = roles
                 rows.append({k: f"{v:.4g}" if k in METRICS and v is not None else v for k, v in row.items()})
+    shown = shown_names(row["dataset"] for row in rows)  # paths of one machine mean nothing on another
+    rows = [{**row, "dataset": shown[row["dataset"]]} for row in rows]
     return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[3:] + THEN))
 
 
@@ -147,8 +139,11 @@ def main() -> None:
     if args.show:
         print(show(args.show))
     elif args.grids and args.csv:
+        found = collect(args.grids, args.backbone, args.roles)
+        if not found:
+            parser.error(f"{', '.join(args.grids)}: no whole cell there; name folders written by dear bench")
         kept = read(args.csv) if args.append else []
-        write([*kept, *collect(args.grids, args.backbone, args.roles)], args.csv)
+        write([*kept, *found], args.csv)
     else:
         parser.error("give grids and --csv, or --show CSV")
 

@@ -67,7 +67,7 @@ def lines(title: str, series: Series, across: str, up: str, xs: Sequence[float])
     for number, (name, points) in enumerate(series.items()):
         colour = COLOURS.get(name.split(",")[0], PALETTE[number % len(PALETTE)])
         path = "L".join("{:.1f} {:.1f}".format(*at(*point)) for point in points)
-        dashed = ' stroke-dasharray="6 4"' if "fresh" in name else ""
+        dashed = ' stroke-dasharray="6 4"' if "reported" in name else ""
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"{dashed}/>')
         parts += [
             '<circle cx="{:.1f}" cy="{:.1f}" r="3.5" fill="{}"/>'.format(*at(*p), colour) for p in points
@@ -105,8 +105,8 @@ def step_plot() -> str:
     for row in rows("step"):
         if row["batch"] == "16" and "H200" in row["machine"]:
             found.setdefault(row["step"], []).append((float(row["classes"]), float(row["ms"])))
-    for row in rows("mmrl_fresh"):
-        found.setdefault("mmrl++, fresh", []).append((float(row["classes"]), float(row["ms"])))
+    for row in rows("mmrl_reported"):
+        found.setdefault("mmrl++, reported", []).append((float(row["classes"]), float(row["ms"])))
     return lines(
         "One training step, batch 16, H200", found, "classes", "milliseconds", (10, 50, 100, 500, 1000)
     )

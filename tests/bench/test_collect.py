@@ -3,6 +3,8 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 from dear.bench.cells import Cell, Outcome
 from dear.bench.grid import Grid
 
@@ -34,3 +36,13 @@ def test_rows_name_what_differs_and_no_path(tmp_path):
     table = COLLECT["show"](str(tmp_path / "out.csv"))
     assert "| coop | 60.0 / 40.0 / 47.8 |" in table  # HM a seed (44.4, 48.0, 50.9), then averaged
     assert "| coop, context=16 | 90.0 / 10.0 / 18.0 (1 seeds) |" in table
+
+
+def test_a_folder_without_cells_leaves_the_csv_alone(tmp_path, monkeypatch, capsys):
+    kept = tmp_path / "kept.csv"
+    kept.write_text("method\ncoop\n")
+    monkeypatch.setattr("sys.argv", ["collect.py", str(tmp_path / "nowhere"), "--csv", str(kept)])
+    with pytest.raises(SystemExit):
+        COLLECT["main"]()
+    assert "no whole cell there" in capsys.readouterr().err
+    assert kept.read_text() == "method\ncoop\n"
