@@ -38,7 +38,7 @@ fuzz: setup
 faults: setup
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/killing.py --kills 50
 
-# Many pictures and classes, a day's work in one process, twenty people in the studio; about twenty minutes.
+# Many images and classes, a day's work in one process, twenty people in the studio; about twenty minutes.
 load: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/load_data.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/load_loop.py --days 1

@@ -5,7 +5,7 @@
     python benchmarks/collect.py --show benchmarks/results/mini_base_to_novel.csv
 
 The first form reads `grid/cells/*.json`; the second prints the tables of docs/reproducing.md from the CSV.
-Rows are methods with what was changed in them, columns are data sets, a field is the mean over seeds in
+Rows are methods with what was changed in them, columns are datasets, a field is the mean over seeds in
 per cent.
 """
 
@@ -29,7 +29,7 @@ from dear.train import Recipe
 FIRST = ("date", "hardware", "torch", "backbone", "protocol", "method", "changed", "roles", "mode", "dataset")
 THEN = ("held_out", "shots", "seed")
 METRICS = ("base", "novel", "hm", "accuracy", "target", "validation")
-LAST = ("trainable_numbers", "adapter_bytes", "steps", "train_s")
+LAST = ("trainable_parameters", "adapter_bytes", "steps", "train_s")
 
 
 def changed(cell: Cell) -> str:
@@ -45,14 +45,14 @@ def changed(cell: Cell) -> str:
 def rows_of(
     cell: Cell, result: Mapping[str, Any], backbone: str | None, date: str
 ) -> Iterable[dict[str, Any]]:
-    """One row a mode; for transfer one row a mode and data set tested."""
+    """One row a mode; for transfer one row a mode and dataset tested."""
     made, seconds = result["made_with"], result["seconds"]
     common = {
         "date": date, "hardware": made["hardware"], "torch": made["torch"],
         "backbone": backbone or cell.backbone, "protocol": cell.protocol, "method": cell.method,
         "changed": changed(cell), "roles": cell.roles.get("spec", ""),
         "held_out": cell.setting.get("held_out", ""), "shots": cell.shots, "seed": cell.seed,
-        "trainable_numbers": result["trainable_numbers"], "adapter_bytes": result["adapter_bytes"],
+        "trainable_parameters": result["trainable_parameters"], "adapter_bytes": result["adapter_bytes"],
         "steps": result.get("steps", 0), "train_s": seconds["train"],
     }  # fmt: skip
     for mode, values in result["modes"].items():

@@ -1,8 +1,8 @@
-"""Pictures a second that an adapted ViT-B/16 answers in every mode, from bytes on the device to answers.
+"""Images a second that an adapted ViT-B/16 answers in every mode, from bytes on the device to answers.
 
     python benchmarks/evaluate.py --device cuda --precision bfloat16 --csv evaluate.csv
 
-Decoding is not in it: pictures are bytes already. The rates of docs/scaling.md come from here.
+Decoding is not in it: images are bytes already. The rates of docs/scaling.md come from here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import dear
-from dear.clip.images import normalise
+from dear.clip.images import normalize
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.train.precision import backbone_in
@@ -53,7 +53,7 @@ def main() -> None:
         for _ in range(options.repeats + 2):  # the first two warm up
             wait()
             began = time.perf_counter()
-            for scores in model.all_logits(normalise(pixels, clip.config.mean, clip.config.std)).values():
+            for scores in model.all_logits(normalize(pixels, clip.config.mean, clip.config.std)).values():
                 scores.argmax(dim=-1)
             wait()
             seconds.append(time.perf_counter() - began)
@@ -68,7 +68,7 @@ def main() -> None:
         "batch": options.batch,
         "classes": options.classes,
         "precision": options.precision,
-        "pictures_per_s": f"{rate:.0f}",
+        "images_per_s": f"{rate:.0f}",
     }
     print(", ".join(f"{key}: {value}" for key, value in row.items()))
     if options.csv:

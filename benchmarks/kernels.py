@@ -40,9 +40,7 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--classes", type=int, default=50)
-    parser.add_argument(
-        "--inference", type=int, help="pictures: look at DeAR's inference instead of the step"
-    )
+    parser.add_argument("--inference", type=int, help="images: look at DeAR's inference instead of the step")
     parser.add_argument("--rows", type=int, default=40)
     options = parser.parse_args()
     clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to("cuda")

@@ -1,7 +1,7 @@
-"""Many pictures and many classes: time and memory of the commands, each in a process of its own.
+"""Many images and many classes: time and memory of the commands, each in a process of its own.
 
-`python benchmarks/load_data.py` makes a folder of 100,000 pictures in ten classes and one of 10,000 classes
-with a picture each (in a temporary folder, 0.5 GB of blocks), and runs `dear` on them. One thread.
+`python benchmarks/load_data.py` makes a folder of 100,000 images in ten classes and one of 10,000 classes
+with an image each (in a temporary folder, 0.5 GB of blocks), and runs `dear` on them. One thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORDS = ("red", "green", "blue", "yellow", "pink", "white", "black", "brown", "o
 
 
 def fill(folder: Path, classes: int, each: int) -> None:
-    """Small pictures, every class of another colour."""
+    """Small images, every class of another color."""
     for label in range(classes):
         place = folder / (WORDS[label] if classes <= len(WORDS) else f"{WORDS[label % 10]} {label}")
         place.mkdir(parents=True)
@@ -50,25 +50,25 @@ def dear(title: str, *arguments: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=int, default=100_000)
+    parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--classes", type=int, default=10_000)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="dear-load-") as name:
         work = Path(name)
         many, wide = work / "many", work / "wide"
-        fill(many, 10, options.pictures // 10)
+        fill(many, 10, options.images // 10)
         fill(wide, options.classes, 1)
         few = [str(path) for path in sorted(many.glob("red/*.png"))[:20]]
         dear("nothing (dear --version)", "--version")
-        dear(f"data check, {options.pictures:,} pictures", "data", "check", str(many), "--json")
+        dear(f"data check, {options.images:,} images", "data", "check", str(many), "--json")
         dear("adapt, 1 shot of them", "adapt", "--data", str(many), "--shots", "1", "--epochs", "2",
              "--out", str(work / "run"), "--json")  # fmt: skip
         names = ",".join(f"{WORDS[n % 10]} {n}" for n in range(options.classes))
-        dear(f"predict 20 pictures among {options.classes:,} class names", "predict", str(work / "run"), *few,
+        dear(f"predict 20 images among {options.classes:,} class names", "predict", str(work / "run"), *few,
              "--classes", names, "--json")  # fmt: skip
         dear(f"data check, {options.classes:,} classes", "data", "check", str(wide), "--json")
-        dear(f"zeroshot, {options.classes:,} classes, a picture each", "zeroshot", "--data", str(wide),
+        dear(f"zeroshot, {options.classes:,} classes, an image each", "zeroshot", "--data", str(wide),
              "--split", "all", "--json")  # fmt: skip
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from dear.adapt import adapt, evaluate_run, predict_run
 from dear.clip.factory import load
 from dear.data import open_data
 from dear.train import load_run
+from dear.workflows.adapt import adapt, evaluate_run, predict_run
 
 METHODS = ("dear", "coop", "clip-adapter", "purify", "maple")
 
@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     train, test = open_data("world:textures", "train"), open_data("world:textures", "test")
     few = test.subset(range(0, len(test), max(1, len(test) // 10)))
-    asked = [few.picture(index) for index in range(4)]
+    asked = [few.image(index) for index in range(4)]
     clip = load("mini")
     total, began = round(144 * options.days), time.monotonic()
     seen: list[tuple[float, int, int]] = []

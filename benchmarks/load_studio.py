@@ -2,7 +2,7 @@
 
 `python benchmarks/load_studio.py --users 20 --minutes 5` starts `dear studio` as a person does and lets users
 visit it through gradio's client: they load the page, look at heads, classify and search with their own
-pictures, train, watch, compare result files, and now and then send a file that is no picture.
+images, train, watch, compare result files, and now and then send a file that is no image.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Visit:
         self.url, self.folder, self.rng = url, folder, random.Random(number)
         self.client = Client(url, verbose=False)
 
-    def picture(self) -> Any:
-        """A picture of their own."""
+    def image(self) -> Any:
+        """An image of their own."""
         return handle_file(str(self.rng.choice(sorted(self.folder.glob("*.png")))))
 
     def page(self) -> None:
@@ -51,21 +51,21 @@ class Visit:
         self.client.predict(api_name="/begin")
 
     def look(self) -> None:
-        """Where a head looks in a picture."""
-        self.client.predict(self.picture(), api_name="/look")
+        """Where a head looks in an image."""
+        self.client.predict(self.image(), api_name="/look")
 
     def classify(self) -> None:
         """The Classify tab."""
         names = self.rng.sample(["red star", "blue heart", "green arrow", "black ring", "teal square"], 3)
         cards, _, _ = self.client.predict(
-            [self.picture()], None, "\n".join(names), "a photo of a {}.", api_name="/run"
+            [self.image()], None, "\n".join(names), "a photo of a {}.", api_name="/run"
         )
         assert names[0] in cards
 
     def search(self) -> None:
         """The Retrieve tab."""
         wanted = self.rng.choice(["Color", "Shape", "Texture"])
-        _, found = self.client.predict(self.picture(), wanted, "", api_name="/run_1")
+        _, found = self.client.predict(self.image(), wanted, "", api_name="/run_1")
         assert len(found) == 8
 
     def train(self) -> None:
@@ -81,9 +81,9 @@ class Visit:
         self.client.predict([handle_file(str(self.folder / "cell.json"))], "", api_name="/run_3")
 
     def wrong_file(self) -> None:
-        """A text file where a picture belongs."""
+        """A text file where an image belongs."""
         text = handle_file(str(self.folder / "cell.json"))
-        assert self.refused("is a text file, not a picture", text, "Color", "", api_name="/run_1")
+        assert self.refused("is a text file, not an image", text, "Color", "", api_name="/run_1")
 
     def refused(self, sentence: str, *arguments: Any, api_name: str) -> bool:
         """Whether the studio says no, which it may do with this sentence only."""
@@ -123,7 +123,7 @@ def main() -> None:
         folder = Path(name)
         task = open_data("world:emblems", "test")
         for number in range(20):
-            task.picture(number * 7).resize((300, 260)).save(folder / f"{number}.png")
+            task.image(number * 7).resize((300, 260)).save(folder / f"{number}.png")
         (folder / "cell.json").write_text(json.dumps(cell()))
         command = [sys.executable, "-c", START, "studio", "--port", "0"]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -143,7 +143,7 @@ def main() -> None:
 
 def visit(url: str, folder: Path, pid: int, users: int, seconds: float) -> None:
     """Let the users in, and print what happened."""
-    Visit(url, folder, 0).heads()  # roles and pictures are read once, before the crowd
+    Visit(url, folder, 0).heads()  # roles and images are read once, before the crowd
     Visit(url, folder, 0).classify()
     took: dict[str, list[float]] = defaultdict(list)
     failed: list[str] = []

@@ -25,17 +25,17 @@ def train_both(task: SpeedTask, steps: int, lr: float) -> list[dict[str, Any]]:
     with task.in_precision() as dtype:
         literal = LiteralStep(task.model, task.ids, task.clip)
         learned = (literal.learned.values(), task.model.parameters())
-        optimisers = [torch.optim.AdamW(tensors, lr, weight_decay=5e-4) for tensors in learned]
+        optimizers = [torch.optim.AdamW(tensors, lr, weight_decay=5e-4) for tensors in learned]
         for step in range(1, steps + 1):
             at = (step - 1) % task.ahead * task.batch
             pixels, labels = (t[at : at + task.batch] for t in (task.pixels, task.labels))
             with torch.autocast(task.device.type, dtype, enabled=dtype != torch.float32):
                 theirs = literal.loss(pixels, labels)
             ours = task.model.loss(pixels, labels).total
-            for loss, optimiser in zip((theirs, ours), optimisers, strict=True):
-                optimiser.zero_grad()
+            for loss, optimizer in zip((theirs, ours), optimizers, strict=True):
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
             mine, other = ours.item(), theirs.item()
             rows.append(
                 {

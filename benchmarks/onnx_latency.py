@@ -1,4 +1,4 @@
-"""How long a picture takes in onnxruntime against eager PyTorch, in one run.
+"""How long an image takes in onnxruntime against eager PyTorch, in one run.
 
 python benchmarks/onnx_latency.py --threads 2 --csv benchmarks/results/onnx_latency.csv
 
@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 import dear
+from dear._io.files import write_atomic
 from dear.export.onnx import export_onnx
 from dear.export.runtime import OnnxModel
-from dear.files import write_atomic
 from dear.heads.contributions import last_third
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, Method

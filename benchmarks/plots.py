@@ -2,7 +2,7 @@
 
     python benchmarks/plots.py
 
-Standard library only: the pictures are SVG files of a few kilobytes.
+Standard library only: the images are SVG files of a few kilobytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).parent
-COLOURS = {"mmrl++": "#b3541e", "literal": "#8a8f98", "dear": "#1f6feb"}
+COLORS = {"mmrl++": "#b3541e", "literal": "#8a8f98", "dear": "#1f6feb"}
 PALETTE = ("#1f6feb", "#7aa7f0", "#8a8f98", "#c4a484", "#b3541e")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 340, 64, 150, 44, 48
 
@@ -34,7 +34,7 @@ def text(x: float, y: float, words: str, anchor: str = "middle", **more: str) ->
 
 
 def page(title: str, parts: Sequence[str], height: int = HEIGHT) -> str:
-    """A whole picture."""
+    """A whole image."""
     style = "text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-weight:600;font-size:15px}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
     body = "".join([text(LEFT, 24, title, "start", **{"class": "t"}), *parts])
@@ -65,36 +65,36 @@ def lines(title: str, series: Series, across: str, up: str, xs: Sequence[float])
         parts.append(text(LEFT - 8, y + 4, f"{tick:g}", "end"))
     parts += [text(at(x, low)[0], HEIGHT - BOTTOM + 18, f"{x:g}") for x in xs]
     for number, (name, points) in enumerate(series.items()):
-        colour = COLOURS.get(name.split(",")[0], PALETTE[number % len(PALETTE)])
+        color = COLORS.get(name.split(",")[0], PALETTE[number % len(PALETTE)])
         path = "L".join("{:.1f} {:.1f}".format(*at(*point)) for point in points)
         dashed = ' stroke-dasharray="6 4"' if "reported" in name else ""
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"{dashed}/>')
+        parts.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2.5"{dashed}/>')
         parts += [
-            '<circle cx="{:.1f}" cy="{:.1f}" r="3.5" fill="{}"/>'.format(*at(*p), colour) for p in points
+            '<circle cx="{:.1f}" cy="{:.1f}" r="3.5" fill="{}"/>'.format(*at(*p), color) for p in points
         ]
         x, y = at(*points[-1])
         if x > WIDTH - RIGHT - 9:
-            parts.append(text(x + 9, y + 4, name, "start", style=f"fill:{colour}"))
+            parts.append(text(x + 9, y + 4, name, "start", style=f"fill:{color}"))
         else:  # the line ends within the plot: its name stands below its beginning
             x, y = at(*points[0])
-            parts.append(text(x + 6, y + 18, name, "start", style=f"fill:{colour}"))
+            parts.append(text(x + 6, y + 18, name, "start", style=f"fill:{color}"))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, across))
     parts.append(text(LEFT - 50, TOP - 6, up, "start"))
     return page(title, parts)
 
 
 def bars(title: str, values: Sequence[tuple[str, float, str, str]], label: float = 210) -> str:
-    """Lying bars: (name, value, what to write, colour)."""
+    """Lying bars: (name, value, what to write, color)."""
     step, top = 28, 44
     height = top + step * len(values) + 14
     room = WIDTH - label - 110
     largest = max(value for _, value, _, _ in values)
     parts = []
-    for number, (name, value, words, colour) in enumerate(values):
+    for number, (name, value, words, color) in enumerate(values):
         y = top + step * number
         wide = max(1.0, room * value / largest)
         parts.append(text(label - 8, y + 15, name, "end"))
-        parts.append(f'<rect x="{label}" y="{y}" width="{wide:.1f}" height="20" rx="3" fill="{colour}"/>')
+        parts.append(f'<rect x="{label}" y="{y}" width="{wide:.1f}" height="20" rx="3" fill="{color}"/>')
         parts.append(text(label + wide + 8, y + 15, words, "start"))
     return page(title, parts, height)
 
@@ -119,17 +119,17 @@ def batch_plot() -> str:
         if row["step"] == "dear" and "H200" in row["machine"] and int(row["classes"]) >= 100:
             name = f"dear, {row['classes']} classes"
             found.setdefault(name, []).append((float(row["batch"]), float(row["ms"])))
-    return lines("Our step by batch and classes, H200", found, "pictures a step", "milliseconds", (4, 16, 32))
+    return lines("Our step by batch and classes, H200", found, "images a step", "milliseconds", (4, 16, 32))
 
 
 def inference_plot() -> str:
-    """Pictures a second at batch 256."""
+    """Images a second at batch 256."""
     values = []
     for row in rows("inference"):
         if row["batch"] == "256" and "H200" in row["machine"]:
-            rate, own = float(row["pictures_per_s"]), row["model"].startswith("dear")
+            rate, own = float(row["images_per_s"]), row["model"].startswith("dear")
             values.append((row["model"], rate, f"{rate:,.0f}", PALETTE[0] if own else PALETTE[2]))
-    return bars("Pictures a second, ViT-B/16, bfloat16, batch 256, H200", values)
+    return bars("Images a second, ViT-B/16, bfloat16, batch 256, H200", values)
 
 
 def log_plot() -> str:

@@ -1,4 +1,4 @@
-"""How many pictures a second the attribute world renders, and how many captions it writes.
+"""How many images a second the attribute world renders, and how many captions it writes.
 
 python benchmarks/render.py --device cpu --threads 2 --csv benchmarks/results/render.csv
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from dear.data import world
-from dear.data.world.captions import CaptionTable
-from dear.files import write_atomic
+from dear import world
+from dear._io.files import write_atomic
+from dear.world.captions import CaptionTable
 
 
 def timed(work: Callable[[], object], device: torch.device, seconds: float) -> float:
@@ -54,7 +54,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=None, help="pictures a call (CPU 1024, GPU 4096)")
+    parser.add_argument("--batch", type=int, default=None, help="images a call (CPU 1024, GPU 4096)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
     parser.add_argument("--table", type=Path, default=None, help="caption table written by CaptionTable.save")
@@ -67,7 +67,7 @@ def main() -> None:
     generator = torch.Generator(device).manual_seed(1)
     scenes = world.sample(batch, generator, device)
     table = (CaptionTable.load(options.table) if options.table else CaptionTable.build()).to(device)
-    pictures = batch / timed(lambda: world.render(scenes), device, options.seconds)
+    images = batch / timed(lambda: world.render(scenes), device, options.seconds)
     captions = batch / timed(lambda: table.captions(scenes, generator), device, options.seconds / 2)
     row = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -77,10 +77,10 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "batch": str(batch),
-        "pictures_per_s": f"{pictures:.0f}",
+        "images_per_s": f"{images:.0f}",
         "captions_per_s": f"{captions:.0f}",
     }
-    print(f"{pictures:,.0f} pictures/s, {captions:,.0f} captions/s on {row['machine']} ({device.type})")
+    print(f"{images:,.0f} images/s, {captions:,.0f} captions/s on {row['machine']} ({device.type})")
     if options.csv:
         append_row(options.csv, row)
 

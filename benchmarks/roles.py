@@ -1,10 +1,10 @@
-"""Finding the phrases of every head: ours against the literal procedure, on the same pictures, in one run.
+"""Finding the phrases of every head: ours against the literal procedure, on the same images, in one run.
 
-    python benchmarks/roles.py --device cpu --pictures 64 --phrases 300
-    python benchmarks/roles.py --device cuda --pictures 5000 --phrases 3500 --csv benchmarks/results/roles.csv
+    python benchmarks/roles.py --device cpu --images 64 --phrases 300
+    python benchmarks/roles.py --device cuda --images 5000 --phrases 3500 --csv benchmarks/results/roles.csv
 
-A random CLIP of the ViT-B/16 size, random pictures and random token ids: time does not depend on what weights
-and pictures show. From pictures and token ids to the phrase list of each head of the last four layers; naming
+A random CLIP of the ViT-B/16 size, random images and random token ids: time does not depend on what weights
+and images show. From images and token ids to the phrase list of each head of the last four layers; naming
 the concepts of the phrases afterwards takes the same few seconds either way and is left out of both.
 
 The literal procedure is what the method says, word for word: attention written out; for every head and every
@@ -34,8 +34,8 @@ from dear.heads.moments import moments
 from dear.heads.textspan import textspan_moments
 
 
-def pictures(clip: Clip, count: int, batch: int) -> Iterator[Tensor]:
-    """The same random pictures each time: colour fields with noise, so that heads have something to tell."""
+def images(clip: Clip, count: int, batch: int) -> Iterator[Tensor]:
+    """The same random images each time: color fields with noise, so that heads have something to tell."""
     size, device = clip.config.vision.image_size, clip.device
     for start in range(0, count, batch):
         here = min(batch, count - start)
@@ -63,8 +63,8 @@ def ours(clip: Clip, ids: Tensor, count: int, batch: int) -> tuple[Tensor, dict[
     clock = Clock(clip.device)
     text = clip.encode_text(ids)
     clock.lap("text")
-    seen = moments(clip, pictures(clip, count, batch), last_third(clip))
-    clock.lap("pictures")
+    seen = moments(clip, images(clip, count, batch), last_third(clip))
+    clock.lap("images")
     picks = textspan_moments(seen, text).picks.cpu()
     clock.lap("textspan")
     return picks, clock.laps
@@ -76,22 +76,21 @@ def literal(
 ) -> tuple[Tensor, dict[str, float], dict[str, float]]:
     """The same by the letter: phrase numbers [heads, 20] of the first heads, seconds by stage, their scale.
 
-    With fewer than all pictures or heads, the time of that stage is measured on them and multiplied; the
-    contributions of the other pictures are then ours, which are checked to be the same on those of both.
+    With fewer than all images or heads, the time of that stage is measured on them and multiplied; the
+    contributions of the other images are then ours, which are checked to be the same on those of both.
     """
     clock = Clock(clip.device)
     text = torch.cat([_all_positions(clip, part) for part in ids.split(64)])
     unit = torch.nn.functional.normalize(text, dim=-1).cpu().numpy()
     clock.lap("text")
-    # Per-patch contributions of four layers fill memory soon: fewer pictures at once than ours.
-    pieces = (piece for part in pictures(clip, some, batch) for piece in part.split(max(1, batch // 4)))
+    # Per-patch contributions of four layers fill memory soon: fewer images at once than ours.
+    pieces = (piece for part in images(clip, some, batch) for piece in part.split(max(1, batch // 4)))
     kept = np.concatenate([_contributions(clip, piece) for piece in pieces])  # [n, L, H, E]
-    clock.lap("pictures")
+    clock.lap("images")
     total = kept.shape[1] * kept.shape[2]
     if some < count:
         parts = [
-            decompose(clip, part, last_third(clip)).heads.cpu().numpy()
-            for part in pictures(clip, count, batch)
+            decompose(clip, part, last_third(clip)).heads.cpu().numpy() for part in images(clip, count, batch)
         ]
         every = np.concatenate(parts)
         error = np.abs(every[:some] - kept).max() / np.abs(kept).max()
@@ -102,7 +101,7 @@ def literal(
     each = kept.reshape(len(kept), total, -1)
     rows = [_textspan(np.ascontiguousarray(each[:, head]), unit) for head in range(heads)]
     clock.lap("textspan")
-    scale = {"text": 1.0, "pictures": count / some, "textspan": total / heads}
+    scale = {"text": 1.0, "images": count / some, "textspan": total / heads}
     return torch.tensor(rows), clock.laps, scale
 
 
@@ -131,8 +130,8 @@ def _contributions(clip: Clip, pixels: Tensor) -> np.ndarray:
     spread = (x[:, 0].var(-1, unbiased=False) + norm.eps).sqrt()[:, None, None, None]
     carried = []
     for term in terms:  # [B, H, N, D] each, through the final norm and the projection
-        centred = (term - term.mean(-1, keepdim=True)) / spread * norm.weight
-        carried.append((centred @ visual.proj).cpu().numpy().sum(axis=2))
+        centered = (term - term.mean(-1, keepdim=True)) / spread * norm.weight
+        carried.append((centered @ visual.proj).cpu().numpy().sum(axis=2))
     return np.stack(carried, axis=1)
 
 
@@ -189,14 +188,10 @@ def main() -> None:
     )
     parser.add_argument("--model", default="ViT-B-16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--pictures", type=int, default=5000)
+    parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--phrases", type=int, default=3500)
-    parser.add_argument(
-        "--batch", type=int, default=None, help="pictures at once (64 on a CPU, 250 on a GPU)"
-    )
-    parser.add_argument(
-        "--literal-pictures", type=int, help="pictures of the literal procedure (default: all)"
-    )
+    parser.add_argument("--batch", type=int, default=None, help="images at once (64 on a CPU, 250 on a GPU)")
+    parser.add_argument("--literal-images", type=int, help="images of the literal procedure (default: all)")
     parser.add_argument("--literal-heads", type=int, help="heads of its TEXTSPAN (default: all)")
     parser.add_argument("--csv", type=Path, default=None, help="append the figures to this table")
     options = parser.parse_args()
@@ -204,14 +199,14 @@ def main() -> None:
     clip = Clip(ClipConfig.named(options.model)).to(options.device)
     ids = token_ids(clip, options.phrases)
     batch = options.batch or (250 if clip.device.type == "cuda" else 64)
-    small = min(8, options.pictures)
+    small = min(8, options.images)
     ours(clip, ids[:64], small, small)  # warm-up: kernels are loaded, memory is claimed
     total = len(last_third(clip)) * clip.config.vision.heads
     literal(clip, ids[:64], small, small, small, 1)
-    mine, my_laps = ours(clip, ids, options.pictures, batch)
-    some, heads = options.literal_pictures or options.pictures, options.literal_heads or total
-    some = min(options.pictures, -(-some // batch) * batch)  # whole batches: the same pictures
-    theirs, measured, scale = literal(clip, ids, options.pictures, batch, some, heads)
+    mine, my_laps = ours(clip, ids, options.images, batch)
+    some, heads = options.literal_images or options.images, options.literal_heads or total
+    some = min(options.images, -(-some // batch) * batch)  # whole batches: the same images
+    theirs, measured, scale = literal(clip, ids, options.images, batch, some, heads)
     their_laps = {name: value * scale[name] for name, value in measured.items()}
     mine = mine.flatten(0, 1)[:heads]
     same = int((mine == theirs).all(-1).sum())
@@ -220,14 +215,14 @@ def main() -> None:
         "machine": torch.cuda.get_device_name() if clip.device.type == "cuda" else platform.processor(),
         "torch": torch.__version__,
         "model": options.model,
-        "pictures": options.pictures,
+        "images": options.images,
         "phrases": options.phrases,
         **{f"ours_{name}_s": round(value, 3) for name, value in my_laps.items()},
         "ours_s": round(sum(my_laps.values()), 3),
         **{f"literal_{name}_s": round(value, 3) for name, value in their_laps.items()},
         "literal_s": round(sum(their_laps.values()), 3),
         "ratio": round(sum(their_laps.values()) / sum(my_laps.values()), 1),
-        "literal_pictures_measured": some,
+        "literal_images_measured": some,
         "literal_heads_measured": f"{heads}/{total}",
         "same_lists": f"{same}/{heads}",
         "same_phrases": round(float((mine == theirs).float().mean()), 4),

@@ -1,6 +1,6 @@
 """Are the roles of `mini` true? Asked where the truth is known, in the attribute world.
 
-    python benchmarks/roles_truth.py --pictures 2000 --concepts clusters
+    python benchmarks/roles_truth.py --images 2000 --concepts clusters
 
 Two questions. Of the heads called core for a concept: for how many does that concept's factor explain more of
 the head's variance than the other four core factors do, against the same share for shuffled roles? And does
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 import dear
+from dear import world
+from dear._io.files import write_json
 from dear.clip.model import Clip
-from dear.data import world
-from dear.data.world import factors
-from dear.files import write_json
 from dear.heads import RoleMap, Task, collect, concept_table, discover_roles, rerule
 from dear.heads.names import CORE
-from dear.mini.figures import PROMPTS, batches, head_truth, held_out_scenes
+from dear.world import factors
+from dear.world.measure import PROMPTS, batches, head_truth, held_out_scenes
 
-FACTOR_OF = {"Color": "colour", "Shape": "shape", "Texture": "texture", "Location": "place"}
+FACTOR_OF = {"Color": "color", "Shape": "shape", "Texture": "texture", "Location": "place"}
 
 
 def leading_concept(truth: Mapping[str, Tensor], layers: tuple[int, ...]) -> dict[tuple[int, int], str]:
@@ -46,7 +46,7 @@ def right_share(roles: RoleMap, lead: Mapping[tuple[int, int], str]) -> float:
 
 
 def questions(clip: Clip, layers: tuple[int, ...], number: int) -> dict[str, Task]:
-    """A zero-shot question for each core concept, on pictures that pretraining never showed."""
+    """A zero-shot question for each core concept, on images that pretraining never showed."""
     scenes = held_out_scenes(number)
     kept, values = collect(clip, batches(clip, scenes), layers), scenes.factors()
     tasks = {}
@@ -67,16 +67,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pictures", type=int, default=2000, help="pictures the roles are found on")
-    parser.add_argument("--truth", type=int, default=1000, help="pictures a kind for the truth")
-    parser.add_argument("--questions", type=int, default=1500, help="pictures a zero-shot question")
+    parser.add_argument("--images", type=int, default=2000, help="images the roles are found on")
+    parser.add_argument("--truth", type=int, default=1000, help="images a kind for the truth")
+    parser.add_argument("--questions", type=int, default=1500, help="images a zero-shot question")
     parser.add_argument("--concepts", default="clusters", choices=("clusters", "fixed", "tags"))
     parser.add_argument("--phrases", type=int, default=None)
     parser.add_argument("--seeds", type=int, default=20, help="draws of shuffled roles and random heads")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
     options = parser.parse_args()
     clip = dear.load("mini")
-    scenes = world.sample(options.pictures, torch.Generator().manual_seed(1))
+    scenes = world.sample(options.images, torch.Generator().manual_seed(1))
     roles = discover_roles(clip, batches(clip, scenes), concepts=options.concepts, phrases=options.phrases)
     lead = leading_concept(head_truth(clip, roles.layers, options.truth), roles.layers)
     figures: dict[str, object] = {"concepts": options.concepts, "phrases": roles.evidence["phrases_a_head"]}

@@ -38,26 +38,26 @@ def step() -> str:
                 batch,
                 classes,
                 *(f"{float(row['ms']):.2f}" for row in (theirs, literal, ours)),
-                f"{float(ours['pictures_per_s']):,.0f}",
+                f"{float(ours['images_per_s']):,.0f}",
                 f"{100 * float(ours['floor_share']):.0f} %",
                 *(f"{int(row['peak_mb']):,}" for row in (theirs, literal, ours)),
             )
         )
-    head = ("batch", "classes", "mmrl++ ms", "literal ms", "dear ms", "dear pictures/s", "of the floor")
+    head = ("batch", "classes", "mmrl++ ms", "literal ms", "dear ms", "dear images/s", "of the floor")
     return table((*head, "mmrl++ MB", "literal MB", "dear MB"), body, 0)
 
 
 def inference() -> str:
-    """Pictures a second by model and batch, a table a machine."""
+    """Images a second by model and batch, a table a machine."""
     parts = []
     for device in dict.fromkeys(row["machine"] for row in rows("inference")):
         mine = [row for row in rows("inference") if row["machine"] == device]
         batches = list(dict.fromkeys(row["batch"] for row in mine))
         models = list(dict.fromkeys(row["model"] for row in mine))
-        rates = {(row["model"], row["batch"]): float(row["pictures_per_s"]) for row in mine}
+        rates = {(row["model"], row["batch"]): float(row["images_per_s"]) for row in mine}
         body = [(m, *(f"{rates[m, b]:,.1f}" if (m, b) in rates else "" for b in batches)) for m in models]
         words = f"{device}, {mine[0]['threads']} threads, {mine[0]['precision']}"
-        parts.append(f"{words}:\n\n" + table(("pictures a second", *(f"batch {b}" for b in batches)), body))
+        parts.append(f"{words}:\n\n" + table(("images a second", *(f"batch {b}" for b in batches)), body))
     return "\n\n".join(parts)
 
 
@@ -66,9 +66,9 @@ def tasks() -> str:
     names = (
         "task",
         "base_classes",
-        "training_pictures",
+        "training_images",
         "steps",
-        "test_pictures",
+        "test_images",
         "train_s",
         "test_s",
         "run_s",
@@ -91,16 +91,16 @@ def roles() -> str:
     """Role discovery."""
     body = []
     for row in rows("roles"):
-        for name in ("text", "pictures", "textspan"):
+        for name in ("text", "images", "textspan"):
             body.append((name, row[f"ours_{name}_s"], row[f"literal_{name}_s"]))
         body.append(("all", row["ours_s"], row["literal_s"]))
     return table(("stage", "ours, s", "literal, s"), body)
 
 
-def pictures() -> str:
+def images() -> str:
     """The data feed."""
-    names = ("machine", "way", "epoch", "pictures", "pictures_per_s")
-    body = [tuple(row[name] for name in names) for row in rows("pictures")]
+    names = ("machine", "way", "epoch", "images", "images_per_s")
+    body = [tuple(row[name] for name in names) for row in rows("images")]
     return table(tuple(name.replace("_per_s", " a second") for name in names), body, 2)
 
 
@@ -125,7 +125,7 @@ def growth() -> str:
 
 def main() -> None:
     """Put every table in its place."""
-    makers: tuple[Callable[[], str], ...] = (step, inference, tasks, losses, roles, pictures, cpu, growth)
+    makers: tuple[Callable[[], str], ...] = (step, inference, tasks, losses, roles, images, cpu, growth)
     words = README.read_text(encoding="utf-8")
     for maker in makers:
         name = maker.__name__

@@ -1,11 +1,11 @@
-"""Wall time of whole base-to-novel runs at the sizes of real data sets: 16 shots, ten epochs, then the test.
+"""Wall time of whole base-to-novel runs at the sizes of real datasets: 16 shots, ten epochs, then the test.
 
     python benchmarks/tasks.py --device cuda --csv benchmarks/results/tasks.csv
     python benchmarks/tasks.py --device cuda --tasks DTD
 
-Random pictures of the right number, held in memory as bytes (decoding is measured by pictures.py), random
+Random images of the right number, held in memory as bytes (decoding is measured by images.py), random
 words, random weights of the ViT-B/16 size. Training is `dear.train.train` with the paper's recipe; the test
-answers every test picture of base and novel classes in both modes. "start" is what comes once before:
+answers every test image of base and novel classes in both modes. "start" is what comes once before:
 building the backbone and, for the first task, loading libraries and compiling kernels.
 """
 
@@ -33,13 +33,11 @@ from dear.train import Recipe, evaluate, train
 
 SHOTS = 16
 SIZES = {"EuroSAT": (10, 8_100), "DTD": (47, 1_692), "SUN397": (397, 19_850), "ImageNet": (1000, 50_000)}
-_POOL = (
-    64  # pictures that exist; a set shows them again and again, for time does not depend on what they show
-)
+_POOL = 64  # images that exist; a set shows them again and again, for time does not depend on what they show
 
 
 class Noise:
-    """A PictureSet of random pictures in memory."""
+    """A ImageSet of random images in memory."""
 
     def __init__(self, name: str, classes: int, count: int) -> None:
         self.name, self.template, self.domains = name, "a photo of a {}.", None
@@ -53,8 +51,8 @@ class Noise:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def picture(self, index: int) -> Image.Image:
-        """A picture as decoded."""
+    def image(self, index: int) -> Image.Image:
+        """An image as decoded."""
         return self._pool[index % _POOL]
 
     def pixels(self, indices: Sequence[int], size: int) -> Tensor:
@@ -103,9 +101,9 @@ def run(clip: dear.Clip, name: str, epochs: int) -> dict[str, Any]:
     return {
         "task": name,
         "base_classes": base,
-        "training_pictures": len(shots),
+        "training_images": len(shots),
         "steps": steps,
-        "test_pictures": done,
+        "test_images": done,
         "train_s": round(middle - began, 2),
         "test_s": round(ended - middle, 2),
         "run_s": round(ended - began, 2),

@@ -11,11 +11,11 @@ from PIL import Image
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from tiny import Colours, mixed_roles, tiny_clip
+from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.classifier import Classifier
 from dear.errors import DataError, DearError, InputError, RunError, UsageError
 from dear.methods import build_method
+from dear.workflows.classifier import Classifier
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -30,11 +30,11 @@ def photos(tmp_path_factory) -> Path:
     """photos/{train,test}/{red,green,blue}/n.png."""
     root = tmp_path_factory.mktemp("photos")
     for split, seed in (("train", 0), ("test", 1)):
-        pictures = Colours(each=5, seed=seed)
-        for i, label in enumerate(pictures.labels.tolist()):
-            path = root / split / pictures.classes[label] / f"{i}.png"
+        images = Colors(each=5, seed=seed)
+        for i, label in enumerate(images.labels.tolist()):
+            path = root / split / images.classes[label] / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pictures.picture(i).save(path)
+            images.image(i).save(path)
     return root
 
 
@@ -106,7 +106,7 @@ def test_not_fitted_and_wrong_use(photos: Path) -> None:
         classifier().predict(files)
     with pytest.raises(InputError, match="needs y"):
         classifier().fit(files)
-    with pytest.raises(InputError, match="15 pictures but 2 labels"):
+    with pytest.raises(InputError, match="15 images but 2 labels"):
         classifier().fit(files, truth[:2])
     with pytest.raises(UsageError, match="no method is called 'deer'"):
         classifier(method="deer").fit(files, truth)
@@ -125,17 +125,17 @@ def test_one_class(photos: Path) -> None:
         classifier().fit(reds, ["red"] * len(reds))
 
 
-def test_two_pictures(photos: Path) -> None:
+def test_two_images(photos: Path) -> None:
     files, truth = listed(photos)
     clf = classifier(epochs=2).fit([files[0], files[-1]], [truth[0], truth[-1]])
     assert clf.predict_proba(files[:1]).shape == (1, 2)
 
 
 def test_an_empty_class_is_named(tmp_path: Path) -> None:
-    pictures = Colours()
-    pictures.classes = ("red", "green", "blue", "pink")
-    with pytest.raises(DataError, match=r"'pink' has no pictures; add some or remove the class"):
-        classifier().fit(pictures)
+    images = Colors()
+    images.classes = ("red", "green", "blue", "pink")
+    with pytest.raises(DataError, match=r"'pink' has no images; add some or remove the class"):
+        classifier().fit(images)
 
 
 def test_classes_that_differ_only_in_case_are_named(photos: Path) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dear import heads
-    from dear.classifier import Classifier
     from dear.clip.config import ClipConfig
     from dear.clip.factory import list_backbones, load
     from dear.clip.model import Clip
@@ -18,11 +17,12 @@ if TYPE_CHECKING:
     from dear.heads.discover import discover_roles
     from dear.heads.roles import Role, RoleMap
     from dear.methods import DeAR, list_methods
+    from dear.workflows.classifier import Classifier
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Classifier": "dear.classifier",
+    "Classifier": "dear.workflows.classifier",
     "Clip": "dear.clip.model",
     "ClipConfig": "dear.clip.config",
     "DeAR": "dear.methods",

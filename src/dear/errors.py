@@ -32,7 +32,7 @@ class OutOfMemory(DearError):  # noqa: N818 (a state, not a mistake)
 
 
 class InputError(DearError):
-    """A text or a picture that cannot be used."""
+    """A text or an image that cannot be used."""
 
 
 class CheckpointError(DearError):
@@ -40,7 +40,7 @@ class CheckpointError(DearError):
 
 
 class DataError(DearError):
-    """A folder, table or split that cannot be read as a data set."""
+    """A folder, table or split that cannot be read as a dataset."""
 
 
 class RoleError(DearError):

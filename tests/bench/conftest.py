@@ -1,4 +1,4 @@
-"""A tiny backbone on disk, and pictures whose colour tells the class, in a table with splits and domains."""
+"""A tiny backbone on disk, and images whose color tells the class, in a table with splits and domains."""
 
 import csv
 
@@ -11,7 +11,7 @@ from dear.clip.checkpoint import save_hf
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
 
-COLOURS = {
+COLORS = {
     "red": (200, 30, 30),
     "green": (30, 200, 30),
     "blue": (30, 30, 200),
@@ -40,25 +40,25 @@ def backbone(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory):
-    """A CSV table: 5 classes x 3 domains, 8 training and 4 test pictures each."""
-    folder = tmp_path_factory.mktemp("colours")
+    """A CSV table: 5 classes x 3 domains, 8 training and 4 test images each."""
+    folder = tmp_path_factory.mktemp("colors")
     generator = torch.Generator().manual_seed(5)
     rows = []
     for split, each in (("train", 8), ("test", 4)):
         for domain, light in zip(DOMAINS, (1.0, 0.8, 0.6), strict=True):
-            for name, colour in COLOURS.items():
+            for name, color in COLORS.items():
                 for number in range(each):
                     path = f"{split}-{domain}-{name}-{number}.png"
-                    base = torch.tensor(colour).mul(light).view(3, 1, 1)
+                    base = torch.tensor(color).mul(light).view(3, 1, 1)
                     noise = torch.randn(3, 30, 26, generator=generator) * 40
                     pixels = (base + noise).clamp(0, 255).to(torch.uint8)
                     Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / path)
                     rows.append({"path": path, "label": name, "split": split, "domain": domain})
-    with open(folder / "colours.csv", "w", newline="") as file:
+    with open(folder / "colors.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["path", "label", "split", "domain"])
         writer.writeheader()
         writer.writerows(rows)
-    return str(folder / "colours.csv")
+    return str(folder / "colors.csv")
 
 
 @pytest.fixture(scope="session")

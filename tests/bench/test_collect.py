@@ -16,7 +16,7 @@ def fill(folder, method, seed, base, novel, **options):
     hm = 2 * base * novel / (base + novel)
     result = {
         "modes": {"default": {"base": base, "novel": novel, "hm": hm}},
-        "trainable_numbers": 7,
+        "trainable_parameters": 7,
         "adapter_bytes": 28,
         "steps": 10,
         "seconds": {"train": 1.5, "evaluate": 0.5},

@@ -149,7 +149,7 @@ def test_draws_are_written_once_and_recorded(tmp_path):
     grid = Grid(tmp_path)
 
     def work(cell, place):
-        draw = {"pictures": 1, "jsonl": '{"label": 0, "key": "a.jpg"}\n'}
+        draw = {"images": 1, "jsonl": '{"label": 0, "key": "a.jpg"}\n'}
         return {"modes": {"default": {"base": 0.5}}, "draw": draw}
 
     grid.run([make(1), make(1, method="coop")], PLACE, Local(work))

@@ -50,16 +50,16 @@ def run(cell, place):
     return compute(cell.plain(), place.plain())
 
 
-def frozen_accuracy(backbone, pictures):
-    """Zero-shot accuracy the obvious way: one picture after the other, straight from the towers."""
+def frozen_accuracy(backbone, images):
+    """Zero-shot accuracy the obvious way: one image after the other, straight from the towers."""
     clip = dear.load(backbone)
-    texts = clip.encode_text([pictures.template.replace("{}", name) for name in pictures.classes])
+    texts = clip.encode_text([images.template.replace("{}", name) for name in images.classes])
     texts = torch.nn.functional.normalize(texts, dim=-1)
     hits = 0
-    for index, label in enumerate(pictures.labels.tolist()):
-        feature = clip.encode_image(clip.preprocess(pictures.picture(index))[None])[0]
+    for index, label in enumerate(images.labels.tolist()):
+        feature = clip.encode_image(clip.preprocess(images.image(index))[None])[0]
         hits += int((texts @ feature).argmax()) == label
-    return hits / len(pictures)
+    return hits / len(images)
 
 
 def test_base_to_novel_halves_and_harmonic_mean(backbone, table, place, asked):
@@ -84,8 +84,8 @@ def test_dear_reports_both_modes_its_size_and_its_fusion_weights(place, asked):
     (cell,) = plan("base-to-novel", asked(methods=["dear"]))
     result = run(cell, place)
     assert set(result["modes"]) == {"fused", "decoupled"}
-    assert result["trainable_numbers"] == 5 * 24 + 5 * 16 + 24 * 12 + 6
-    assert result["adapter_bytes"] > 4 * result["trainable_numbers"]
+    assert result["trainable_parameters"] == 5 * 24 + 5 * 16 + 24 * 12 + 6
+    assert result["adapter_bytes"] > 4 * result["trainable_parameters"]
     assert sum(result["facts"]["fusion_weights"].values()) == pytest.approx(1)
     assert result["steps"] == 2 * -(-12 // 8)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -104,7 +104,7 @@ def test_few_shot_plans_five_shots_and_tests_all_classes(backbone, table, place,
     cells = plan("few-shot", asked(methods=["zeroshot"], shots=None))
     assert [cell.shots for cell in cells] == [1, 2, 4, 8, 16]
     result = run(cells[1], place)
-    assert result["draw"]["pictures"] == 10
+    assert result["draw"]["images"] == 10
     assert result["modes"]["default"]["accuracy"] == pytest.approx(
         frozen_accuracy(backbone, open_data(table, "test"))
     )
@@ -142,7 +142,7 @@ def test_protocols_that_train_on_all_classes_share_their_adapters(table, place, 
     taken = run(few, place)
     assert taken["trained_before"]
     assert "trained_before" not in fresh
-    for part in ("modes", "facts", "steps", "trainable_numbers", "adapter_bytes"):
+    for part in ("modes", "facts", "steps", "trainable_parameters", "adapter_bytes"):
         assert taken[part] == fresh[part]
     file.write_bytes(file.read_bytes()[:100])
     assert "trained_before" not in run(few, place)
@@ -155,13 +155,13 @@ def test_leave_one_domain_out_never_sees_the_target(table, place, asked, monkeyp
     seen = {}
     fit, test = Session.fit, Session.test
 
-    def spy_fit(self, pictures, keep=False):
-        seen["train"] = pictures
-        return fit(self, pictures, keep)
+    def spy_fit(self, images, keep=False):
+        seen["train"] = images
+        return fit(self, images, keep)
 
-    def spy_test(self, method, pictures):
-        seen.setdefault("tests", []).append(pictures)
-        return test(self, method, pictures)
+    def spy_test(self, method, images):
+        seen.setdefault("tests", []).append(images)
+        return test(self, method, images)
 
     monkeypatch.setattr(Session, "fit", spy_fit)
     monkeypatch.setattr(Session, "test", spy_test)
@@ -171,15 +171,15 @@ def test_leave_one_domain_out_never_sees_the_target(table, place, asked, monkeyp
     assert {d for p in (seen["train"], validation) for d in p.domains} == {"day", "night"}
     assert set(target.domains) == {"dusk"}
     assert not keys[0] & keys[1]
-    assert len(keys[1]) == 2 * 5 * 2  # a fifth of 8 pictures of each class of each source, rounded
+    assert len(keys[1]) == 2 * 5 * 2  # a fifth of 8 images of each class of each source, rounded
     assert len(keys[0]) == 2 * 5 * 8 - len(keys[1])
     assert all(key.startswith("test-") for key in keys[2])
     assert set(result["modes"]["default"]) == {"target", "validation"}
 
 
 def test_validation_changes_with_the_seed(table):
-    pictures = open_data(table, "train")
-    parts = [held_out.split_sources(pictures, seed)[1] for seed in (1, 1, 2)]
+    images = open_data(table, "train")
+    parts = [held_out.split_sources(images, seed)[1] for seed in (1, 1, 2)]
     keys = [{part.key(i) for i in range(len(part))} for part in parts]
     assert keys[0] == keys[1] != keys[2]
 
@@ -239,7 +239,7 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
         ("base-to-novel", {"datasets": []}, UsageError, "--datasets"),
         ("base-to-novel", {"targets": ["x"]}, UsageError, "--targets"),
         ("base-to-novel", {"seeds": []}, UsageError, "seed"),
-        ("cross-dataset", {"datasets": ["a", "b"]}, UsageError, "one data set"),
+        ("cross-dataset", {"datasets": ["a", "b"]}, UsageError, "one dataset"),
         ("cross-dataset", {"datasets": ["a"], "targets": ["a"]}, UsageError, "other than"),
         ("base-to-novel", {"roles": None}, RoleError, "role map"),
         ("base-to-novel", {"options": {"dear": {"betta": 1}}}, UsageError, "betta"),

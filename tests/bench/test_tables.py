@@ -146,7 +146,7 @@ def test_ablation_takes_each_variants_mode_and_the_papers_rows(two_sets):
 
 def test_csv_gives_back_exact_fractions(two_sets):
     rows = list(csv.DictReader(io.StringIO(to_csv(SHEETS["base-to-novel"](gather(two_sets))))))
-    ours = next(row for row in rows if row["Data set"] == "EuroSAT" and row["published"] == "0")
+    ours = next(row for row in rows if row["Dataset"] == "EuroSAT" and row["published"] == "0")
     assert float(ours["Base"]) == (0.9 + 0.8) / 2
     assert ours["Base seeds"] == "2"
     paper = next(row for row in rows if row["Method"] == "DeAR")

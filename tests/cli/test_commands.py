@@ -29,11 +29,11 @@ def dear(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[st
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of class folders: red and blue squares, 64 pixels."""
     folder = tmp_path_factory.mktemp("photos")
-    for name, colour in (("red", (210, 30, 30)), ("blue", (30, 60, 210))):
+    for name, color in (("red", (210, 30, 30)), ("blue", (30, 60, 210))):
         for number in range(6):
             place = folder / name / f"{number}.png"
             place.parent.mkdir(exist_ok=True)
-            tone = tuple(max(0, min(255, c + 5 * number)) for c in colour)
+            tone = tuple(max(0, min(255, c + 5 * number)) for c in color)
             Image.new("RGB", (64, 64), tone).save(place)
     return folder
 
@@ -69,7 +69,7 @@ def test_zeroshot_prints_accuracy_for_people_and_programs(photos: Path) -> None:
     assert answer["accuracy"] == 1.0
     assert answer["per_class"] == {"blue": 1.0, "red": 1.0}
     plain = dear(*words)
-    assert "100.00% of 12 pictures" in plain.stdout
+    assert "100.00% of 12 images" in plain.stdout
     assert "red" in plain.stdout
 
 
@@ -83,14 +83,14 @@ def test_adapt_evaluate_predict_report_and_retrieve(photos: Path, run: Path, tmp
     )
     assert report["mode"] == "decoupled"
     assert set(report["modes"]) == {"fused", "decoupled"}
-    picture = str(photos / "red" / "0.png")
-    said = json.loads(dear("predict", str(run), picture, "--top", "2", "--json").stdout)["predictions"][0]
+    image = str(photos / "red" / "0.png")
+    said = json.loads(dear("predict", str(run), image, "--top", "2", "--json").stdout)["predictions"][0]
     assert {c["name"] for c in said["classes"]} == {"red", "blue"}
     assert sum(c["probability"] for c in said["classes"]) == pytest.approx(1.0, abs=1e-4)
-    other = dear("predict", str(run), picture, "--classes", "green, red, yellow", "--top", "1")
+    other = dear("predict", str(run), image, "--classes", "green, red, yellow", "--top", "1")
     assert "red" in other.stdout
     found = dear(
-        "retrieve", str(run), "--query", picture, "--attribute", "colour", "--gallery", str(photos),
+        "retrieve", str(run), "--query", image, "--attribute", "color", "--gallery", str(photos),
         "--top", "2", "--out", str(tmp_path / "sheets"), "--json",
     )  # fmt: skip
     assert len(json.loads(found.stdout)["attributes"]["Color"]) == 2
@@ -113,7 +113,7 @@ def test_backbones_and_data_sets_are_listed() -> None:
 
 
 WRONG = [  # a few as processes; tests/cli/test_wrong_uses.py has all
-    (["zeroshot", "--data", "no/such/folder"], "no/such/folder: no such folder, table or data set"),
+    (["zeroshot", "--data", "no/such/folder"], "no/such/folder: no such folder, table or dataset"),
     (["adapt", "--data", "world:textures", "--out", "x", "--set", "bta=1"], "no option 'bta'"),
     (["predict", "--onnx", "missing.onnx", "a.jpg"], "missing.onnx"),
 ]

@@ -3,8 +3,8 @@
 Every line is a command as it would be typed in a folder with these things in it:
 
 - `photos` (red, blue), `one` (one class), `gap` (an empty class), `same` (two classes that read the same),
-  `broken` (a cut picture), `empty`;
-- tables: `columns.csv` (semicolons), `outside.csv` (a path with `..`), `unlabelled.jsonl`, `train-only.csv`,
+  `broken` (a cut image), `empty`;
+- tables: `columns.csv` (semicolons), `outside.csv` (a path with `..`), `unlabeled.jsonl`, `train-only.csv`,
   `latin.csv` (not UTF-8);
 - `run` (DeAR on photos), `probe` (a linear probe), `half` (not completed), `cut` (adapter cut), `moved` (its
   backbone is gone);
@@ -37,9 +37,9 @@ zeroshot --data
 zeroshot --dta photos
     No such option: --dta
 zeroshot --data nowhere
-    nowhere: no such folder, table or data set
+    nowhere: no such folder, table or dataset
 zeroshot --data eurosatt
-    no such folder, table or data set; did you mean EuroSAT?
+    no such folder, table or dataset; did you mean EuroSAT?
 zeroshot --data EuroSAT
     EuroSAT: is a benchmark; say with --data-root which folder holds eurosat/
 zeroshot --data EuroSAT --data-root empty
@@ -47,13 +47,13 @@ zeroshot --data EuroSAT --data-root empty
 zeroshot --data note.txt
     note.txt: is neither a folder nor a .csv or .jsonl table
 zeroshot --data empty
-    empty: holds no class folders; put the pictures of each class in a folder of its name
+    empty: holds no class folders; put the images of each class in a folder of its name
 zeroshot --data gap
-    gap/green: the class folder holds no pictures; fill it or remove it
+    gap/green: the class folder holds no images; fill it or remove it
 zeroshot --data same
     the classes 'Red' and 'red_' both read 'red'; rename or merge them
 zeroshot --data broken --split all
-    1 of 13 pictures cannot be read & broken/red/x.jpg & (--unreadable skip)
+    1 of 13 images cannot be read & broken/red/x.jpg & (--unreadable skip)
 zeroshot --data broken --unreadable ignore
     the policy is stop or skip, not 'ignore'
 zeroshot --data photos --split validation
@@ -62,8 +62,8 @@ zeroshot --data columns.csv
     has no column path and no column label; separate columns by commas
 zeroshot --data outside.csv
     outside.csv, row 2: the path '../x.png' leaves
-zeroshot --data unlabelled.jsonl
-    unlabelled.jsonl, row 1: has no label
+zeroshot --data unlabeled.jsonl
+    unlabeled.jsonl, row 1: has no label
 zeroshot --data train-only.csv
     train-only.csv: has no rows of split 'test'; it has train
 zeroshot --data latin.csv
@@ -95,7 +95,7 @@ adapt --data photos --out x --method daer
 adapt --data photos --out x --shots two
     Invalid value for '--shots'
 adapt --data photos --out x --shots -1
-    shots = -1: ask for at least 1 picture a class, or for all with 0
+    shots = -1: ask for at least 1 image a class, or for all with 0
 adapt --data photos --out x --epochs -1
     epochs = -1 cannot be negative
 adapt --data photos --out x --set beta
@@ -129,7 +129,7 @@ adapt --data photos --out half --resume --shots 2 --seed 2
 adapt --data photos --out note.txt
     note.txt: is a file; name a folder for the run
 adapt --data broken --out x --shots 0 --epochs 1
-    broken/red/x.jpg: the picture is damaged & replace or remove it
+    broken/red/x.jpg: the image is damaged & replace or remove it
 evaluate nowhere --data photos
     nowhere: is not a run folder (no config.json); `dear adapt --out nowhere` makes one
 evaluate half --data photos
@@ -143,15 +143,15 @@ evaluate run --data photos --mode fast
 evaluate probe --data world:textures
     the method 'linear-probe' learns its classes: it cannot name others
 predict
-    name a run folder and at least one picture: dear predict run a.jpg
+    name a run folder and at least one image: dear predict run a.jpg
 predict run nowhere.jpg
-    nowhere.jpg: no such picture
+    nowhere.jpg: no such image
 predict run note.jpg
-    note.jpg: is a text file, not a picture
+    note.jpg: is a text file, not an image
 predict run photos
-    photos: is a folder, not a picture
+    photos: is a folder, not an image
 predict run photos/red/0.png --top 0
-    top = 0: ask for at least one answer a picture
+    top = 0: ask for at least one answer an image
 predict run photos/red/0.png --classes ","
     --classes names no class; give names with commas between
 predict run photos/red/0.png --classes "cat, cat"
@@ -165,7 +165,7 @@ predict --onnx nowhere.onnx a.jpg
 predict --onnx model.onnx photos/red/0.png
     model.onnx: is not a whole ONNX model & export it again
 retrieve run --query photos/red/0.png --gallery empty
-    empty: there is no picture in this folder
+    empty: there is no image in this folder
 retrieve run --query photos/red/0.png --gallery photos --attribute smell
     no attribute is called 'smell'; there are
 retrieve probe --query photos/red/0.png --gallery photos
@@ -193,9 +193,9 @@ roles report other.json --images photos --backbone mini
 bench base-to-nowhere --out g
     no protocol 'base-to-nowhere'; choose from base-to-novel, few-shot
 bench base-to-novel --out g
-    base-to-novel: name the data sets with --datasets
+    base-to-novel: name the datasets with --datasets
 bench base-to-novel --datasets nowhere --out g
-    nowhere: no such folder, table or data set
+    nowhere: no such folder, table or dataset
 bench base-to-novel --datasets photos --methods clop --out g
     no method is called 'clop'; known are
 bench base-to-novel --datasets photos --seeds one --out g
@@ -217,9 +217,9 @@ export nowhere --onnx m.onnx
 export run --onnx m.onnx --classes ","
     --classes names no class; give names with commas between
 report run
-    run: does not say where its pictures lie; name them with --data
+    run: does not say where its images lie; name them with --data
 data check Imagnet
-    no such folder, table or data set; did you mean ImageNet?
+    no such folder, table or dataset; did you mean ImageNet?
 studio --port 99999
     --port 99999: choose between 1 and 65535, or 0 for a free one
 studio --max-upload-mb 0
@@ -275,7 +275,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "hollow").mkdir()
     (home / "columns.csv").write_text("file;label\na;b\n")
     (home / "outside.csv").write_text("path,label\n../x.png,a\n")
-    (home / "unlabelled.jsonl").write_text('{"path": "a.png"}\n')
+    (home / "unlabeled.jsonl").write_text('{"path": "a.png"}\n')
     (home / "train-only.csv").write_text("path,label,split\nphotos/red/0.png,red,train\n")
     (home / "latin.csv").write_bytes(b"path,label\n\xe9.png,a\n")
     for name in ("note.txt", "note.jpg"):

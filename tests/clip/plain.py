@@ -20,7 +20,7 @@ def activation(x, kind):
 
 
 def attention(x, w, prefix, heads, mask=None, gate=None, causal=False, dq=None, dv=None):
-    """x [N, D] of one picture; mask [H, N, N]; gate [H]; dq, dv [H*d, D] added to the projections."""
+    """x [N, D] of one image; mask [H, N, N]; gate [H]; dq, dv [H*d, D] added to the projections."""
     n, width = x.shape
     d = width // heads
     wq, wv = w[f"{prefix}.q.weight"], w[f"{prefix}.v.weight"]
@@ -61,7 +61,7 @@ def block(x, w, prefix, config, **changes):
     return x + h @ w[f"{prefix}.mlp.down.weight"].T + w[f"{prefix}.mlp.down.bias"]
 
 
-def embed_picture(pixels, w, config):
+def embed_image(pixels, w, config):
     """pixels [3, S, S] -> [N, D]."""
     p, side = config.patch_size, config.side
     kernel = w["visual.patch.weight"].reshape(config.width, -1)
@@ -75,8 +75,8 @@ def embed_picture(pixels, w, config):
 
 
 def visual(pixels, w, config, changes=None):
-    """Feature [E] of one picture; `changes` maps a layer (from 1) to what differs in its attention."""
-    x = embed_picture(pixels, w, config)
+    """Feature [E] of one image; `changes` maps a layer (from 1) to what differs in its attention."""
+    x = embed_image(pixels, w, config)
     for layer in range(1, config.layers + 1):
         x = block(x, w, f"visual.blocks.{layer - 1}", config, **(changes or {}).get(layer, {}))
     return (

@@ -58,7 +58,7 @@ WRITERS = {
 
 
 def features(model: CLIPModel) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pictures, ids, and what transformers makes of them."""
+    """Images, ids, and what transformers makes of them."""
     random = torch.Generator().manual_seed(1)
     size, text = model.config.vision_config.image_size, model.config.text_config
     pixels = torch.randn(2, 3, size, size, generator=random)

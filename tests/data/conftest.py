@@ -1,4 +1,4 @@
-"""Pictures to read: small, of one colour each, so that what was read can be told from what was written."""
+"""Images to read: small, of one color each, so that what was read can be told from what was written."""
 
 import pytest
 from PIL import Image
@@ -6,13 +6,13 @@ from PIL import Image
 
 @pytest.fixture
 def paint(tmp_path):
-    """Write pictures: paint("a/1.png", (255, 0, 0)); returns the folder they lie in."""
+    """Write images: paint("a/1.png", (255, 0, 0)); returns the folder they lie in."""
 
-    def write(*paths, colour=(10, 20, 30), size=(12, 8)):
+    def write(*paths, color=(10, 20, 30), size=(12, 8)):
         for path in paths:
             place = tmp_path / path
             place.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", size, colour).save(place)
+            Image.new("RGB", size, color).save(place)
         return tmp_path
 
     return write

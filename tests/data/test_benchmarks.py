@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dear.data import PictureSet, check_dataset, list_datasets, open_data, select_domains
+from dear.data import ImageSet, check_dataset, list_datasets, open_data, select_domains
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
 from dear.data.names import check_template
 from dear.errors import DataError, UsageError
@@ -41,9 +41,9 @@ def test_twenty_benchmarks_with_the_papers_templates():
 def write_split(root, name, table):
     benchmark = BENCHMARKS[name]
     home = root / benchmark.folder
-    (home / benchmark.pictures).mkdir(parents=True, exist_ok=True)
+    (home / benchmark.images).mkdir(parents=True, exist_ok=True)
     (home / benchmark.split).write_text(json.dumps(table))
-    return home / benchmark.pictures
+    return home / benchmark.images
 
 
 @pytest.mark.parametrize("name", SPLIT_SETS)
@@ -61,7 +61,7 @@ def test_split_files(paint, name):
     assert train.classes == ("Annual Crop Land", "american bulldog")
     assert train.labels.tolist() == [1, 0]
     assert train.key(0) == "b/1.png"
-    assert train.picture(0).size == (12, 8)
+    assert train.image(0).size == (12, 8)
     assert train.template == TEMPLATES[name]
     assert [len(open_data(name, split, root=root)) for split in ("val", "test", "all")] == [1, 1, 4]
     with pytest.raises(DataError, match="no split 'dev', only train, val, test and all"):
@@ -219,14 +219,14 @@ def test_an_empty_root_is_explained(tmp_path, name):
     assert json.loads(json.dumps(check.as_dict()))["complete"] is False
 
 
-def test_check_counts_pictures_and_those_missing(paint):
+def test_check_counts_images_and_those_missing(paint):
     root = paint("eurosat/2750/a/1.png")
     write_split(root, "EuroSAT", {"train": [["a/1.png", 0, "a"], ["a/2.png", 0, "a"]], "val": [], "test": []})
     check = check_dataset("EuroSAT", root)
-    assert check.pictures == {"train": 2, "val": 0, "test": 0}
+    assert check.images == {"train": 2, "val": 0, "test": 0}
     assert check.absent == {"train": 1, "val": 0, "test": 0}
     assert "1 of 10" in str(check)
-    assert "2 pictures, 1 of them missing" in str(check)
+    assert "2 images, 1 of them missing" in str(check)
 
 
 def test_names_that_are_no_data(tmp_path, monkeypatch):
@@ -254,7 +254,7 @@ def test_tasks_of_the_world():
     assert set(BENCHMARKS) < set(names)
     assert "world:textures" in names
     task = open_data("world:textures", "test", template="a {}!")
-    assert isinstance(task, PictureSet)
+    assert isinstance(task, ImageSet)
     assert task.template == "a {}!"
     assert open_data("world:textures", "test").template != "a {}!"
     with pytest.raises(DataError, match="no such task"):

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from dear.data import check_pictures, open_data
+from dear.data import check_images, open_data
 from dear.data.folder import open_folder
 from dear.errors import DataError
 
 
-def test_classes_and_pictures_in_natural_order(paint):
+def test_classes_and_images_in_natural_order(paint):
     root = paint("b_c/2.png", "b_c/10.PNG", "A/1.jpg", "a10/x.png", "a2/x.png")
     data = open_folder(root, "all")
     assert data.classes == ("A", "a2", "a10", "b c")
@@ -92,7 +92,7 @@ def test_a_linked_class_folder_is_read(paint):
 def test_empty_class_folders(paint):
     root = paint("cat/1.png")
     (root / "dog").mkdir()
-    with pytest.raises(DataError, match=r"dog: the class folder holds no pictures"):
+    with pytest.raises(DataError, match=r"dog: the class folder holds no images"):
         open_folder(root, "all")
     assert open_folder(root, "all", allow_empty=True).classes == ("cat", "dog")
 
@@ -120,11 +120,11 @@ def test_what_is_no_folder_of_classes(paint, tmp_path):
         open_folder(other, "all")
 
 
-def test_text_files_named_as_pictures_are_found_when_checked(paint):
+def test_text_files_named_as_images_are_found_when_checked(paint):
     root = paint("cat/1.png", "dog/1.png")
     (root / "dog" / "2.jpg").write_text("hello")
-    report = check_pictures(open_data(root, "all"), "skip")
-    assert [picture.key for picture in report.unreadable] == ["dog/2.jpg"]
+    report = check_images(open_data(root, "all"), "skip")
+    assert [image.key for image in report.unreadable] == ["dog/2.jpg"]
 
 
 def test_a_split_folder_given_by_itself_is_taken_whole(paint):

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from dear.data import FilePictures, draw_shots, few_shot, halves, read_draw, write_draw
+from dear.data import FileImages, draw_shots, few_shot, halves, read_draw, write_draw
 from dear.data.split import hold_out
 from dear.errors import DataError
 
 
-def pictures(order=None, name="set", classes=("cat", "dog", "emu"), each=12):
+def images(order=None, name="set", classes=("cat", "dog", "emu"), each=12):
     rows = [(f"{c}/{n}.png", label) for label, c in enumerate(classes) for n in range(each)]
     if order is not None:
         random.Random(order).shuffle(rows)
-    return FilePictures(
+    return FileImages(
         name, classes, "a {}.", Path("nowhere"), tuple(p for p, _ in rows), torch.tensor([x for _, x in rows])
     )
 
@@ -35,33 +35,33 @@ def test_a_draw_is_frozen():
             for n in range(12)
         )
         expected += [key for _, key in ranked[:2]]
-    assert keys(pictures(), 2, 1) == expected
+    assert keys(images(), 2, 1) == expected
     assert expected[:3] == ["cat/9.png", "cat/3.png", "dog/11.png"]
 
 
 def test_a_draw_does_not_depend_on_order_or_other_classes():
-    expected = keys(pictures(), 4, 1)
+    expected = keys(images(), 4, 1)
     assert len(expected) == len(set(expected)) == 12
-    assert keys(pictures(order=5), 4, 1) == expected
-    assert keys(pictures(classes=("cat",)), 4, 1) == expected[:4]
+    assert keys(images(order=5), 4, 1) == expected
+    assert keys(images(classes=("cat",)), 4, 1) == expected[:4]
 
 
 def test_fewer_shots_are_a_part_of_more():
     for seed in (1, 2, 3):
-        more = keys(pictures(), 8, seed)
+        more = keys(images(), 8, seed)
         for shots in (1, 2, 4):
-            assert set(keys(pictures(), shots, seed)) < set(more)
+            assert set(keys(images(), shots, seed)) < set(more)
 
 
 def test_seed_and_name_change_the_draw():
-    draws = {tuple(keys(pictures(), 4, seed)) for seed in range(10)}
+    draws = {tuple(keys(images(), 4, seed)) for seed in range(10)}
     assert len(draws) == 10
-    assert keys(pictures(name="other"), 4, 1) != keys(pictures(), 4, 1)
+    assert keys(images(name="other"), 4, 1) != keys(images(), 4, 1)
 
 
-def test_every_picture_is_equally_likely():
+def test_every_image_is_equally_likely():
     count = dict.fromkeys(range(12), 0)
-    data = pictures(classes=("cat",))
+    data = images(classes=("cat",))
     for seed in range(600):
         for index in draw_shots(data, 3, seed):
             count[index] += 1
@@ -69,22 +69,22 @@ def test_every_picture_is_equally_likely():
 
 
 def test_a_class_with_fewer_gives_all_and_one_with_none_is_refused():
-    assert len(draw_shots(pictures(each=3), 16, 1)) == 9
-    assert few_shot(pictures(), 2, 1).labels.tolist() == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(DataError, match="class 'emu' has no pictures"):
-        draw_shots(pictures().subset(range(24)), 1, 1)
+    assert len(draw_shots(images(each=3), 16, 1)) == 9
+    assert few_shot(images(), 2, 1).labels.tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(DataError, match="class 'emu' has no images"):
+        draw_shots(images().subset(range(24)), 1, 1)
     with pytest.raises(DataError, match="at least 1"):
-        draw_shots(pictures(), 0, 1)
+        draw_shots(images(), 0, 1)
 
 
 def test_draws_are_written_and_read(tmp_path):
-    data = pictures()
+    data = images()
     drawn = draw_shots(data, 2, 7)
     write_draw(tmp_path / "draw.jsonl", data, drawn)
     lines = [json.loads(line) for line in (tmp_path / "draw.jsonl").read_text().splitlines()]
     assert lines[0] == {"path": data.key(drawn[0]), "label": 0, "class": "cat"}
     assert read_draw(tmp_path / "draw.jsonl", data) == drawn
-    shuffled = pictures(order=1)
+    shuffled = images(order=1)
     assert [shuffled.key(i) for i in read_draw(tmp_path / "draw.jsonl", shuffled)] == [
         data.key(i) for i in drawn
     ]
@@ -93,7 +93,7 @@ def test_draws_are_written_and_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ('{"path": "cat/99.png"}', "line 1: set has no picture 'cat/99.png'"),
+        ('{"path": "cat/99.png"}', "line 1: set has no image 'cat/99.png'"),
         ('{"path": "cat/1.png"}\n{"path": "cat/1.png"}', "line 2: .*twice"),
         ('{"path": "cat/1.png", "class": "dog"}', "of class 'cat', not 'dog'"),
         ('["cat/1.png"]', "line 1"),
@@ -104,9 +104,9 @@ def test_draws_are_written_and_read(tmp_path):
 def test_draws_that_do_not_fit_are_refused(tmp_path, text, match):
     (tmp_path / "draw.jsonl").write_text(text)
     with pytest.raises(DataError, match=match):
-        read_draw(tmp_path / "draw.jsonl", pictures())
+        read_draw(tmp_path / "draw.jsonl", images())
     with pytest.raises(DataError, match="no such draw"):
-        read_draw(tmp_path / "absent.jsonl", pictures())
+        read_draw(tmp_path / "absent.jsonl", images())
 
 
 def test_halves():

@@ -1,4 +1,4 @@
-"""Tables of pictures: what is read, what is refused and how it is named; properties over many tables."""
+"""Tables of images: what is read, what is refused and how it is named; properties over many tables."""
 
 import csv
 import io
@@ -91,10 +91,10 @@ def test_without_a_split_column_a_fifth_is_held_out(tmp_path):
 
 
 def test_paths_may_start_from_another_root(paint):
-    root = paint("pictures/a.png")
+    root = paint("images/a.png")
     path = table(root, "path,label\na.png,cat\n")
-    data = open_data(path, "all", root=root / "pictures")
-    assert data.picture(0).size == (12, 8)
+    data = open_data(path, "all", root=root / "images")
+    assert data.image(0).size == (12, 8)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_paths_may_start_from_another_root(paint):
         ("path,label\na.png,\n", "row 2: label is empty"),
         ("path,label\n ,cat\n", "row 2: path is empty"),
         ('path,label\n"a.png,cat\n', "not valid CSV"),
-        ("path,label\na.png,cat\na.png,dog\n", r"row 3: the picture 'a.png' stands in row 2"),
+        ("path,label\na.png,cat\na.png,dog\n", r"row 3: the image 'a.png' stands in row 2"),
         ("path,label\na.png,cat\n./x/../a.png,cat\n", r"stands in row 2"),
         ("path,label\na.png,Cat\nb.png,cat\n", "both read"),
         ("path,label\na.png,golden_retriever\nb.png,golden retriever\n", "both read"),
@@ -194,19 +194,19 @@ def test_links_out_of_the_root_are_refused(paint):
     outside = paint("outside/secret.png", "data/inner/a.png")
     data = outside / "data"
     (data / "out").symlink_to(outside / "outside")
-    (data / "picture.png").symlink_to(outside / "outside" / "secret.png")
+    (data / "image.png").symlink_to(outside / "outside" / "secret.png")
     (data / "within.png").symlink_to(data / "inner" / "a.png")
-    for path in ("out/secret.png", "picture.png", "out/not/there.png"):
+    for path in ("out/secret.png", "image.png", "out/not/there.png"):
         with pytest.raises(DataError, match=r"row 2: .*by a link"):
             open_table(table(data, f"path,label\n{path},a\n"), "all")
-    assert open_table(table(data, "path,label\nwithin.png,a\n"), "all").picture(0).size == (12, 8)
+    assert open_table(table(data, "path,label\nwithin.png,a\n"), "all").image(0).size == (12, 8)
 
 
 def test_the_root_itself_may_be_a_link(paint):
     root = paint("real/a.png")
     table(root / "real", "path,label\na.png,cat\n")
     (root / "linked").symlink_to(root / "real")
-    assert open_table(root / "linked" / "t.csv", "all").picture(0).size == (12, 8)
+    assert open_table(root / "linked" / "t.csv", "all").image(0).size == (12, 8)
 
 
 parts = st.sampled_from(["a", "b c", "..", ".", "", "link", "...", "~", "C:", "\\", "..\\.."])
@@ -243,7 +243,7 @@ cells = st.tuples(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(cells, min_size=1, max_size=8), st.booleans(), st.sampled_from(["\n", "\r\n"]))
 def test_any_table_is_read_whole_or_refused(rows, as_json, newline):
-    """What goes in comes out, picture by picture, or there is one error of our own."""
+    """What goes in comes out, image by image, or there is one error of our own."""
     with tempfile.TemporaryDirectory() as top:
         if as_json:
             path = Path(top) / "t.jsonl"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import mixed_roles, pictures, tiny_clip, token_ids
+from tiny import images, mixed_roles, tiny_clip, token_ids
 
 import dear
 from dear.errors import DearError, InputError, UsageError
@@ -67,7 +67,7 @@ def noise(size, seed=0, mode="RGB"):
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_scores_of_both_modes_equal_pytorch_for_any_batch(model, exported, batch):
-    pixels = pictures(batch, dtype=torch.float32, seed=batch)
+    pixels = images(batch, dtype=torch.float32, seed=batch)
     got = OnnxModel(exported).run(pixels.numpy())
     wanted = model.all_logits(pixels)
     assert list(got) == ["scores", "decoupled"]
@@ -101,10 +101,10 @@ def test_the_file_says_how_to_use_it_and_nothing_of_this_machine(clip, exported)
     ("size", "mode"), [((24, 24), "RGB"), ((61, 40), "RGB"), ((30, 97), "L"), ((50, 33), "RGBA")]
 )
 def test_pixels_without_pytorch_equal_the_backbones(clip, exported, size, mode):
-    picture = noise(size, mode=mode)
-    got = OnnxModel(exported).preprocess(picture)
+    image = noise(size, mode=mode)
+    got = OnnxModel(exported).preprocess(image)
     assert got.dtype == np.float32
-    np.testing.assert_allclose(got, clip.preprocess(picture).numpy(), atol=1e-6)
+    np.testing.assert_allclose(got, clip.preprocess(image).numpy(), atol=1e-6)
 
 
 def test_predictions_equal_pytorchs(clip, model, exported, tmp_path):
@@ -139,7 +139,7 @@ def test_the_encoder_alone_gives_features(clip, tmp_path):
     written = export_onnx(model, tmp_path / "e.onnx", encoder_only=True)
     assert written.outputs == ("features", "attributes")
     runtime = OnnxModel(tmp_path / "e.onnx")
-    pixels = pictures(3, dtype=torch.float32, seed=9)
+    pixels = images(3, dtype=torch.float32, seed=9)
     got = runtime.run(pixels.numpy())
     f_cls, f_attr = model.image_features(pixels)
     np.testing.assert_allclose(got["features"], f_cls.numpy(), atol=1e-4)
@@ -153,7 +153,7 @@ def test_a_half_precision_zero_shot_model_is_exported_in_float32(clip, tmp_path)
     half = copy.deepcopy(shallow(clip).clip).to(torch.bfloat16)
     method = ZeroShot(half, CLASSES, ids=token_ids())
     export_onnx(method, tmp_path / "z.onnx")
-    pixels = pictures(2, dtype=torch.float32)
+    pixels = images(2, dtype=torch.float32)
     full = copy.deepcopy(half).to(torch.float32)
     wanted = (
         full.logit_scale
@@ -169,7 +169,7 @@ def test_a_vit_b_16_sized_dear_with_table_2_agrees(tmp_path):
     torch.manual_seed(0)
     model = trained_dear(dear.Clip(dear.ClipConfig.named("ViT-B-16")), roles=RoleMap.table2())
     export_onnx(model, tmp_path / "b16.onnx", check=False)
-    pixels = pictures(1, 224, dtype=torch.float32)
+    pixels = images(1, 224, dtype=torch.float32)
     got = OnnxModel(tmp_path / "b16.onnx", threads=1).run(pixels.numpy())
     wanted = model.all_logits(pixels)
     assert np.abs(got["scores"] - wanted["fused"].numpy()).max() < 1e-3
@@ -183,14 +183,14 @@ def test_other_methods_are_exported_too(clip, name, tmp_path):
         for parameter in method.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.05)
     export_onnx(method, tmp_path / "m.onnx", check=False)
-    pixels = pictures(3, dtype=torch.float32, seed=4)
+    pixels = images(3, dtype=torch.float32, seed=4)
     got = OnnxModel(tmp_path / "m.onnx").run(pixels.numpy())["scores"]
     np.testing.assert_allclose(got, method.logits(pixels).numpy(), atol=1e-3)
 
 
-def test_a_method_that_works_picture_by_picture_is_refused(clip, tmp_path):
+def test_a_method_that_works_image_by_image_is_refused(clip, tmp_path):
     method = build_method("cocoop", shallow(clip).clip, CLASSES)
-    with pytest.raises(DearError, match="picture by picture"):
+    with pytest.raises(DearError, match="image by image"):
         export_onnx(method, tmp_path / "m.onnx")
     with pytest.raises(UsageError, match="encoder"):
         export_onnx(method, tmp_path / "m.onnx", encoder_only=True)
@@ -240,8 +240,8 @@ def test_files_that_are_no_export_get_a_sentence(exported, tmp_path):
             OnnxModel(tmp_path / "other.onnx")
 
 
-def test_a_wrong_picture_or_mode_gets_a_sentence(exported, tmp_path):
-    (tmp_path / "note.txt").write_text("no picture")
+def test_a_wrong_image_or_mode_gets_a_sentence(exported, tmp_path):
+    (tmp_path / "note.txt").write_text("no image")
     with pytest.raises(InputError, match=r"note\.txt"):
         predict(exported, [tmp_path / "note.txt"])
     with pytest.raises(UsageError, match="no mode 'best'"):

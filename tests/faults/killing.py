@@ -60,7 +60,7 @@ class Counts:
 
 
 def make_data(folder: Path, classes: int = 4, each: int = 10) -> Path:
-    """A small folder of class folders with pictures of the attribute world."""
+    """A small folder of class folders with images of the attribute world."""
     from dear.data import open_data
 
     task = open_data("world:textures", "test")
@@ -69,7 +69,7 @@ def make_data(folder: Path, classes: int = 4, each: int = 10) -> Path:
         for number, row in enumerate(rows):
             path = folder / "photos" / name.replace(" ", "_") / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            task.picture(row).save(path)
+            task.image(row).save(path)
     words = ["red", "blue", "striped", "dotted", "round", "square", "a car", "a dog", "night", "snow"]
     tags = [
         "Color",
@@ -388,13 +388,6 @@ def run(names: list[str], ways: list[str], kills: int, seed: int, say: Callable[
 
 def warm_up() -> None:
     """Import what the commands import, so that forked children need not."""
-    import dear.adapt
-    import dear.bench.outputs
-    import dear.bench.plan
-    import dear.bench.work
-    import dear.cli.app
-    import dear.heads.discover
-    import dear.train.tensorboard  # noqa: F401
     from dear.clip.factory import load
 
     load("mini")

@@ -1,4 +1,4 @@
-"""Pictures that go while they are read, memory that runs out, temporary files of dead writers."""
+"""Images that go while they are read, memory that runs out, temporary files of dead writers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ import torch
 from PIL import Image
 from tiny import mixed_roles, tiny_clip, token_ids
 
-from dear.adapt import probabilities
+from dear._io.files import write_atomic
+from dear._io.memory import tidy
 from dear.bench.engines import leave_with_parent
 from dear.data import open_data
 from dear.errors import DearError, InputError, OutOfMemory
-from dear.files import write_atomic
 from dear.heads.corpus.build import Phrase
 from dear.heads.corpus.load import Corpus
 from dear.heads.discover import discover_roles
 from dear.heads.resume import resume_path
-from dear.memory import tidy
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, load_run, train
+from dear.workflows.adapt import probabilities
 
 RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)
 CLASSES = ("blue", "green", "red")
@@ -61,7 +61,7 @@ def gone(path):
 
 
 def turned_into_text(path):
-    path.write_text("no longer a picture")
+    path.write_text("no longer an image")
 
 
 def cut(path):
@@ -74,7 +74,7 @@ def turned_into_a_folder(path):
 
 
 CHANGES = [
-    (gone, "no such picture"),
+    (gone, "no such image"),
     (turned_into_text, "is a text file"),
     (cut, "damaged or cut"),
     (turned_into_a_folder, "is a folder"),
@@ -82,7 +82,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "reason"), CHANGES)
-def test_a_picture_that_changes_after_listing_is_named(photos, tmp_path, change, reason):
+def test_a_image_that_changes_after_listing_is_named(photos, tmp_path, change, reason):
     change(photos.path(5))
     for work in (
         lambda: train(method(), photos, RECIPE, tmp_path / "run"),
@@ -95,12 +95,12 @@ def test_a_picture_that_changes_after_listing_is_named(photos, tmp_path, change,
         assert "\n" not in str(error.value)
 
 
-def test_a_picture_replaced_by_another_is_taken_as_it_is_now(photos, tmp_path):
+def test_a_image_replaced_by_another_is_taken_as_it_is_now(photos, tmp_path):
     Image.new("RGB", (50, 200), "blue").save(photos.path(5))
     assert train(method(), photos, RECIPE, tmp_path / "run").steps == 12
 
 
-def test_a_run_does_not_continue_on_other_pictures(photos, tmp_path):
+def test_a_run_does_not_continue_on_other_images(photos, tmp_path):
     with pytest.raises(DearError):
         train(method(), photos, RECIPE, tmp_path / "run", stop=lambda: True)
     photos.path(0).rename(photos.path(0).with_name("new.png"))
@@ -109,7 +109,7 @@ def test_a_run_does_not_continue_on_other_pictures(photos, tmp_path):
 
 
 class Small:
-    """A device with room for few pictures."""
+    """A device with room for few images."""
 
     def __init__(self, monkeypatch, kind, names, room):
         self.sizes = []
@@ -134,14 +134,14 @@ def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatc
         found = evaluate(method(ZeroShot), photos)
     assert max(small.sizes) == 12
     assert caplog.messages == [
-        "dear: out of memory with 12 pictures at once; going on with 6",
-        "dear: out of memory with 6 pictures at once; going on with 3",
+        "dear: out of memory with 12 images at once; going on with 6",
+        "dear: out of memory with 6 images at once; going on with 3",
     ]
     assert torch.equal(found.answers["default"], expected.answers["default"])
     torch.testing.assert_close(found.confidence["default"], expected.confidence["default"])
     torch.testing.assert_close(probabilities(method(ZeroShot), paths), sure)
     Small(monkeypatch, ZeroShot, ["all_logits"], room=0)
-    with pytest.raises(OutOfMemory, match="not even one picture"):
+    with pytest.raises(OutOfMemory, match="not even one image"):
         evaluate(method(ZeroShot), photos)
 
 
@@ -177,9 +177,9 @@ def test_other_errors_are_not_taken_for_missing_memory(photos, monkeypatch):
 
 
 def test_discovery_continues_where_it_was_and_reads_only_the_rest(photos, tmp_path):
-    def discover(pictures, keep):
+    def discover(images, keep):
         return discover_roles(
-            clip(), pictures, corpus=WORDS, phrases=2, concepts="tags", batch_size=1, keep=keep
+            clip(), images, corpus=WORDS, phrases=2, concepts="tags", batch_size=1, keep=keep
         )
 
     expected = discover(photos, None)
@@ -209,7 +209,7 @@ def test_discovery_continues_where_it_was_and_reads_only_the_rest(photos, tmp_pa
 def test_discovery_does_not_continue_from_something_else(photos, tmp_path, change):
     keep = tmp_path / "keep"
     expected = discover_roles(clip(), photos, corpus=WORDS, phrases=2, concepts="tags", batch_size=1)
-    if change is None:  # of other pictures
+    if change is None:  # of other images
         shutil.copytree(tmp_path / "photos", tmp_path / "other")
         others = open_data(tmp_path / "other", "all")
         others.path(11).unlink()

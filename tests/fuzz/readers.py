@@ -23,8 +23,8 @@ _MODULES = {
         *("run-config", "run-roles", "adapter", "resume-state", "log", "metrics", "cell", "onnx-description"),
         "onnx-file",
     ),
-    "readers_pictures": tuple(
-        f"picture-{kind}" for kind in ("jpeg", "png", "gif", "webp", "tiff", "bmp", "ppm", "avif")
+    "readers_images": tuple(
+        f"image-{kind}" for kind in ("jpeg", "png", "gif", "webp", "tiff", "bmp", "ppm", "avif")
     ),
 }
 NAMES = tuple(name for names in _MODULES.values() for name in names)

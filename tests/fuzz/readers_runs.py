@@ -14,13 +14,13 @@ import safetensors.torch
 import torch
 from fuzzing import Target
 from PIL import Image
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
+from dear._io.printable import unprintable
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid, Outcome
 from dear.export.runtime import OnnxModel, _parse
 from dear.methods import DeAR
-from dear.printable import unprintable
 from dear.studio.compare import compare
 from dear.train import Recipe, load_run, train
 from dear.train.folder import read_log, read_metrics
@@ -44,7 +44,7 @@ def _run(folder: Path) -> tuple[Path, object]:
     """A finished run on a tiny backbone."""
     clip = tiny_clip(dtype=torch.float32)
     place = folder / "run"
-    train(_method(clip), Colours(), RECIPE, place)
+    train(_method(clip), Colors(), RECIPE, place)
     return place, clip
 
 
@@ -98,19 +98,19 @@ def resume(folder: Path) -> Target:
     clip = tiny_clip(dtype=torch.float32)
     place, work = folder / "paused", folder / "work"
     with contextlib.suppress(Paused):
-        train(_method(clip), Colours(), RECIPE, place, stop=lambda: True)
+        train(_method(clip), Colors(), RECIPE, place, stop=lambda: True)
 
     def read(data: bytes) -> None:
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(place, work)
         (work / "resume.safetensors").write_bytes(data)
         method = _method(clip)
-        train(method, Colours(), RECIPE, work, resume=True)
+        train(method, Colors(), RECIPE, work, resume=True)
         found = safetensors.torch.load_file(work / "adapter.safetensors")
         assert all(bool(torch.isfinite(t).all()) for t in found.values())
 
     good = (place / "resume.safetensors").read_bytes()
-    return Target("resume-state", [good], read, mutate.safetensors_file, [b'"step":"9"', b"optimiser.0."])
+    return Target("resume-state", [good], read, mutate.safetensors_file, [b'"step":"9"', b"optimizer.0."])
 
 
 def log(folder: Path) -> Target:
@@ -217,11 +217,11 @@ def onnx_file(folder: Path) -> Target:
         opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8,
     )  # fmt: skip
     onnx.helper.set_model_props(model, _DESCRIPTION)
-    picture = Image.new("RGB", (9, 9), (3, 90, 200))
+    image = Image.new("RGB", (9, 9), (3, 90, 200))
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        (answer,) = OnnxModel(path, threads=1).predict([picture])
+        (answer,) = OnnxModel(path, threads=1).predict([image])
         assert abs(sum(share for _, share in answer.top) - 1) < 1e-3
 
     words = [b"location", b"../../etc/passwd", b"external", b"/etc/passwd", b"MatMul", b"Loop", b"pixels"]

@@ -12,11 +12,11 @@ import published
 import safetensors.torch
 import torch
 from fuzzing import Target
-from tiny import Colours, tiny_clip
+from tiny import Colors, tiny_clip
 
+from dear._io.files import read_safetensors, require_finite
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
-from dear.files import read_safetensors, require_finite
 from dear.heads.contributions import head_maps
 from dear.heads.moments import Moments
 from dear.heads.resume import Kept
@@ -85,7 +85,7 @@ def hf_weights(folder: Path) -> Target:
 
 def hf_config(folder: Path) -> Target:
     place = published.write_huggingface(_model(), folder / "hfc")
-    pictures = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2], "size": 8}
+    images = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2], "size": 8}
     whole = json.loads((place / "config.json").read_text())
     whole = {key: whole[key] for key in ("vision_config", "text_config", "projection_dim", "model_type")}
     for tower, own in (("vision_config", VISION), ("text_config", TEXT)):
@@ -103,7 +103,7 @@ def hf_config(folder: Path) -> Target:
         parts[at] = mutate.json_text(parts[at], rng, parts, words)
         return b"\n--\n".join(parts)
 
-    seed = json.dumps(whole).encode() + b"\n--\n" + json.dumps(pictures).encode()
+    seed = json.dumps(whole).encode() + b"\n--\n" + json.dumps(images).encode()
     return Target("hf-config", [seed], read, change)
 
 
@@ -225,7 +225,7 @@ def store(folder: Path) -> Target:
     maps = safetensors.torch.save({"maps": torch.ones(1, 2, 3, 4)})
     (place / "outputs.f16").write_bytes(b"\0" * (2 * 5 * 1 * 2 * 3))
     (place / "features.f16").write_bytes(b"\0" * (2 * 5 * 4))
-    about = {"schema": 1, "backbone": "mini", "fingerprint": "sha256:0", "layers": [4], "pictures": 5}
+    about = {"schema": 1, "backbone": "mini", "fingerprint": "sha256:0", "layers": [4], "images": 5}
 
     def read(data: bytes) -> None:
         described, _, numbers = data.partition(b"\n--\n")
@@ -246,10 +246,10 @@ def store(folder: Path) -> Target:
 
 
 def moments(folder: Path) -> Target:
-    """What an interrupted discovery kept: taken over whole, or the pictures are read again."""
+    """What an interrupted discovery kept: taken over whole, or the images are read again."""
     path = folder / "kept.safetensors"
     clip = tiny_clip(dtype=torch.float32)
-    kept = Kept(path, clip, Colours(), (6,), 4)
+    kept = Kept(path, clip, Colors(), (6,), 4)
     seen = Moments(head_maps(clip, (6,)), (6,))
     seen.add(torch.ones(5, 1, 4, 9))
     kept.save(seen)
@@ -257,7 +257,7 @@ def moments(folder: Path) -> Target:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         found = Moments(seen.maps, (6,))
-        assert 0 <= kept.restore(found) == found.count <= len(Colours())
+        assert 0 <= kept.restore(found) == found.count <= len(Colors())
         assert bool(torch.isfinite(found.total).all())
         assert bool(torch.isfinite(found.square).all())
 

@@ -10,16 +10,16 @@ import mutate
 import torch
 from fuzzing import Target
 
+from dear._io.files import parse_json, read_json
+from dear._io.printable import unprintable
 from dear.clip.tokenizer import tokenize
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
+from dear.data.images import FileImages
 from dear.data.names import check_template, prompt, readable
-from dear.data.pictures import FilePictures
 from dear.data.shots import read_draw
 from dear.data.table import open_table
-from dear.files import parse_json, read_json
 from dear.heads.corpus import load_corpus
 from dear.heads.roles import RoleMap
-from dear.printable import unprintable
 from dear.report.roles_page import render
 
 MARKUP = "<script>alert("
@@ -71,8 +71,8 @@ def role_map(folder: Path) -> Target:
     found = {"way": "clusters", "phrases": 2, "clusters": 1, "noise": 0.5, "agreement": {"purity": 0.5}}
     document["evidence"] = {
         "concept_of": {"a red thing": "Color"},
-        "pictures": 5,
-        "images": "photos",
+        "image_count": 5,
+        "image_source": "photos",
         "explained": {"3": [0.5, 0.5]},
         "corpus": {"name": "general", "phrases": 3},
         "concepts": {**found, "concepts": {"Color": {"phrases": 2, "clusters": 1}}},
@@ -82,17 +82,17 @@ def role_map(folder: Path) -> Target:
     return Target("role-map", seeds[:2], read, mutate.json_text)
 
 
-def _check_set(pictures: FilePictures, root: Path) -> None:
-    """What must hold of a data set that was opened."""
+def _check_set(images: FileImages, root: Path) -> None:
+    """What must hold of a dataset that was opened."""
     real = os.path.realpath(root)
-    assert len(pictures) == len(pictures.labels) == len(pictures.paths)
-    assert all(unprintable(name) is None and name.strip() for name in pictures.classes)
-    for index, path in enumerate(pictures.paths):
+    assert len(images) == len(images.labels) == len(images.paths)
+    assert all(unprintable(name) is None and name.strip() for name in images.classes)
+    for index, path in enumerate(images.paths):
         assert not path.startswith("/")
-        assert os.path.realpath(pictures.path(index)).startswith(real + os.sep), path
-    if len(pictures):
-        assert 0 <= int(pictures.labels.min()) <= int(pictures.labels.max()) < len(pictures.classes)
-    torch.arange(len(pictures.classes))[pictures.labels]
+        assert os.path.realpath(images.path(index)).startswith(real + os.sep), path
+    if len(images):
+        assert 0 <= int(images.labels.min()) <= int(images.labels.max()) < len(images.classes)
+    torch.arange(len(images.classes))[images.labels]
 
 
 def _csv(folder: Path) -> Target:
@@ -137,12 +137,12 @@ def _link(place: Path, target: Path) -> None:
 def split_file(folder: Path) -> Target:
     benchmark = BENCHMARKS["EuroSAT"]
     home = folder / "root" / benchmark.folder
-    (home / benchmark.pictures).mkdir(parents=True, exist_ok=True)
-    _link(home / benchmark.pictures / "out", folder)
+    (home / benchmark.images).mkdir(parents=True, exist_ok=True)
+    _link(home / benchmark.images / "out", folder)
 
     def read(data: bytes) -> None:
         (home / benchmark.split).write_bytes(data)
-        _check_set(open_benchmark("EuroSAT", "all", folder / "root"), home / benchmark.pictures)
+        _check_set(open_benchmark("EuroSAT", "all", folder / "root"), home / benchmark.images)
 
     rows = {
         "train": [["a/1.jpg", 0, "Forest"], ["b/1.jpg", 1, "Sea_Lake"]],
@@ -153,18 +153,18 @@ def split_file(folder: Path) -> Target:
 
 
 def lists(folder: Path) -> Target:
-    """FGVC Aircraft's lists: the variants and the pictures, in one input with a line between them."""
+    """FGVC Aircraft's lists: the variants and the images, in one input with a line between them."""
     benchmark = BENCHMARKS["FGVCAircraft"]
     home = folder / "air" / benchmark.folder
-    (home / benchmark.pictures).mkdir(parents=True, exist_ok=True)
-    _link(home / benchmark.pictures / "out", folder)
+    (home / benchmark.images).mkdir(parents=True, exist_ok=True)
+    _link(home / benchmark.images / "out", folder)
 
     def read(data: bytes) -> None:
         names, _, rows = data.partition(b"\n--\n")
         (home / "variants.txt").write_bytes(names)
         for split in ("train", "val", "test"):
             (home / f"images_variant_{split}.txt").write_bytes(rows)
-        _check_set(open_benchmark("FGVCAircraft", "all", folder / "air"), home / benchmark.pictures)
+        _check_set(open_benchmark("FGVCAircraft", "all", folder / "air"), home / benchmark.images)
 
     return Target(
         "name-lists", [b"707-320\nA300B4\n--\n001 707-320\n002 A300B4\n"], read, words=[*NASTY, b"out/x "]
@@ -174,13 +174,13 @@ def lists(folder: Path) -> Target:
 def draw(folder: Path) -> Target:
     path = folder / "draw.jsonl"
     paths = tuple(f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(4))
-    pictures = FilePictures("pets", ("cat", "dog"), "a {}", folder, paths, torch.tensor([0] * 4 + [1] * 4))
+    images = FileImages("pets", ("cat", "dog"), "a {}", folder, paths, torch.tensor([0] * 4 + [1] * 4))
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        found = read_draw(path, pictures)
+        found = read_draw(path, images)
         assert len(set(found)) == len(found) > 0
-        assert all(0 <= index < len(pictures) for index in found)
+        assert all(0 <= index < len(images) for index in found)
 
     seeds = [b'{"path": "cat/1.jpg", "label": 0, "class": "cat"}\n{"path": "dog/0.jpg"}\n']
     return Target("draw", seeds, read, mutate.json_text, NASTY)

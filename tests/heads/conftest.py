@@ -11,5 +11,5 @@ def clip(request):
 
 
 @pytest.fixture
-def pictures():
+def images():
     return torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(1))

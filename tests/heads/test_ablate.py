@@ -1,4 +1,4 @@
-"""Mean-ablation, kept contributions, and pictures in batches."""
+"""Mean-ablation, kept contributions, and images in batches."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ from dear.heads.roles import Role, RoleMap
 from dear.heads.store import ContributionStore, StoreWriter
 
 
-class FewPictures:
-    """A picture set in memory."""
+class FewImages:
+    """An image set in memory."""
 
     name = "few"
 
@@ -36,9 +36,9 @@ class FewPictures:
         return self.values[list(indices)]
 
 
-def test_ablation_is_the_feature_with_the_mean_in_place(clip, pictures):
-    parts = decompose(clip, pictures)
-    kept = collect(clip, pictures, batch_size=5)
+def test_ablation_is_the_feature_with_the_mean_in_place(clip, images):
+    parts = decompose(clip, images)
+    kept = collect(clip, images, batch_size=5)
     chosen = [(1, 0), (3, 2), (4, 1)]
     expected = parts.total().clone()
     for layer, head in chosen:
@@ -47,12 +47,12 @@ def test_ablation_is_the_feature_with_the_mean_in_place(clip, pictures):
     torch.testing.assert_close(kept.features + kept.change(chosen), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(kept.change([]), torch.zeros_like(expected))
     with pytest.raises(UsageError, match="not collected"):
-        collect(clip, pictures, [4]).change([(3, 0)])
+        collect(clip, images, [4]).change([(3, 0)])
 
 
-def test_ablating_everything_but_the_rest_leaves_only_the_rest_varying(clip, pictures):
-    parts = decompose(clip, pictures)
-    kept = collect(clip, pictures)
+def test_ablating_everything_but_the_rest_leaves_only_the_rest_varying(clip, images):
+    parts = decompose(clip, images)
+    kept = collect(clip, images)
     every = [(layer, head) for layer in range(1, 5) for head in range(3)]
     varying = kept.features + kept.change(every)
     torch.testing.assert_close(
@@ -97,42 +97,42 @@ def test_effects_show_where_the_answer_comes_from():
     assert all(0 <= row["accuracy"] <= 1 for row in layers)
 
 
-def test_pictures_come_in_three_forms(pictures):
+def test_images_come_in_three_forms(images):
     clip = tiny_clip()
-    few = FewPictures()
+    few = FewImages()
     together = torch.cat(list(batches(clip, few, 4)))
     assert together.shape == (11, 3, 32, 32)
     mean, std = torch.tensor(clip.config.mean), torch.tensor(clip.config.std)
     expected = (few.values.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
     torch.testing.assert_close(together, expected)
-    assert [len(batch) for batch in batches(clip, pictures, 5)] == [5, 5, 2]
-    assert [len(batch) for batch in batches(clip, iter(pictures.split(8)), 5)] == [5, 3, 4]
-    assert (count(few), count(pictures), count(iter([]))) == (11, 12, None)
+    assert [len(batch) for batch in batches(clip, images, 5)] == [5, 5, 2]
+    assert [len(batch) for batch in batches(clip, iter(images.split(8)), 5)] == [5, 3, 4]
+    assert (count(few), count(images), count(iter([]))) == (11, 12, None)
     with pytest.raises(InputError, match="tensors"):
         list(batches(clip, ["a.jpg"]))
 
 
 def test_an_error_while_decoding_is_not_lost():
-    class Broken(FewPictures):
+    class Broken(FewImages):
         def pixels(self, indices, size):
             if 4 in indices:
-                raise InputError("four.jpg: the picture is damaged")
+                raise InputError("four.jpg: the image is damaged")
             return super().pixels(indices, size)
 
     with pytest.raises(InputError, match=r"four\.jpg"):
         list(batches(tiny_clip(), Broken(), 4))
 
 
-def test_store_keeps_contributions_and_appears_whole(tmp_path, pictures):
+def test_store_keeps_contributions_and_appears_whole(tmp_path, images):
     clip = tiny_clip()
     with StoreWriter(tmp_path / "kept", clip, [3, 4]) as writer:
-        for batch in pictures.split(5):
+        for batch in images.split(5):
             writer.add(batch)
         assert not (tmp_path / "kept").exists()
     store = ContributionStore(tmp_path / "kept")
     assert len(store) == 12
     assert store.fingerprint == clip.fingerprint
-    expected = decompose(clip, pictures, [3, 4])
+    expected = decompose(clip, images, [3, 4])
     for place, layer in enumerate((3, 4)):
         torch.testing.assert_close(
             store.contributions(layer, 2), expected.heads[:, place, 2], rtol=1e-2, atol=1e-2
@@ -145,10 +145,10 @@ def test_store_keeps_contributions_and_appears_whole(tmp_path, pictures):
         StoreWriter(tmp_path / "kept", clip)
 
 
-def test_store_leaves_nothing_after_an_error(tmp_path, pictures):
+def test_store_leaves_nothing_after_an_error(tmp_path, images):
     def interrupted():
         with StoreWriter(tmp_path / "kept", tiny_clip()) as writer:
-            writer.add(pictures)
+            writer.add(images)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -156,9 +156,9 @@ def test_store_leaves_nothing_after_an_error(tmp_path, pictures):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damaged_stores_are_refused(tmp_path, pictures):
+def test_damaged_stores_are_refused(tmp_path, images):
     with StoreWriter(tmp_path / "kept", tiny_clip(), [4]) as writer:
-        writer.add(pictures)
+        writer.add(images)
     file = tmp_path / "kept" / "outputs.f16"
     file.write_bytes(file.read_bytes()[:-2])
     with pytest.raises(DearError, match=r"outputs\.f16"):

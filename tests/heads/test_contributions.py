@@ -14,28 +14,28 @@ def relative(a, b):
     return float((a - b).norm() / b.norm())
 
 
-def test_terms_sum_to_the_feature(clip, pictures):
+def test_terms_sum_to_the_feature(clip, images):
     for layers in (None, [4], [1, 3], [3, 4]):
-        parts = decompose(clip, pictures, layers)
-        assert relative(parts.total(), clip.encode_image(pictures)) < 1e-5
+        parts = decompose(clip, images, layers)
+        assert relative(parts.total(), clip.encode_image(images)) < 1e-5
 
 
-def test_equal_a_tower_run_by_hand(clip, pictures):
-    heads, rest = literal_contributions(clip, pictures)
-    parts = decompose(clip, pictures)
+def test_equal_a_tower_run_by_hand(clip, images):
+    heads, rest = literal_contributions(clip, images)
+    parts = decompose(clip, images)
     assert relative(parts.heads, heads) < 1e-5
     assert relative(parts.rest, rest) < 1e-5
-    some = decompose(clip, pictures, [2, 4])
+    some = decompose(clip, images, [2, 4])
     assert some.layers == (2, 4)
     assert relative(some.heads, heads[:, [1, 3]]) < 1e-5
     assert relative(some.rest, rest + heads[:, [0, 2]].sum((1, 2))) < 1e-5
 
 
-def test_small_form_is_the_same(clip, pictures):
-    small = head_outputs(clip, pictures, [2, 4])
+def test_small_form_is_the_same(clip, images):
+    small = head_outputs(clip, images, [2, 4])
     full = torch.einsum("blhd,lhde->blhe", small.outputs, head_maps(clip, [2, 4]))
-    assert relative(full, decompose(clip, pictures, [2, 4]).heads) < 1e-5
-    assert relative(small.features, clip.encode_image(pictures)) < 1e-5
+    assert relative(full, decompose(clip, images, [2, 4]).heads) < 1e-5
+    assert relative(small.features, clip.encode_image(images)) < 1e-5
 
 
 def test_real_size_sums_to_the_feature():
@@ -47,9 +47,9 @@ def test_real_size_sums_to_the_feature():
     assert relative(parts.total(), clip.encode_image(batch)) < 1e-4
 
 
-def test_layers_that_do_not_exist(pictures):
+def test_layers_that_do_not_exist(images):
     clip = tiny_clip()
     for layers in ([0], [5], []):
         with pytest.raises(UsageError, match="layers 1 to 4"):
-            decompose(clip, pictures, layers)
+            decompose(clip, images, layers)
     assert last_third(clip) == (4,)

@@ -82,7 +82,7 @@ def test_missing_corpus():
 
 
 def test_world_corpus_speaks_the_captions_words():
-    from dear.data.world.captions import _wording
+    from dear.world.captions import _wording
 
     known = {word for phrase in _wording().words for word in phrase.split()}
     corpus = load_corpus("world")

@@ -46,7 +46,7 @@ def test_the_map_is_bound_whole_and_saved(found, tmp_path):
     assert roles.check(clip) is None
     with pytest.raises(RoleError):
         roles.check(tiny_clip(seed=5))
-    assert roles.evidence["pictures"] == 40
+    assert roles.evidence["image_count"] == 40
     assert roles.evidence["corpus"]["phrases"] == len(WORDS)
     assert roles.parameters == {"tau": 0.35}
     roles.save(tmp_path / "roles.json")
@@ -60,8 +60,8 @@ def test_the_map_is_bound_whole_and_saved(found, tmp_path):
 
 def test_progress_tells_every_stage(found):
     stages = [stage for stage, _, _ in found[3]]
-    assert list(dict.fromkeys(stages)) == ["phrases", "pictures", "heads", "concepts"]
-    assert ("pictures", 40, 40) in found[3]
+    assert list(dict.fromkeys(stages)) == ["phrases", "images", "heads", "concepts"]
+    assert ("images", 40, 40) in found[3]
 
 
 def test_the_ways_to_find_concepts(found):
@@ -82,13 +82,13 @@ def test_wrong_options_are_told_before_the_work(found):
     clip = found[0]
 
     def never():
-        raise AssertionError("pictures were read")
+        raise AssertionError("images were read")
         yield
 
     for options in ({"rule": "best"}, {"rule": "quantile", "value": 0.9}):
         with pytest.raises(RoleError):
             discover_roles(clip, never(), corpus=WORDS, **options)
-    with pytest.raises(RoleError, match="at least two pictures"):
+    with pytest.raises(RoleError, match="at least two images"):
         discover_roles(clip, torch.zeros(1, 3, 32, 32), corpus=WORDS)
     with pytest.raises(RoleError, match="that differ"):
         discover_roles(clip, torch.zeros(4, 3, 32, 32), corpus=WORDS)

@@ -1,4 +1,4 @@
-"""Pictures that excite a head, and where it looks."""
+"""Images that excite a head, and where it looks."""
 
 import torch
 from heads_oracles import tiny_clip
@@ -8,11 +8,11 @@ from dear.heads.contributions import decompose
 from dear.heads.explain import excitement, gaze
 
 
-def test_order_is_that_of_the_projected_contributions(clip, pictures):
-    kept = collect(clip, pictures)
+def test_order_is_that_of_the_projected_contributions(clip, images):
+    kept = collect(clip, images)
     text = torch.randn(20, generator=torch.Generator().manual_seed(8))
     found = excitement(kept, (3, 1), text, "a phrase", top=3)
-    terms = decompose(clip, pictures).heads[:, 2, 1]
+    terms = decompose(clip, images).heads[:, 2, 1]
     scores = (terms - terms.mean(0)) @ (text / text.norm())
     torch.testing.assert_close(found.scores, scores, rtol=1e-3, atol=1e-4)
     assert list(found.most) == scores.argsort(descending=True)[:3].tolist()
@@ -20,22 +20,22 @@ def test_order_is_that_of_the_projected_contributions(clip, pictures):
     assert found.phrase == "a phrase"
 
 
-def test_principal_direction_and_few_pictures(pictures):
-    kept = collect(tiny_clip(), pictures[:5])
+def test_principal_direction_and_few_images(images):
+    kept = collect(tiny_clip(), images[:5])
     found = excitement(kept, (4, 0), top=4)
     assert found.phrase is None
     assert len(found.most) == len(found.least) == 2
     assert not set(found.most) & set(found.least)
 
 
-def test_gaze_is_attention_times_what_the_values_write(clip, pictures):
+def test_gaze_is_attention_times_what_the_values_write(clip, images):
     """By hand: hide a patch from a head (zero its attention weight) and see how long the loss is."""
     keys = [(4, 2), (2, 0), (4, 0)]
-    found = gaze(clip, pictures[:2], keys)
+    found = gaze(clip, images[:2], keys)
     assert found.shape == (3, 2, 4, 4)
     assert (found >= 0).all()
     block, visual = clip.visual.blocks[3], clip.visual
-    x = visual.run(visual.embed(pictures[:2]), last=3)
+    x = visual.run(visual.embed(images[:2]), last=3)
     y = block.ln_1(x)
     q, k, v = (linear(y)[..., 16:24] for linear in (block.attn.q, block.attn.k, block.attn.v))
     weights = torch.softmax(q[:, 0, None] @ k.transpose(1, 2) / 8**0.5, -1)[:, 0]  # [B, N]

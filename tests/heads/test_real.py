@@ -1,11 +1,11 @@
-"""The embedded backbone: real weights, pictures and phrases, against the literal procedure and the truth."""
+"""The embedded backbone: real weights, images and phrases, against the literal procedure and the truth."""
 
 import pytest
 import torch
 from heads_oracles import literal_textspan
 
 import dear
-from dear.data import world
+from dear import world
 from dear.heads.batches import batches
 from dear.heads.contributions import decompose
 from dear.heads.corpus import load_corpus
@@ -22,7 +22,7 @@ def mini():
 
 @pytest.fixture(scope="module")
 def pixels(mini):
-    """Pictures of everything there is in the attribute world, normalised."""
+    """Images of everything there is in the attribute world, normalized."""
     rendered = world.render(world.sample(240, torch.Generator().manual_seed(3)))
     mean, std = torch.tensor(mini.config.mean), torch.tensor(mini.config.std)
     return (rendered.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
@@ -56,5 +56,5 @@ def test_discovery_fits_the_backbone(mini, pixels, tmp_path):
     assert len(roles) == 48
     roles.save(tmp_path / "roles.json")
     assert RoleMap.load(tmp_path / "roles.json").check(mini) is None
-    # Places are what the world's pictures differ in most: some head must have learned them.
+    # Places are what the world's images differ in most: some head must have learned them.
     assert roles.concept_counts()["Location"] >= 3

@@ -103,7 +103,7 @@ def test_dominant_by_hand():
 
 
 def test_save_and_load_are_inverse_and_stable(tmp_path):
-    roles = small_map(evidence={"pictures": 12, "note": "größer"})
+    roles = small_map(evidence={"image_count": 12, "note": "größer"})
     roles.save(tmp_path / "roles.json")
     again = RoleMap.load(tmp_path / "roles.json")
     assert again == roles

@@ -53,12 +53,12 @@ def test_truncation_at_rank_80_and_smaller():
         assert found.rank == rank
 
 
-def test_moments_of_a_tower_give_the_literal_phrases(clip, pictures):
+def test_moments_of_a_tower_give_the_literal_phrases(clip, images):
     """Through the whole small form: outputs, maps, running moments, against SVDs of real contributions."""
     layers = [2, 4]
     text = torch.randn(150, clip.config.embed_dim, generator=torch.Generator().manual_seed(5))
-    parts = decompose(clip, pictures, layers)
-    found = textspan_moments(moments(clip, pictures.split(5), layers), text, 10)
+    parts = decompose(clip, images, layers)
+    found = textspan_moments(moments(clip, images.split(5), layers), text, 10)
     assert found.picks.shape == (2, 3, 10)
     for place in range(2):
         for head in range(3):
@@ -67,20 +67,20 @@ def test_moments_of_a_tower_give_the_literal_phrases(clip, pictures):
     assert found.rank.le(8).all()  # no more than a head's width
 
 
-def test_moments_merge_and_do_not_depend_on_the_batches(clip, pictures):
-    whole = moments(clip, [pictures], [3, 4])
-    parts = moments(clip, pictures[:7].split(2), [3, 4]) + moments(clip, [pictures[7:]], [3, 4])
+def test_moments_merge_and_do_not_depend_on_the_batches(clip, images):
+    whole = moments(clip, [images], [3, 4])
+    parts = moments(clip, images[:7].split(2), [3, 4]) + moments(clip, [images[7:]], [3, 4])
     assert parts.count == whole.count == 12
     torch.testing.assert_close(parts.square, whole.square, rtol=1e-5, atol=1e-5)
-    mean = decompose(clip, pictures, [3, 4]).heads.double().mean(0)
+    mean = decompose(clip, images, [3, 4]).heads.double().mean(0)
     torch.testing.assert_close(whole.mean(), mean, rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match="different"):
-        whole + moments(clip, [pictures], [4])
+        whole + moments(clip, [images], [4])
 
 
-def test_moments_report_progress(clip, pictures):
+def test_moments_report_progress(clip, images):
     seen = []
-    moments(clip, pictures.split(5), [4], seen.append)
+    moments(clip, images.split(5), [4], seen.append)
     assert seen == [5, 10, 12]
 
 
@@ -91,18 +91,18 @@ def test_explained_variance_sums_to_one_when_phrases_span_everything():
     assert (found.explained >= 0).all()
 
 
-def test_identical_pictures_have_no_phrases(clip, pictures):
-    same = pictures[:1].expand(6, -1, -1, -1)
+def test_identical_images_have_no_phrases(clip, images):
+    same = images[:1].expand(6, -1, -1, -1)
     found = textspan_moments(moments(clip, [same], [4]), torch.randn(30, 20), 5)
     assert found.picks.eq(-1).all()
 
 
-def test_nonsense_is_refused(clip, pictures):
+def test_nonsense_is_refused(clip, images):
     for n in (0, 1):
-        empty = Moments(moments(clip, [pictures], [4]).maps, [4])
+        empty = Moments(moments(clip, [images], [4]).maps, [4])
         if n:
-            empty.add(head_outputs(clip, pictures[:1], [4]).outputs)
-        with pytest.raises(UsageError, match="at least two pictures"):
+            empty.add(head_outputs(clip, images[:1], [4]).outputs)
+        with pytest.raises(UsageError, match="at least two images"):
             textspan_moments(empty, torch.randn(30, 20), 5)
     with pytest.raises(UsageError):
         textspan(torch.randn(5, 4), torch.randn(0, 4))

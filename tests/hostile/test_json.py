@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import readers
 
-from dear import files
+from dear._io import files
+from dear._io.files import parse_json, read_json
 from dear.errors import DearError
-from dear.files import parse_json, read_json
 
 # Readers whose input is one JSON document, or lines of them.
 DOCUMENTS = ("json", "role-map", "split-file", "shard-index", "hf-config", "openclip-config", "store")

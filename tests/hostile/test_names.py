@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tiny import Colours, mixed_roles, tiny_clip
+from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid, Outcome
@@ -96,7 +96,7 @@ def test_control_characters_are_refused_wherever_names_enter(name: str, tmp_path
         open_data(tmp_path / "t.jsonl", "all")
     benchmark = BENCHMARKS["EuroSAT"]
     home = tmp_path / benchmark.folder
-    (home / benchmark.pictures).mkdir(parents=True)
+    (home / benchmark.images).mkdir(parents=True)
     (home / benchmark.split).write_text(json.dumps({"train": [["1.jpg", 0, "cat"], ["2.jpg", 1, name]]}))
     if name.split() == [name]:  # of line ends in a published name a space is made
         with pytest.raises(DataError):
@@ -110,7 +110,7 @@ def test_clips_special_tokens_are_refused(name: str) -> None:
         build_method("dear", clip, ["cat", f"a {name} b"], roles=mixed_roles())
 
 
-def test_the_markers_of_the_tokeniser_library_are_plain_words() -> None:
+def test_the_markers_of_the_tokenizer_library_are_plain_words() -> None:
     for name in ("<start_of_text>", "<end_of_text>"):
         row = tokenize(f"a photo of a {name}.")[0].tolist()
         assert row.count(49406) == row.count(49407) == 1
@@ -181,8 +181,8 @@ def hostile_roles() -> RoleMap:
     roles = {(3, n): Role("core", one, 0.5, {one: 0.5, two: 0.5}, tuple(MARKUP)) for n in range(2)}
     evidence = {
         "concept_of": dict.fromkeys(MARKUP, one),
-        "images": two,
-        "pictures": 3,
+        "image_source": two,
+        "image_count": 3,
         "corpus": {"name": one, "phrases": 3},
         "concepts": {"way": one, "agreement": {two: 0.5}, "concepts": {one: {"phrases": 1, "clusters": 1}}},
     }
@@ -201,27 +201,27 @@ def test_the_roles_page(tmp_path: Path) -> None:
 
 def test_the_report_of_a_run() -> None:
     clip = tiny_clip(dtype=torch.float32)
-    pictures = Colours()
-    pictures.classes = tuple(MARKUP[:3])
+    images = Colors()
+    images.classes = tuple(MARKUP[:3])
     model = DeAR(clip, MARKUP[:3], roles=mixed_roles())
     log = [{"step": 1, "loss": 2.0, MARKUP[1]: 1.0}]
-    harmless(run_page(examine(model, pictures), log=log, notes={MARKUP[0]: MARKUP[1]}), "b")
+    harmless(run_page(examine(model, images), log=log, notes={MARKUP[0]: MARKUP[1]}), "b")
 
 
 def test_files_with_names_of_markup(tmp_path: Path) -> None:
-    """Names of pictures reach pages and terminals too."""
+    """Names of images reach pages and terminals too."""
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number, file in enumerate(['"><img src=x onerror=alert(1)>', "<b>bold<b>", "a\x1b[2Jb"]):
             Image.new("RGB", (24, 24), (60 * number, 0, 0)).save(tmp_path / "photos" / name / f"{file}.png")
-    pictures = open_data(tmp_path / "photos", "all")
+    images = open_data(tmp_path / "photos", "all")
     clip = tiny_clip(dtype=torch.float32)
-    page = run_page(examine(DeAR(clip, ["cat", "dog"], roles=mixed_roles()), pictures))
+    page = run_page(examine(DeAR(clip, ["cat", "dog"], roles=mixed_roles()), images))
     harmless(page, "b")
     assert "<b>bold<b>" not in page
-    harmless(render(mixed_roles(), gather(mixed_roles(), clip, pictures)), "b")
+    harmless(render(mixed_roles(), gather(mixed_roles(), clip, images)), "b")
     for path in (tmp_path / "photos").rglob("*\x1b*"):
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     code = "from dear.cli import main; main()"
     words = ["data", "check", str(tmp_path / "photos")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
@@ -252,9 +252,9 @@ def test_the_results_page(tmp_path: Path) -> None:
 
 
 def test_the_studio() -> None:
-    picture = Image.new("RGB", (8, 8))
+    image = Image.new("RGB", (8, 8))
     answers = {MARKUP[0]: tuple((name, 0.1) for name in MARKUP)}
-    harmless(verdicts_html([Verdict(name, picture, answers, {}, name) for name in MARKUP]), "article")
+    harmless(verdicts_html([Verdict(name, image, answers, {}, name) for name in MARKUP]), "article")
     for name in MARKUP:
         harmless(status_html(Watched("failed", name)))
     roles = hostile_roles()

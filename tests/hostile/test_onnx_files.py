@@ -15,7 +15,7 @@ from dear.export.runtime import OnnxModel
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 pytest.importorskip("onnxruntime")
 
-PICTURE = Image.new("RGB", (9, 9), (3, 90, 200))
+IMAGE = Image.new("RGB", (9, 9), (3, 90, 200))
 WORDS = {
     "format": "dear onnx",
     "schema": "1",
@@ -27,7 +27,7 @@ WORDS = {
 
 
 def model(words: dict | None = None, value: float = 1.0, width: int = 2, name: str = "scores"):
-    """A picture's pixels times a matrix."""
+    """An image's pixels times a matrix."""
     make, kind = onnx.helper, onnx.TensorProto.FLOAT
     weight = onnx.numpy_helper.from_array(np.full((192, width), value, dtype=np.float32), "w")
     nodes = [make.make_node("Flatten", ["pixels"], ["f"]), make.make_node("MatMul", ["f", "w"], [name])]
@@ -45,7 +45,7 @@ def write(made, path: Path) -> Path:
 
 
 def test_the_small_model_of_these_tests_answers(tmp_path: Path) -> None:
-    (answer,) = OnnxModel(write(model(), tmp_path / "a.onnx")).predict([PICTURE])
+    (answer,) = OnnxModel(write(model(), tmp_path / "a.onnx")).predict([IMAGE])
     assert [name for name, _ in answer.top] == ["cat", "dog"]
 
 
@@ -94,14 +94,14 @@ def test_numbers_in_another_file_are_not_read(tmp_path: Path, monkeypatch, place
 def test_graphs_and_descriptions_that_do_not_fit(tmp_path: Path, changes: dict, sentence: str) -> None:
     path = write(model(**changes), tmp_path / "a.onnx")
     with pytest.raises(DearError, match=sentence):
-        OnnxModel(path).predict([PICTURE])
+        OnnxModel(path).predict([IMAGE])
 
 
-def test_pictures_of_another_size_than_the_graph_takes(tmp_path: Path) -> None:
+def test_images_of_another_size_than_the_graph_takes(tmp_path: Path) -> None:
     other = '{"size": 16, "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]}'
     path = write(model({"preprocessing": other}), tmp_path / "a.onnx")
     with pytest.raises(DearError, match="its graph cannot be run"):
-        OnnxModel(path).predict([PICTURE])
+        OnnxModel(path).predict([IMAGE])
 
 
 def test_a_description_that_is_no_text(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ import pytest
 from PIL import Image
 
 import dear
+from dear._io.image_file import open_image
 from dear.data import open_data
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError
 from dear.export.runtime import OnnxModel
 from dear.heads.roles import RoleMap
-from dear.imagefile import open_image
-from dear.retrieve import gallery_of
 from dear.train import load_run
+from dear.workflows.retrieve import gallery_of
 
 OUTSIDE = [
     "/etc/passwd",
@@ -37,7 +37,7 @@ OUTSIDE = [
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with two links out of it, beside a picture that is nobody's business."""
+    """A folder with two links out of it, beside an image that is nobody's business."""
     Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
     inner = tmp_path / "data"
     inner.mkdir()
@@ -60,11 +60,11 @@ def test_tables_stay_in_their_folder(root: Path, path: str) -> None:
 
 
 def home_of(name: str, root: Path, tmp_path: Path) -> Path:
-    """A benchmark's folder whose pictures are `root`: a data set may itself be a link."""
+    """A benchmark's folder whose images are `root`: a dataset may itself be a link."""
     benchmark = BENCHMARKS[name]
     home = tmp_path / "root" / benchmark.folder
     home.mkdir(parents=True)
-    (home / benchmark.pictures).symlink_to(root)
+    (home / benchmark.images).symlink_to(root)
     return home
 
 
@@ -78,7 +78,7 @@ def test_split_files_stay_in_their_folder(root: Path, tmp_path: Path, path: str)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "linked/secret", "C:x", "a/../../b"])
-def test_lists_of_pictures_stay_in_their_folder(root: Path, tmp_path: Path, path: str) -> None:
+def test_lists_of_images_stay_in_their_folder(root: Path, tmp_path: Path, path: str) -> None:
     home = home_of("FGVCAircraft", root, tmp_path)
     (home / "variants.txt").write_text("x\ny\n")
     for split in ("train", "val", "test"):
@@ -90,11 +90,11 @@ def test_lists_of_pictures_stay_in_their_folder(root: Path, tmp_path: Path, path
 def test_a_root_that_is_a_link_may_be_read(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").symlink_to(root)
     (root / "t.csv").write_text("path,label\na.png,x\n")
-    assert open_data(tmp_path / "elsewhere" / "t.csv", "all").picture(0).size == (8, 8)
+    assert open_data(tmp_path / "elsewhere" / "t.csv", "all").image(0).size == (8, 8)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_pictures_that_are_pipes_or_devices_are_not_waited_for(tmp_path: Path) -> None:
+def test_images_that_are_pipes_or_devices_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "zero.jpg").symlink_to("/dev/zero")
     for name in ("pipe.jpg", "zero.jpg"):

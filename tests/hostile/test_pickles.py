@@ -12,7 +12,7 @@ import pytest
 import readers
 import torch
 from PIL import Image
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 from traps import Runs, pickles, refused, small_model
 
 import dear
@@ -74,7 +74,7 @@ def test_weights_that_are_a_pickle_by_another_name(model, tmp_path: Path, name: 
     assert not trap.exists()
 
 
-def test_pictures_and_uploads(tmp_path: Path) -> None:
+def test_images_and_uploads(tmp_path: Path) -> None:
     trap = tmp_path / "ran"
     for number, data in enumerate(pickles(trap).values()):
         for ending in ("jpg", "pkl", "json"):
@@ -94,9 +94,9 @@ def test_a_class_folder_of_pickles(tmp_path: Path) -> None:
         Image.new("RGB", (8, 8)).save(folder / name / "a.png")
         for number, data in enumerate(pickles(trap).values()):
             (folder / name / f"{number}.jpg").write_bytes(data)
-    pictures = open_data(folder, "all")
-    with pytest.raises(InputError, match=r"jpg: is .*a picture"):
-        pictures.pixels(range(len(pictures)), 8)
+    images = open_data(folder, "all")
+    with pytest.raises(InputError, match=r"jpg: is .*an image"):
+        images.pixels(range(len(images)), 8)
     assert not trap.exists()
 
 
@@ -109,14 +109,14 @@ def test_a_run_folder_in_which_any_file_is_a_pickle(tmp_path: Path) -> None:
         return DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
 
     with pytest.raises(Paused):
-        train(method(), Colours(), recipe, tmp_path / "paused", stop=lambda: True)
-    train(method(), Colours(), recipe, tmp_path / "done")
+        train(method(), Colors(), recipe, tmp_path / "paused", stop=lambda: True)
+    train(method(), Colors(), recipe, tmp_path / "done")
     for data in (pickles(trap)["protocol 2"], pickles(trap)["torch.save"]):
         for name in ("config.json", "log.jsonl", "resume.safetensors"):
             shutil.copytree(tmp_path / "paused", work)
             (work / name).write_bytes(data)
             with pytest.raises(DearError, match=name):
-                train(method(), Colours(), recipe, work, resume=True)
+                train(method(), Colors(), recipe, work, resume=True)
             shutil.rmtree(work)
         for name in ("config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl"):
             shutil.copytree(tmp_path / "done", work)
@@ -169,13 +169,13 @@ def test_tensors_that_claim_more_than_the_file_holds(model, tmp_path: Path) -> N
     refused(tmp_path / "a.pt", "claims more numbers")
 
 
-@pytest.mark.parametrize("kind", ["meta", "sparse", "quantised"])
+@pytest.mark.parametrize("kind", ["meta", "sparse", "quantized"])
 def test_tensors_that_are_no_block_of_numbers(model, tmp_path: Path, kind: str) -> None:
     state = published.openai_state(model)
     odd = {
         "meta": torch.zeros(64, device="meta"),
         "sparse": torch.zeros(64).to_sparse(),
-        "quantised": torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8),
+        "quantized": torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8),
     }
     state["ln_final.weight"] = odd[kind]
     torch.save(state, tmp_path / "a.pt")

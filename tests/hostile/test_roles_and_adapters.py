@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 import dear
 from dear.errors import DearError, RoleError, RunError
@@ -29,7 +29,7 @@ def clip():
 def finished(clip, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     method = DeAR(clip, CLASSES, roles=mixed_roles(), ids=token_ids())
-    train(method, Colours(), Recipe(epochs=1, batch=8), folder)
+    train(method, Colors(), Recipe(epochs=1, batch=8), folder)
     return folder
 
 
@@ -102,7 +102,7 @@ def test_a_map_of_another_shape_is_refused_even_if_asked_for(clip, roles: RoleMa
         {"backbone": "\x1b[2J"},
         {"backbone": 3},
         {"rule": "a\u202eb"},
-        {"evidence": {"pictures": "many"}},
+        {"evidence": {"images": "many"}},
         {"evidence": {"concept_of": ["a"]}},
         {"evidence": {"explained": {"4": [0.5]}}},
         {"evidence": {"concepts": {"concepts": {"Color": {"phrases": "<script>", "clusters": 1}}}}},
@@ -181,7 +181,7 @@ def test_an_adapter_of_other_tensors_is_refused(run: Path, clip, change, sentenc
 
 def test_an_adapter_tied_to_its_classes_is_refused_on_others(clip, tmp_path: Path) -> None:
     method = build_method("linear-probe", clip, CLASSES)
-    train(method, Colours(), Recipe(epochs=1, batch=8), tmp_path / "probe")
+    train(method, Colors(), Recipe(epochs=1, batch=8), tmp_path / "probe")
     change_json(tmp_path / "probe" / "config.json", classes=["red", "green", "blue", "white"])
     refused(tmp_path / "probe", clip, "adapter.safetensors", "is expected")
 

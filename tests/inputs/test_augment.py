@@ -1,4 +1,4 @@
-"""Random views: the same for one picture and for a batch, Pillow's pixels, torchvision's distribution."""
+"""Random views: the same for one image and for a batch, Pillow's pixels, torchvision's distribution."""
 
 import math
 
@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from dear.clip.augment import augment_batch, augment_picture, crop_batch, resampling, sample_boxes
+from dear.clip.augment import augment_batch, augment_image, crop_batch, resampling, sample_boxes
 from dear.errors import InputError
 
 
-def picture(width, height, seed=0):
-    """A picture with smooth parts and sharp edges, so that overshoot and clipping are met."""
+def photo(width, height, seed=0):
+    """An image with smooth parts and sharp edges, so that overshoot and clipping are met."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
     image = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).copy()
@@ -35,10 +35,10 @@ def test_a_batch_is_cropped_as_pillow_does(shape, size):
     """Oracle: Pillow's crop and resize on the same boxes; at most one step of 255 apart, and rarely.
 
     In one call Pillow may resize down before across, which clips other overshoots at sharp edges: still the
-    same picture, but for a few pixels by a few steps.
+    same photo, but for a few pixels by a few steps.
     """
     width, height = shape
-    images = [picture(width, height, seed) for seed in range(4)]
+    images = [photo(width, height, seed) for seed in range(4)]
     boxes, flips = sample_boxes(torch.tensor([[height, width]] * 4), generator(1))
     flips = torch.tensor([True, False, True, False])
     views = crop_batch(torch.stack([tensor(i) for i in images]), boxes, flips, size)
@@ -59,9 +59,9 @@ def test_a_batch_is_cropped_as_pillow_does(shape, size):
 
 def test_one_by_one_and_as_a_batch_are_the_same_views():
     shapes = [(50, 40), (40, 50), (61, 33), (48, 48), (20, 64)]
-    images = [picture(w, h, seed) for seed, (w, h) in enumerate(shapes)]
+    images = [photo(w, h, seed) for seed, (w, h) in enumerate(shapes)]
     one = generator(3)
-    singles = torch.stack([augment_picture(image, 24, one) for image in images])
+    singles = torch.stack([augment_image(image, 24, one) for image in images])
 
     padded = torch.zeros(len(images), 3, 64, 64, dtype=torch.uint8)
     for row, image in zip(padded, images, strict=True):
@@ -76,7 +76,7 @@ def test_one_by_one_and_as_a_batch_are_the_same_views():
 
 
 def test_the_generator_decides_everything():
-    batch = torch.stack([tensor(picture(48, 40, seed)) for seed in range(3)])
+    batch = torch.stack([tensor(photo(48, 40, seed)) for seed in range(3)])
     torch.manual_seed(0)
     first = augment_batch(batch, 16, generator(5))
     torch.manual_seed(1)
@@ -85,7 +85,7 @@ def test_the_generator_decides_everything():
 
 
 def test_mixed_precision_around_it_changes_nothing():
-    batch = tensor(picture(48, 40))[None]
+    batch = tensor(photo(48, 40))[None]
     plain = augment_batch(batch, 16, generator(5))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(plain, augment_batch(batch, 16, generator(5)))
@@ -105,7 +105,7 @@ def test_boxes_follow_the_recipe():
     assert 1.32 < aspect.max() < 1.335
     assert abs(aspect.log().mean()) < 0.01
     assert abs(flips.double().mean() - 0.5) < 0.02
-    # Oracle: the published loop, one picture at a time, with other random numbers.
+    # Oracle: the published loop, one image at a time, with other random numbers.
     rng = np.random.default_rng(0)
     plain = []
     for _ in range(5000):
@@ -133,10 +133,10 @@ def test_odd_shapes_get_a_box_inside(shape):
     assert int(top.min()) >= 0
     assert int((top + tall).max()) <= shape[0]
     assert int((left + wide).max()) <= shape[1]
-    assert augment_picture(Image.new("RGB", shape, "red"), 8, generator()).shape == (3, 8, 8)
+    assert augment_image(Image.new("RGB", shape, "red"), 8, generator()).shape == (3, 8, 8)
 
 
-def test_a_picture_too_long_for_any_crop_gets_the_largest_centred_one():
+def test_a_image_too_long_for_any_crop_gets_the_largest_centered_one():
     boxes, _ = sample_boxes(torch.tensor([[10, 1000]]), generator())
     assert boxes.tolist() == [[0, (1000 - 13) // 2, 10, 13]]
 
@@ -153,14 +153,14 @@ def test_weights_sum_to_one_and_stay_inside():
 
 def test_nonsense_ranges_are_refused():
     with pytest.raises(InputError, match="scale"):
-        augment_picture(Image.new("RGB", (8, 8)), 4, generator(), scale=(0.0, 1.0))
+        augment_image(Image.new("RGB", (8, 8)), 4, generator(), scale=(0.0, 1.0))
     with pytest.raises(InputError, match="ratio"):
-        augment_picture(Image.new("RGB", (8, 8)), 4, generator(), ratio=(2.0, 1.0))
+        augment_image(Image.new("RGB", (8, 8)), 4, generator(), ratio=(2.0, 1.0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_device_gives_the_same_views():
-    batch = torch.stack([tensor(picture(150, 120, seed)) for seed in range(8)])
+    batch = torch.stack([tensor(photo(150, 120, seed)) for seed in range(8)])
     here = augment_batch(batch, 96, generator(5))
     there = augment_batch(batch.cuda(), 96, generator(5)).cpu()
     assert (here - there).abs().max() * 255 <= 1.001

@@ -1,4 +1,4 @@
-"""Pictures of every kind become the RGB that is meant, and CLIP's view of them is the reference's."""
+"""Images of every kind become the RGB that is meant, and CLIP's view of them is the reference's."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from dear.clip.images import (
     CLIP_MEAN,
     CLIP_STD,
     MAX_PIXELS,
-    normalise,
+    normalize,
     open_image,
     preprocess,
     resize_crop,
@@ -77,22 +77,22 @@ def test_the_long_side_is_rounded_down():
     assert resize_short(noise(500, 375), 224).size == (298, 224)
 
 
-def test_normalise_takes_bytes_and_fractions():
+def test_normalize_takes_bytes_and_fractions():
     pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     expected = (pixels.double() / 255 - torch.tensor(CLIP_MEAN).double().view(3, 1, 1)) / torch.tensor(
         CLIP_STD
     ).double().view(3, 1, 1)
-    torch.testing.assert_close(normalise(pixels), expected.float())
-    torch.testing.assert_close(normalise(pixels / 255), expected.float())
+    torch.testing.assert_close(normalize(pixels), expected.float())
+    torch.testing.assert_close(normalize(pixels / 255), expected.float())
 
 
-def test_an_absurdly_long_picture_costs_no_memory():
+def test_an_absurdly_long_image_costs_no_memory():
     line = Image.new("RGB", (60_000, 1), (9, 9, 9))
     assert resize_crop(line, 32).unique().tolist() == [9]
     assert resize_crop(line.rotate(90, expand=True), 32).shape == (3, 32, 32)
 
 
-# --- kinds of pictures -----------------------------------------------------------------------------------
+# --- kinds of images -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -116,7 +116,7 @@ def test_exif_rotation_is_applied(orientation):
     assert np.array_equal(np.asarray(image), np.asarray(upright))
 
 
-def test_a_broken_exif_block_does_not_lose_the_picture():
+def test_a_broken_exif_block_does_not_lose_the_image():
     data = encoded(noise(16, 8), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12\0\x03junk")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -159,7 +159,7 @@ def test_numbers_without_a_white_are_refused():
         open_image(encoded(Image.fromarray(np.full((2, 2), 1 << 20, dtype=np.int32)), "TIFF"))
 
 
-def test_transparent_pictures_lie_on_white():
+def test_transparent_images_lie_on_white():
     rgba = Image.new("RGBA", (3, 1), (0, 0, 0, 0))  # black under full transparency
     rgba.putpixel((1, 0), (255, 0, 0, 255))
     rgba.putpixel((2, 0), (0, 0, 0, 51))
@@ -171,7 +171,7 @@ def test_transparent_pictures_lie_on_white():
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "RGB"])
-def test_a_colour_marked_transparent_becomes_white(mode):
+def test_a_color_marked_transparent_becomes_white(mode):
     image = Image.new(mode, (2, 1), 0)
     if mode == "P":
         image.putpalette([0, 0, 0, 9, 9, 9])
@@ -183,7 +183,7 @@ def test_a_colour_marked_transparent_becomes_white(mode):
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_of_an_animation_the_first_frame(kind):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     data = encoded(
         frames[0],
         kind,
@@ -195,7 +195,7 @@ def test_of_an_animation_the_first_frame(kind):
     assert open_image(data).getpixel((4, 4)) == (255, 0, 0)
 
 
-def test_a_given_picture_is_left_alone(tmp_path):
+def test_a_given_image_is_left_alone(tmp_path):
     given = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
     assert open_image(given).mode == "RGB"
     assert given.mode == "RGBA"
@@ -214,26 +214,26 @@ def refused(path, match):
     assert str(path) in str(caught.value)
 
 
-def test_files_that_are_no_pictures_are_named(tmp_path):
+def test_files_that_are_no_images_are_named(tmp_path):
     text = tmp_path / "note.jpg"
-    text.write_text("this is not a picture\n")
+    text.write_text("this is not an image\n")
     refused(text, "text file")
     empty = tmp_path / "empty.png"
     empty.touch()
     refused(empty, "empty")
     junk = tmp_path / "junk.png"
     junk.write_bytes(bytes(range(256)) * 4)
-    refused(junk, "not a picture")
-    refused(tmp_path / "absent.png", "no such picture")
+    refused(junk, "not an image")
+    refused(tmp_path / "absent.png", "no such image")
     refused(tmp_path, "folder")
-    with pytest.raises(InputError, match="picture of 3 bytes"):
+    with pytest.raises(InputError, match="image of 3 bytes"):
         open_image(b"abc")
 
 
 def test_a_postscript_file_is_never_handed_to_an_interpreter(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n")
-    refused(path, "not a picture")
+    refused(path, "not an image")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
@@ -242,13 +242,13 @@ def test_cut_files_are_named(tmp_path, kind):
     for part in (2, 3, 10):
         path = tmp_path / f"cut{part}.{kind.lower()}"
         path.write_bytes(data[: len(data) // part])
-        refused(path, "damaged|not a picture")
+        refused(path, "damaged|not an image")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_001, 60_000])
 def test_decompression_bombs_are_refused_before_decoding(tmp_path, side):
-    """A PNG header that promises a picture of `side` squared and holds almost nothing."""
+    """A PNG header that promises an image of `side` squared and holds almost nothing."""
 
     def chunk(kind, body):
         return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")

@@ -6,7 +6,7 @@ import literal_dear
 import pytest
 import safetensors.torch
 import torch
-from tiny import mixed_roles, pictures, tiny_clip, token_ids
+from tiny import images, mixed_roles, tiny_clip, token_ids
 
 from dear.clip import Clip, ClipConfig, Record
 from dear.errors import RoleError, RunError, UsageError
@@ -71,7 +71,7 @@ def test_step_equals_the_literal_step(case: str, fused: bool) -> None:
     if not fused and case not in ("defaults", "readonly", "several tokens"):
         pytest.skip("the attention's two ways differ by masks alone")
     clip = tiny_clip().use_fused(fused)
-    model, pixels = build(clip, **CASES[case]), pictures()
+    model, pixels = build(clip, **CASES[case]), images()
     learned, fused_logits, decoupled, parts, total = literal(model, pixels, LABELS)
     total.backward()
     loss = model.loss(pixels, LABELS)
@@ -89,7 +89,7 @@ def test_step_equals_the_literal_step(case: str, fused: bool) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_step_equals_the_literal_step_for_other_roles_and_activation(seed: int) -> None:
     clip = tiny_clip(seed, activation="gelu")
-    model, pixels = build(clip, mixed_roles(seed=seed)), pictures(seed=seed)
+    model, pixels = build(clip, mixed_roles(seed=seed)), images(seed=seed)
     learned, logits, _, _, total = literal(model, pixels, LABELS)
     total.backward()
     model.loss(pixels, LABELS).total.backward()
@@ -103,7 +103,7 @@ def test_numbers_of_vit_b_16() -> None:
         clip = Clip(ClipConfig.named("ViT-B-16"))
     real = Clip.to_empty(clip, device="cpu")
     model = DeAR(real, ["a", "b"], ids=token_ids((1, 2)))
-    assert model.trainable_numbers == 399_622
+    assert model.trainable_parameters == 399_622
     assert sum(t.numel() for t in model.adapter_state().values()) == 399_622
     assert len(safetensors.torch.save(model.adapter_state())) < 2_000_000
     assert "Table 2" in (model.notice or "")
@@ -116,18 +116,18 @@ def test_all_heads_isolated_leaves_the_class_feature_frozen(kind: str) -> None:
     }
     clip = tiny_clip()
     model = build(clip, RoleMap(table, 4), text_tokens=0)
-    frozen = clip.encode_image(pictures())
+    frozen = clip.encode_image(images())
     texts = clip.encode_text(token_ids())
     expected = clip.logit_scale * torch.cosine_similarity(frozen[:, None], texts[None], dim=-1)
-    torch.testing.assert_close(model.logits(pictures(), "decoupled"), expected, rtol=1e-10, atol=1e-10)
-    assert model.loss(pictures(), LABELS).parts["reg_image"].abs() < 1e-12
+    torch.testing.assert_close(model.logits(images(), "decoupled"), expected, rtol=1e-10, atol=1e-10)
+    assert model.loss(images(), LABELS).parts["reg_image"].abs() < 1e-12
 
 
 def test_readonly_isolation_also_leaves_the_class_feature_frozen() -> None:
     model = build(roles=RoleMap.uniform("generalization", (5, 6), 4), isolation="readonly")
-    assert model.loss(pictures(), LABELS).parts["reg_image"].abs() < 1e-12
+    assert model.loss(images(), LABELS).parts["reg_image"].abs() < 1e-12
     apart = build(roles=RoleMap.uniform("generalization", (5, 6), 4))
-    assert not torch.allclose(model.attribute_features(pictures()), apart.attribute_features(pictures()))
+    assert not torch.allclose(model.attribute_features(images()), apart.attribute_features(images()))
 
 
 def test_beta_one_feeds_every_layer_the_raw_token() -> None:
@@ -135,7 +135,7 @@ def test_beta_one_feeds_every_layer_the_raw_token() -> None:
     model = build(beta=1.0)
     seen = []
     hook = model.clip.visual.blocks[5].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model.logits(pictures())
+    model.logits(images())
     hook.remove()
     tokens = seen[-1][:, -5:]
     assert torch.equal(tokens, model.tokens.detach().expand_as(tokens))
@@ -149,9 +149,9 @@ def test_permuting_attributes_with_their_masks_changes_nothing() -> None:
     state["tokens"] = state["tokens"][order]
     state["v"] = state["v"][[0, *(i + 1 for i in order)]]
     turned.load_adapter_state(state)
-    torch.testing.assert_close(plain.logits(pictures()), turned.logits(pictures()), rtol=1e-10, atol=1e-10)
-    features = plain.attribute_features(pictures())[:, order]
-    torch.testing.assert_close(features, turned.attribute_features(pictures()), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(plain.logits(images()), turned.logits(images()), rtol=1e-10, atol=1e-10)
+    features = plain.attribute_features(images())[:, order]
+    torch.testing.assert_close(features, turned.attribute_features(images()), rtol=1e-10, atol=1e-10)
 
 
 def test_padding_of_the_text_changes_nothing() -> None:
@@ -159,7 +159,7 @@ def test_padding_of_the_text_changes_nothing() -> None:
     full = DeAR(clip, NAMES, roles=roles, ids=token_ids())
     short = DeAR(clip, NAMES, roles=roles, ids=token_ids(context=7))
     assert full.prompts.ids.shape[1] == 7
-    torch.testing.assert_close(full.logits(pictures()), short.logits(pictures()))
+    torch.testing.assert_close(full.logits(images()), short.logits(images()))
 
 
 def test_alpha_sums_to_one_and_starts_even() -> None:
@@ -172,11 +172,11 @@ def test_alpha_sums_to_one_and_starts_even() -> None:
 def test_only_the_learned_tensors_get_gradients() -> None:
     model = build()
     before = {name: tensor.clone() for name, tensor in model.clip.state_dict().items()}
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(2):
-        optimiser.zero_grad()
-        model.loss(pictures(), LABELS).total.backward()
-        optimiser.step()
+        optimizer.zero_grad()
+        model.loss(images(), LABELS).total.backward()
+        optimizer.step()
     assert set(dict(model.named_parameters())) == {"tokens", "text_tokens", "p_attr", "v"}
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     assert all(p.grad is None for p in model.clip.parameters())
@@ -191,14 +191,14 @@ def test_the_prefix_runs_once_a_step() -> None:
     for tower, name in ((model.clip.visual, "v"), (model.clip.text, "t")):
         for i, layer in enumerate(tower.blocks):
             layer.register_forward_hook(lambda *_, tag=f"{name}{i + 1}": calls.append(tag))
-    model.loss(pictures(), LABELS)
+    model.loss(images(), LABELS)
     calls.clear()
-    model.loss(pictures(), LABELS)
+    model.loss(images(), LABELS)
     assert [calls.count(f"v{i}") for i in range(1, 7)] == [1, 1, 1, 1, 2, 2]
     assert [calls.count(f"t{i}") for i in range(1, 6)] == [0, 0, 0, 1, 1]
-    model.logits(pictures())
+    model.logits(images())
     calls.clear()
-    model.logits(pictures())
+    model.logits(images())
     assert not any(c.startswith("t") for c in calls)
 
 
@@ -207,18 +207,18 @@ def test_the_last_layer_computes_only_the_rows_that_are_read() -> None:
     sizes = []
     model.clip.visual.blocks[5].mlp.register_forward_hook(lambda m, i, out: sizes.append(out.shape[1]))
     model.clip.text.blocks[4].mlp.register_forward_hook(lambda m, i, out: sizes.append(out.shape[1]))
-    model.loss(pictures(), LABELS)
+    model.loss(images(), LABELS)
     assert sorted(sizes)[:4] == [1, 1, 1, 6]
 
 
 def test_kept_text_features_follow_the_parameters() -> None:
     model = build()
-    before = model.logits(pictures())
+    before = model.logits(images())
     with torch.no_grad():
         model.text_tokens[:, 0].add_(0.5)
-    after = model.logits(pictures())
+    after = model.logits(images())
     assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, model(pictures())["fused"].detach())
+    torch.testing.assert_close(after, model(images())["fused"].detach())
 
 
 def test_with_classes_is_the_same_adapter_on_other_words() -> None:
@@ -229,14 +229,14 @@ def test_with_classes_is_the_same_adapter_on_other_words() -> None:
     assert all(torch.equal(a, model.adapter_state()[n]) for n, a in other.adapter_state().items())
     fresh = DeAR(model.clip, ["fir", "oak"], roles=model.roles, ids=ids)
     fresh.load_adapter_state(model.adapter_state())
-    assert torch.equal(fresh.logits(pictures()), other.logits(pictures()))
+    assert torch.equal(fresh.logits(images()), other.logits(images()))
     again = model.with_classes(NAMES, ids=token_ids())
-    assert torch.equal(again.logits(pictures()), model.logits(pictures()))
+    assert torch.equal(again.logits(images()), model.logits(images()))
 
 
 def test_gradient_reaches_pixels_only_when_asked() -> None:
     model = build()
-    pixels = pictures().requires_grad_()
+    pixels = images().requires_grad_()
     model(pixels)["fused"].sum().backward()
     assert pixels.grad is not None
     assert pixels.grad.abs().sum() > 0
@@ -261,7 +261,7 @@ def test_adapter_state_that_does_not_fit_is_named() -> None:
         ({"attributes": ("Color", "color")}, "twice"),
         ({"attributes": ()}, "at least one"),
         ({"first_layer": 7}, "tower of 6"),
-        ({"colour": 1}, "no option 'colour'"),
+        ({"color": 1}, "no option 'color'"),
         ({"fusion_loss": "exp"}, "log, linear"),
     ],
 )
@@ -282,7 +282,7 @@ def test_roles_are_needed_and_must_fit() -> None:
 
 def test_attribute_names_in_any_case() -> None:
     model = build()
-    assert [model.attribute_index(n) for n in ("color", "Colour", "LOCATION")] == [0, 0, 4]
+    assert [model.attribute_index(n) for n in ("color", "Color", "LOCATION")] == [0, 0, 4]
     with pytest.raises(UsageError, match="Color, Shape"):
         model.attribute_index("smell")
 
@@ -291,7 +291,7 @@ def test_attention_recorded_in_masked_heads_obeys_the_mask() -> None:
     model = build()
     record = Record(rows=slice(None), pattern=True)
     visual = model.clip.visual
-    visual.run(visual.embed(pictures()), edit=model.image_edit(), record=record)
+    visual.run(visual.embed(images()), edit=model.image_edit(), record=record)
     pattern = record["blocks.5.attn.pattern"]  # [B, H, 15, 15]
     hidden = model.masks[5].additive(10, pattern.device, pattern.dtype) == float("-inf")
     assert (pattern[:, hidden] == 0).all()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Colours, mixed_roles, tiny_clip
+from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.clip import Clip
 from dear.errors import DearError, UsageError
@@ -36,13 +36,13 @@ def build(name: str, clip: Clip | None = None, classes: tuple[str, ...] = NAMES,
     return build_method(name, clip, classes, roles=mixed_roles(), seed=seed, **OPTIONS.get(name, {}))
 
 
-def task() -> Colours:
-    return Colours(domains=2)
+def task() -> Colors:
+    return Colors(domains=2)
 
 
 def fitted(name: str, clip: Clip | None = None, epochs: int = 2) -> Method:
     model = build(name, clip)
-    train(model, task(), Recipe.of(model, epochs=epochs, batch=6, lr=5e-3, optimiser="adamw"))
+    train(model, task(), Recipe.of(model, epochs=epochs, batch=6, lr=5e-3, optimizer="adamw"))
     return model
 
 
@@ -77,8 +77,8 @@ class TestEveryMethod:
         with pytest.raises(UsageError, match="no mode"):
             model.logits(pixels(), "nonsense")
 
-    def test_one_picture_counts_for_itself(self, name: str) -> None:
-        """Answers do not depend on the batch a picture came in."""
+    def test_one_image_counts_for_itself(self, name: str) -> None:
+        """Answers do not depend on the batch an image came in."""
         model = fitted(name)
         whole = model.logits(pixels())
         alone = torch.cat([model.logits(pixels()[i : i + 1]) for i in range(3)])
@@ -126,7 +126,7 @@ class TestEveryMethod:
             assert used == dtype
             rough = model.logits(pixels())
             loss = model.loss(pixels(), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0]))
-            if model.trainable_numbers:
+            if model.trainable_parameters:
                 loss.total.backward()
         assert rough.dtype == torch.float32
         assert (rough - exact).abs().max() < 0.5
@@ -171,11 +171,11 @@ class TestEveryMethod:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_loss_falls_on_a_small_task(name: str) -> None:
-    """The method's own loss on the training pictures themselves, before and after."""
-    model, pictures = build(name), task()
+    """The method's own loss on the training images themselves, before and after."""
+    model, images = build(name), task()
     recipe = Recipe.of(model, epochs=0, batch=12)
-    train(model, pictures, recipe)  # cache models prepare
-    batch = next(Feed(pictures, model.clip, recipe).walk())
+    train(model, images, recipe)  # cache models prepare
+    batch = next(Feed(images, model.clip, recipe).walk())
 
     def loss() -> float:
         with torch.random.fork_rng():
@@ -184,7 +184,7 @@ def test_loss_falls_on_a_small_task(name: str) -> None:
 
     before = loss()
     views = {"scale": (1.0, 1.0), "flip": 0.0}
-    train(model, pictures, Recipe.of(model, epochs=20, batch=12, lr=5e-3, optimiser="adamw", **views))
+    train(model, images, Recipe.of(model, epochs=20, batch=12, lr=5e-3, optimizer="adamw", **views))
     assert loss() < before - 0.002
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from literal_dear import INF, block, norm
-from tiny import pictures, tiny_clip
+from tiny import images, tiny_clip
 
 from dear.clip import Clip, Edit, LayerEdit, Record
 from dear.errors import UsageError
@@ -33,7 +33,7 @@ def lora(clip: Clip, heads, **options) -> HeadLoRA:
 
 
 def test_lora_changes_the_rows_of_its_heads_alone() -> None:
-    clip, pixels = tiny_clip(), pictures()
+    clip, pixels = tiny_clip(), images()
     heads = [(2, 3), (6, 0), (6, 2)]
     tool = lora(clip, heads, rank=3, on=("q", "k", "v"), scale=0.5)
     weights = clip.state_dict()
@@ -51,7 +51,7 @@ def test_lora_changes_the_rows_of_its_heads_alone() -> None:
 
 
 def test_lora_on_one_head_leaves_the_others_outputs_alone() -> None:
-    clip, pixels = tiny_clip(), pictures()
+    clip, pixels = tiny_clip(), images()
     tool = lora(clip, [(1, 2)])
     before, after = Record(rows=slice(0, 10)), Record(rows=slice(0, 10))
     clip.visual.run(clip.visual.embed(pixels), last=1, record=before)
@@ -71,7 +71,7 @@ def test_lora_starts_as_the_frozen_model_and_works_on_text() -> None:
 
 
 def test_a_gate_of_zero_removes_the_head() -> None:
-    clip, pixels = tiny_clip(), pictures()
+    clip, pixels = tiny_clip(), images()
     weights = clip.state_dict()
     key = "visual.blocks.3.attn.o.weight"
     weights[key] = weights[key].clone()
@@ -83,7 +83,7 @@ def test_a_gate_of_zero_removes_the_head() -> None:
 
 
 def test_gates_can_learn() -> None:
-    clip, pixels = tiny_clip(), pictures()
+    clip, pixels = tiny_clip(), images()
     gate = torch.ones((), dtype=torch.float64, requires_grad=True)
     clip.visual(pixels, head_gates(clip.config.vision, {(6, 3): gate})).sum().backward()
     assert gate.grad is not None
@@ -91,7 +91,7 @@ def test_gates_can_learn() -> None:
 
 
 def test_masks_hide_keys_in_one_head() -> None:
-    clip, pixels = tiny_clip(), pictures()
+    clip, pixels = tiny_clip(), images()
     hidden = torch.zeros(10, 10, dtype=torch.bool)
     hidden[0, 4:] = True  # the class token of this head reads three patches only
     mask = torch.zeros(4, 10, 10, dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_masks_hide_keys_in_one_head() -> None:
 
 
 def test_edits_combine_and_fold() -> None:
-    clip, pixels = tiny_clip(), pictures()
+    clip, pixels = tiny_clip(), images()
     config = clip.config.vision
     edit = combine(lora(clip, [(3, 1), (6, 0)]).edit(), head_gates(config, {(3, 0): 0.2, (1, 3): 2.0}))
     assert set(edit.layers) == {1, 3, 6}

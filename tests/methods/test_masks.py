@@ -9,7 +9,7 @@ from tiny import mixed_roles
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CORE
 from dear.heads.roles import RoleMap
-from dear.methods.masks import find_attribute, layer_mask, picture
+from dear.methods.masks import draw_mask, find_attribute, layer_mask
 
 
 @pytest.mark.parametrize("isolation", ["bidirectional", "readonly"])
@@ -41,10 +41,10 @@ def test_who_reads_whom(isolation: str, each: int, attributes: tuple[str, ...]) 
                 assert see[:, :4].all()
 
 
-def test_the_picture_shows_every_cell() -> None:
+def test_the_image_shows_every_cell() -> None:
     roles = mixed_roles(range(5, 6), heads=4)
     mask = layer_mask(roles, 5)
-    lines = picture(mask).splitlines()
+    lines = draw_mask(mask).splitlines()
     assert len(lines) == 4 * (2 + 6)
     assert [line for line in lines if line.startswith("head")] == [f"head {i}" for i in range(4)]
     assert "".join(lines).count("#") == int(mask.see.sum())

@@ -12,7 +12,7 @@ from dear.methods import METHODS
 from dear.train import Recipe
 
 SGD, ADAMW = "sgd", "adamw"
-# name: (optimiser, lr, batch, epochs, weight decay), options that the paper sets
+# name: (optimizer, lr, batch, epochs, weight decay), options that the paper sets
 PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] = {
     "linear-probe": ((ADAMW, 1e-3, 32, 50, 1e-2), {}),
     "coop": ((SGD, 2e-3, 32, 50, 5e-4), {"context": 4, "words": "a photo of a"}),
@@ -51,7 +51,7 @@ def test_settings(name: str) -> None:
     """Where a number differs from the authors', the file says so under "Departures"."""
     kind, (training, options) = METHODS[name], PAPERS[name]
     recipe = Recipe.of(kind)
-    assert (recipe.optimiser, recipe.lr, recipe.batch, recipe.epochs, recipe.weight_decay) == training
+    assert (recipe.optimizer, recipe.lr, recipe.batch, recipe.epochs, recipe.weight_decay) == training
     assert (recipe.warmup_epochs, recipe.warmup_lr) == (1, 1e-5)
     config = dataclasses.asdict(kind.Config())
     assert {option: config[option] for option in options} == options

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import Colours, pictures, tiny_clip
+from tiny import Colors, images, tiny_clip
 
 from dear.clip import Record
 from dear.errors import UsageError
@@ -55,7 +55,7 @@ def median_widths(x: torch.Tensor) -> list[float]:
 
 @pytest.mark.parametrize("bandwidths", [None, (0.5, 3.0)])
 def test_mmd_equals_the_loops(bandwidths: tuple[float, ...] | None) -> None:
-    x = pictures(7)[:, :2].flatten(2)[:, :, :9]  # [7, 2, 9]
+    x = images(7)[:, :2].flatten(2)[:, :, :9]  # [7, 2, 9]
     expected = []
     for layer in range(2):
         widths = median_widths(x[:, layer]) if bandwidths is None else [2 * s * s for s in bandwidths]
@@ -64,7 +64,7 @@ def test_mmd_equals_the_loops(bandwidths: tuple[float, ...] | None) -> None:
 
 
 def test_mmd_of_one_domain_is_zero_and_of_apart_domains_large() -> None:
-    x = pictures(6).flatten(2)[:, :1]
+    x = images(6).flatten(2)[:, :1]
     assert float(mmd(x, torch.zeros(6, dtype=torch.long))) == 0
     halves = torch.tensor([0, 0, 0, 1, 1, 1])
     shifted = x + 5 * halves[:, None, None]
@@ -95,7 +95,7 @@ def separate_passes(method: Purify, pixels: torch.Tensor, bandwidths: tuple[floa
 
 @pytest.mark.parametrize("bandwidths", [None, (2.0, 6.0)])
 def test_mmd_reaches_the_gates_only(bandwidths: tuple[float, ...] | None) -> None:
-    method, pixels = build(bandwidths=bandwidths, weight=3.0), pictures(7)
+    method, pixels = build(bandwidths=bandwidths, weight=3.0), images(7)
     ce, gap = separate_passes(method, pixels, bandwidths)
     (ce + 3.0 * gap).backward()
     expected = {name: p.grad.clone() for name, p in method.named_parameters()}
@@ -111,7 +111,7 @@ def test_mmd_reaches_the_gates_only(bandwidths: tuple[float, ...] | None) -> Non
 
 
 def test_mmd_to_all_and_to_nobody() -> None:
-    pixels = pictures(7)
+    pixels = images(7)
     grads = {}
     for to, weight in (("gates", 1.0), ("all", 1.0), ("gates", 0.0)):
         method = build(mmd_to=to, weight=weight)
@@ -133,10 +133,10 @@ def test_gates_are_a_softmax_times_the_heads() -> None:
     hard = method.gates(top=3)
     assert torch.equal(hard.sum(1), torch.full((6,), 3.0).double())
     assert all(hard[layer, int(s[layer].argmin())] == 0 for layer in range(6))
-    logits = method.hard_logits(pictures(), 4)  # all heads at gate 1
+    logits = method.hard_logits(images(), 4)  # all heads at gate 1
     with torch.no_grad():
         method.scalars.zero_()
-    torch.testing.assert_close(method.logits(pictures()), logits)
+    torch.testing.assert_close(method.logits(images()), logits)
     with pytest.raises(UsageError, match="top = 9"):
         method.gates(top=9)
 
@@ -149,13 +149,13 @@ def test_ranks_and_pairs_a_head() -> None:
         assert method.pairs[f"v{layer}_up"].shape == (4, 9, rank)
     shared = build(lora="shared")
     assert shared.pairs["q1_down"].shape == (1, 2, 36)
-    assert build(lora="none").trainable_numbers == 24
+    assert build(lora="none").trainable_parameters == 24
     assert "scalars" not in build(gates=False).adapter_state()
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": "shared"}, {"lora": "none"}, {"gates": False}], ids=str)
 def test_merged_is_a_plain_clip_with_the_same_answers(options: dict) -> None:
-    method, pixels = build(torch.float32, **options), pictures(5, dtype=torch.float32)
+    method, pixels = build(torch.float32, **options), images(5, dtype=torch.float32)
     plain = method.merge()
     own = method.logits(pixels)
     torch.testing.assert_close(ZeroShot(plain, NAMES).logits(pixels), own, rtol=0, atol=1e-4)
@@ -166,7 +166,7 @@ def test_merged_is_a_plain_clip_with_the_same_answers(options: dict) -> None:
 
 def test_a_run_keeps_the_gates_of_every_epoch(tmp_path) -> None:
     method = Purify(tiny_clip(dtype=torch.float32), NAMES)
-    data = Colours(domains=2)
+    data = Colors(domains=2)
     train(method, data, Recipe(epochs=3, batch=6, lr=1e-2), tmp_path / "run")
     assert method.history.shape == (3, 6, 4)
     torch.testing.assert_close(method.history[-1], method.gates().detach())

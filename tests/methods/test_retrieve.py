@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR, ZeroShot
-from dear.retrieve import keys_of, retrieve
+from dear.workflows.retrieve import keys_of, retrieve
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -23,11 +23,11 @@ def model() -> DeAR:
 
 
 def test_ranking_is_cosine_in_the_attributes_space(model: DeAR) -> None:
-    pictures = Colours()
-    query = Colours(seed=4).picture(0)
-    found = {one.attribute: one for one in retrieve(model, query, pictures, top=12)}
+    images = Colors()
+    query = Colors(seed=4).image(0)
+    found = {one.attribute: one for one in retrieve(model, query, images, top=12)}
     assert list(found) == list(model.attributes)
-    gallery = torch.stack([CLIP.preprocess(pictures.picture(i)) for i in range(12)])
+    gallery = torch.stack([CLIP.preprocess(images.image(i)) for i in range(12)])
     features = model.attribute_features(gallery).double().numpy()
     own = model.attribute_features(CLIP.preprocess(query)[None]).double().numpy()[0]
     for number, attribute in enumerate(model.attributes):
@@ -37,14 +37,14 @@ def test_ranking_is_cosine_in_the_attributes_space(model: DeAR) -> None:
         assert np.allclose(cosines[list(found[attribute].indices)], found[attribute].similarity, atol=1e-5)
 
 
-def test_a_picture_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_path: Path) -> None:
-    pictures = Colours()
+def test_a_image_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_path: Path) -> None:
+    images = Colors()
     folder = tmp_path / "gallery" / "some" / "where"
     folder.mkdir(parents=True)
-    for i in range(len(pictures)):
-        pictures.picture(i).save(folder / f"{i:02d}.png")
+    for i in range(len(images)):
+        images.image(i).save(folder / f"{i:02d}.png")
     query = folder / "03.png"
-    found = retrieve(model, query, tmp_path / "gallery", attribute="COLOUR", top=3, out=tmp_path / "sheets")
+    found = retrieve(model, query, tmp_path / "gallery", attribute="COLOR", top=3, out=tmp_path / "sheets")
     assert [one.attribute for one in found] == ["Color"]
     assert found[0].keys[0].endswith("03.png")
     assert found[0].similarity[0] == pytest.approx(1, abs=1e-5)
@@ -56,10 +56,10 @@ def test_a_picture_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_p
 
 
 def test_what_cannot_be_retrieved_is_said(model: DeAR, tmp_path: Path) -> None:
-    query = Colours().picture(0)
+    query = Colors().image(0)
     with pytest.raises(UsageError, match="use a DeAR run"):
-        retrieve(ZeroShot(CLIP, ["a"], ids=token_ids((1,))), query, Colours())
+        retrieve(ZeroShot(CLIP, ["a"], ids=token_ids((1,))), query, Colors())
     with pytest.raises(UsageError, match="no attribute is called 'smell'"):
-        retrieve(model, query, Colours(), attribute="smell")
-    with pytest.raises(DataError, match="no picture in this folder"):
+        retrieve(model, query, Colors(), attribute="smell")
+    with pytest.raises(DataError, match="no image in this folder"):
         retrieve(model, query, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from literal_dear import INF, block, norm
-from tiny import pictures, tiny_clip, token_ids
+from tiny import images, tiny_clip, token_ids
 
 from dear.clip import Record
 from dear.errors import UsageError
@@ -42,7 +42,7 @@ def literal_logits(method: Method, images: torch.Tensor, texts: torch.Tensor) ->
 
 
 def test_vpt_replaces_its_tokens_at_every_layer() -> None:
-    method, pixels = build("vpt", tokens=3), pictures()
+    method, pixels = build("vpt", tokens=3), images()
     w, tokens = method.clip.state_dict(), list(method.tokens.detach())
     assert len(tokens) == method.clip.config.vision.layers
     vision = method.clip.config.vision
@@ -51,11 +51,11 @@ def test_vpt_replaces_its_tokens_at_every_layer() -> None:
     torch.testing.assert_close(method.logits(pixels), expected)
 
 
-def test_cocoop_gives_every_picture_its_own_context() -> None:
-    method, pixels = build("cocoop"), pictures(5)
-    images = method.clip.encode_image(pixels)
+def test_cocoop_gives_every_image_its_own_context() -> None:
+    method, pixels = build("cocoop"), images(5)
+    batch = method.clip.encode_image(pixels)
     rows = []
-    for image in images:
+    for image in batch:
         hidden = method.down @ (image / image.norm()) + method.down_bias
         shift = method.up @ hidden.clamp(min=0) + method.up_bias
         texts = literal_text(method, "a photo of a {}.", context=method.ctx + shift)
@@ -64,7 +64,7 @@ def test_cocoop_gives_every_picture_its_own_context() -> None:
 
 
 def test_cocoop_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, pixels = build("cocoop"), pictures(5)
+    method, pixels = build("cocoop"), images(5)
     whole = method.logits(pixels)
     monkeypatch.setattr("dear.methods.context._TEXTS_AT_ONCE", 4)
     torch.testing.assert_close(method.logits(pixels), whole)
@@ -72,7 +72,7 @@ def test_cocoop_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layer", [None, 1, 5])
 def test_tcp_puts_class_aware_vectors_into_the_middle(layer: int | None) -> None:
-    method, pixels = build("tcp", layer=layer), pictures()
+    method, pixels = build("tcp", layer=layer), images()
     frozen = literal_text(method, "a photo of a {}.")
     hidden = F.normalize(frozen, dim=-1) @ method.down.T + method.down_bias
     own = ((hidden * torch.sigmoid(1.702 * hidden)) @ method.up.T + method.up_bias).view(3, 4, -1)
@@ -89,8 +89,8 @@ def test_tcp_puts_class_aware_vectors_into_the_middle(layer: int | None) -> None
         texts = literal_text(method, "a photo of a {}.", x=torch.cat([rows[:, :1], own, rows[:, 5:]], 1))
     else:
         texts = literal_text(method, "a photo of a {}.", context=method.ctx, change=change)
-    images = method.clip.encode_image(pixels)
-    torch.testing.assert_close(method.logits(pixels), literal_logits(method, images, texts))
+    batch = method.clip.encode_image(pixels)
+    torch.testing.assert_close(method.logits(pixels), literal_logits(method, batch, texts))
     distance = (1 - torch.cosine_similarity(texts, frozen)).mean()
     loss = method.loss(pixels, LABELS)
     torch.testing.assert_close(loss.total, loss.parts["ce"] + 8 * distance)
@@ -104,7 +104,7 @@ def test_tcp_keeps_the_end_of_the_template() -> None:
 
 
 def test_kgcoop_weighs_the_distance_to_the_frozen_prompts() -> None:
-    method, pixels = build("kgcoop"), pictures()
+    method, pixels = build("kgcoop"), images()
     texts = literal_text(method, "a photo of a {}.", context=method.ctx)
     distance = (1 - torch.cosine_similarity(texts, literal_text(method, "a photo of a {}."))).mean()
     loss = method.loss(pixels, LABELS)
@@ -114,14 +114,14 @@ def test_kgcoop_weighs_the_distance_to_the_frozen_prompts() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_prograd_takes_out_what_contradicts(seed: int) -> None:
-    method, pixels = build("prograd", context=4), pictures(seed=seed)
+    method, pixels = build("prograd", context=4), images(seed=seed)
     labels = torch.randint(0, 3, (4,), generator=torch.Generator().manual_seed(seed))
-    images = method.clip.encode_image(pixels)
+    batch = method.clip.encode_image(pixels)
     ctx = method.ctx.detach().clone().requires_grad_()
     logits = literal_rivals.logits_of(
-        method.clip.state_dict(), images, literal_text(method, "X X X X {}.", context=ctx)
+        method.clip.state_dict(), batch, literal_text(method, "X X X X {}.", context=ctx)
     )
-    teacher = literal_logits(method, images, literal_text(method, "a photo of a {}.")).softmax(-1)
+    teacher = literal_logits(method, batch, literal_text(method, "a photo of a {}.")).softmax(-1)
     (task,) = torch.autograd.grad(F.cross_entropy(logits, labels), ctx, retain_graph=True)
     kl = (teacher * (teacher.log() - logits.log_softmax(-1))).sum(-1).mean()
     (general,) = torch.autograd.grad(kl, ctx)
@@ -132,7 +132,7 @@ def test_prograd_takes_out_what_contradicts(seed: int) -> None:
 
 
 def test_rpo_prompts_read_and_are_never_read() -> None:
-    method, pixels = build("rpo", prompts=3), pictures()
+    method, pixels = build("rpo", prompts=3), images()
     visual, w, c = method.clip.visual, method.clip.state_dict(), method.clip.config
     plain, watched = Record(rows=slice(0, 10)), Record(rows=slice(0, 10))
     x = visual.embed(pixels)
@@ -144,12 +144,12 @@ def test_rpo_prompts_read_and_are_never_read() -> None:
     n = x.shape[1]
     mask = torch.zeros(c.vision.heads, n + 1, n + 1, dtype=x.dtype)
     mask[:, :, n] = INF
-    images, texts = [], []
+    features, texts = [], []
     for k in range(3):
         y = torch.cat([x, visual.ln_pre(method.image[k]).expand(len(x), 1, -1)], 1)
         for layer in range(c.vision.layers):
             y = block(w, f"visual.blocks.{layer}", y, c.vision.heads, mask, True, c.vision.eps)
-        images.append(norm(y[:, n], w["visual.ln_post.weight"], w["visual.ln_post.bias"], c.vision.eps))
+        features.append(norm(y[:, n], w["visual.ln_post.weight"], w["visual.ln_post.bias"], c.vision.eps))
         rows = []
         for name in NAMES:
             ids = method.clip.tokenize([f"a photo of a {name}."])[0]
@@ -165,7 +165,7 @@ def test_rpo_prompts_read_and_are_never_read() -> None:
         texts.append(torch.stack(rows))
     votes = [
         literal_logits(method, i @ w["visual.proj"], t @ w["text.proj"])
-        for i, t in zip(images, texts, strict=True)
+        for i, t in zip(features, texts, strict=True)
     ]
     torch.testing.assert_close(method.logits(pixels), sum(votes) / 3)
 
@@ -182,7 +182,7 @@ def test_rpo_starts_around_the_class_token_and_eot() -> None:
 
 
 def test_clip_adapter_mixes_a_fifth() -> None:
-    method, pixels = build("clip-adapter"), pictures()
+    method, pixels = build("clip-adapter"), images()
     f = method.clip.encode_image(pixels)
     adapted = ((f @ method.down.T).clamp(min=0) @ method.up.T).clamp(min=0)
     texts = literal_text(method, "a photo of a {}.")
@@ -191,13 +191,13 @@ def test_clip_adapter_mixes_a_fifth() -> None:
 
 @pytest.mark.parametrize("name", ["tip-adapter", "tip-adapter-f"])
 def test_tip_adapter_votes_with_its_cache(name: str) -> None:
-    method, pixels = build_method(name, tiny_clip(), NAMES, views=3), pictures()
-    shown, walks = pictures(5, seed=3), []
+    method, pixels = build_method(name, tiny_clip(), NAMES, views=3), images()
+    shown, walks = images(5, seed=3), []
     labels = torch.tensor([2, 0, 1, 1, 0])
 
     def batches(augment: bool):
         assert augment
-        noise = 0.1 * pictures(5, seed=len(walks))
+        noise = 0.1 * images(5, seed=len(walks))
         walks.append(shown + noise)
         yield Batch(walks[-1][:3], labels[:3])
         yield Batch(walks[-1][3:], labels[3:])
@@ -206,7 +206,7 @@ def test_tip_adapter_votes_with_its_cache(name: str) -> None:
     method.prepare(batches)
     assert len(walks) == 3
     if name == "tip-adapter-f":
-        assert method.keys is kept, "an optimiser that holds the parameter must see the keys"
+        assert method.keys is kept, "an optimizer that holds the parameter must see the keys"
     f = F.normalize(method.clip.encode_image(pixels), dim=-1)
     keys = sum(F.normalize(method.clip.encode_image(walk), dim=-1) for walk in walks)
     keys = F.normalize(keys, dim=-1)
@@ -218,7 +218,7 @@ def test_tip_adapter_votes_with_its_cache(name: str) -> None:
 
 
 def test_given_ids_are_the_prompts() -> None:
-    clip, pixels = tiny_clip(), pictures()
+    clip, pixels = tiny_clip(), images()
     texts = [f"a photo of a {name}." for name in NAMES]
     for name in ("coop", "maple", "promptsrc", "kgcoop"):
         by_ids = build_method(name, clip, NAMES, ids=clip.tokenize(texts))
@@ -269,7 +269,7 @@ def test_numbers_of_vit_b_16() -> None:
         torch.nn.init.zeros_(p)
 
     def count(name: str) -> int:
-        return build_method(name, clip, ("a", "b")).trainable_numbers
+        return build_method(name, clip, ("a", "b")).trainable_parameters
 
     assert count("coop") == 4 * 512
     assert count("cocoop") == 4 * 512 + 32 * 513 + 512 * 33

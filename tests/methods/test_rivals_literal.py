@@ -5,10 +5,10 @@ from __future__ import annotations
 import literal_rivals
 import pytest
 import torch
-from tiny import pictures, tiny_clip
+from tiny import images, tiny_clip
 
 from dear.methods import Method, build_method
-from dear.train.loop import optimiser_of
+from dear.train.loop import optimizer_of
 from dear.train.recipe import Recipe
 
 NAMES = ("red cat", "dog", "very old newt")
@@ -68,20 +68,20 @@ def literal(method: Method, case: str, pixels: torch.Tensor):
 
 @pytest.mark.parametrize("case", CASES)
 def test_forward_loss_gradients_and_one_step(case: str) -> None:
-    method, pixels = build(case, "gelu" if "other" in case else "quick_gelu"), pictures()
+    method, pixels = build(case, "gelu" if "other" in case else "quick_gelu"), images()
     learned, logits, loss = literal(method, case, pixels)
     for mode, expected in logits.items():
         torch.testing.assert_close(method.logits(pixels, mode), expected.detach(), rtol=1e-9, atol=1e-9)
     assert set(logits) == set(method.modes)
     recipe = Recipe.of(method)
-    optimiser = optimiser_of(list(method.parameters()), recipe)
+    optimizer = optimizer_of(list(method.parameters()), recipe)
     ours = method.loss(pixels, LABELS)
     torch.testing.assert_close(ours.total, loss, rtol=1e-10, atol=1e-12)
     method.backward(ours, lambda x: x)
     for name, p in method.named_parameters():
         torch.testing.assert_close(p.grad, learned[name].grad, rtol=1e-7, atol=1e-11, msg=name)
-    optimiser.step()
-    step = literal_rivals.sgd if recipe.optimiser == "sgd" else literal_rivals.adamw
+    optimizer.step()
+    step = literal_rivals.sgd if recipe.optimizer == "sgd" else literal_rivals.adamw
     for name, p in method.named_parameters():
         old = learned[name]
         expected = step(old.detach(), old.grad, recipe.lr, recipe.weight_decay)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Colours, mixed_roles, pictures, tiny_clip
+from tiny import Colors, images, mixed_roles, tiny_clip
 
+from dear._io.files import read_safetensors, write_safetensors
 from dear.errors import UsageError
-from dear.files import read_safetensors, write_safetensors
 from dear.methods import METHODS, Batch, Method, ZeroShot, build_method
 from dear.train import Paused, Recipe, train
 
@@ -40,7 +40,7 @@ def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 1, **option
     options = {**SMALL.get(name, {}), **options}
     clip = tiny_clip(dtype=dtype)
     method = build_method(name, clip, NAMES, roles=mixed_roles(), seed=seed, **options)
-    pixels = pictures(6, dtype=dtype)
+    pixels = images(6, dtype=dtype)
     method.prepare(lambda augment: iter([Batch(pixels, LABELS, DOMAINS)]))
     return method
 
@@ -60,15 +60,15 @@ def frozen(method: Method, pixels: torch.Tensor) -> torch.Tensor:
 
 def steps(method: Method, count: int, lr: float = 1e-2, pixels: torch.Tensor | None = None) -> list[float]:
     """The losses of a few steps on one batch."""
-    pixels = pictures(6, dtype=method.clip.dtype) if pixels is None else pixels
-    optimiser = torch.optim.Adam(method.parameters(), lr)
+    pixels = images(6, dtype=method.clip.dtype) if pixels is None else pixels
+    optimizer = torch.optim.Adam(method.parameters(), lr)
     losses = []
     for _ in range(count):
-        torch.manual_seed(0)  # the same dropout every time: a fixed function is minimised
-        optimiser.zero_grad()
+        torch.manual_seed(0)  # the same dropout every time: a fixed function is minimized
+        optimizer.zero_grad()
         loss = method.loss(pixels, LABELS, DOMAINS)
         method.backward(loss, lambda x: x)
-        optimiser.step()
+        optimizer.step()
         losses.append(float(loss.total.detach()))
     return losses
 
@@ -96,12 +96,12 @@ def test_loss_falls_and_only_its_own_tensors_learn(name: str) -> None:
     assert all(p.grad is None and not p.requires_grad for p in method.clip.parameters())
     held = {p.data_ptr() for p in method.clip.parameters()}
     assert not held & {t.data_ptr() for t in method.state_dict().values() if t.numel()}
-    assert method.trainable_numbers == sum(p.numel() for p in method.parameters())
+    assert method.trainable_parameters == sum(p.numel() for p in method.parameters())
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_save_and_load_give_the_same_logits(name: str, tmp_path: Path) -> None:
-    method, pixels = scatter(build(name)), pictures(3)
+    method, pixels = scatter(build(name)), images(3)
     method.after_epoch(1, 2)  # some methods keep more while they train
     for moment in ("while training", "after"):
         if moment == "after":
@@ -119,7 +119,7 @@ def test_save_and_load_give_the_same_logits(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_disabled_is_the_frozen_clip(name: str) -> None:
-    method, pixels = scatter(build(name)), pictures(3)
+    method, pixels = scatter(build(name)), images(3)
     own = method.logits(pixels)
     with method.disabled():
         for mode in method.modes:
@@ -129,13 +129,13 @@ def test_disabled_is_the_frozen_clip(name: str) -> None:
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_method_that_has_learned_nothing_is_the_frozen_clip(name: str) -> None:
-    method, pixels = build(name, **NEUTRAL[name]), pictures(3)
+    method, pixels = build(name, **NEUTRAL[name]), images(3)
     torch.testing.assert_close(method.logits(pixels), frozen(method, pixels), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_novel_classes_work_or_are_refused(name: str) -> None:
-    method, pixels = scatter(build(name)), pictures(3)
+    method, pixels = scatter(build(name)), images(3)
     if not method.open_classes:
         with pytest.raises(UsageError, match="learns its classes"):
             method.with_classes(NOVEL)
@@ -150,7 +150,7 @@ def test_novel_classes_work_or_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_written_out_attention_gives_the_same(name: str) -> None:
-    method, pixels = scatter(build(name)), pictures(3)
+    method, pixels = scatter(build(name)), images(3)
     fused = method.logits(pixels)
     method.clip.use_fused(False)
     method._cache.clear()
@@ -160,7 +160,7 @@ def test_the_written_out_attention_gives_the_same(name: str) -> None:
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", EVERY)
 def test_autocast_stays_finite(name: str, precision: torch.dtype) -> None:
-    method, pixels = build(name, torch.float32), pictures(6, dtype=torch.float32)
+    method, pixels = build(name, torch.float32), images(6, dtype=torch.float32)
     with torch.autocast("cpu", dtype=precision):
         assert torch.isfinite(method.logits(pixels)).all()
         loss = method.loss(pixels, LABELS, DOMAINS)
@@ -173,7 +173,7 @@ def test_autocast_stays_finite(name: str, precision: torch.dtype) -> None:
 @pytest.mark.parametrize("name", LEARNING)
 def test_a_paused_run_continues_to_the_same_bits(name: str, tmp_path: Path) -> None:
     """Sums over epochs, gate histories, caches and dropout are part of what a pause keeps."""
-    task, asked = Colours(domains=2), []
+    task, asked = Colors(domains=2), []
 
     def fresh() -> Method:
         options = SMALL.get(name, {})
@@ -196,7 +196,7 @@ def test_a_paused_run_continues_to_the_same_bits(name: str, tmp_path: Path) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", [name for name in LEARNING if METHODS[name].steady])
 def test_a_replayed_step_trains_as_an_ordinary_one(name: str) -> None:
-    task, states = Colours(domains=2), []
+    task, states = Colors(domains=2), []
     for replay in (True, False):
         clip = tiny_clip(dtype=torch.float32).to("cuda")
         options = SMALL.get(name, {})

@@ -1,4 +1,4 @@
-"""Small models, role maps, prompts and pictures for the tests of methods and training."""
+"""Small models, role maps, prompts and images for the tests of methods and training."""
 
 from __future__ import annotations
 
@@ -58,17 +58,15 @@ def mixed_roles(layers: range = range(4, 7), heads: int = 4, seed: int = 3) -> R
     return RoleMap(dict(zip(keys, dealt, strict=False)), heads)
 
 
-def pictures(
-    count: int = 4, size: int = 24, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
-    """Normal noise as normalised pixels."""
+def images(count: int = 4, size: int = 24, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Normal noise as normalized pixels."""
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-class Colours:
-    """A PictureSet in memory: noisy pictures whose mean colour tells the class."""
+class Colors:
+    """A ImageSet in memory: noisy images whose mean color tells the class."""
 
-    name = "colours"
+    name = "colors"
     template = "a photo of a {}."
 
     def __init__(
@@ -84,7 +82,7 @@ class Colours:
         self.data = noise.to(torch.uint8)
         names = tuple(f"d{i % domains}" for i in range(len(self.labels))) if domains else None
         self.domains: tuple[str, ...] | None = names
-        self.root = "colours"
+        self.root = "colors"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,14 +94,14 @@ class Colours:
         resized = torch.nn.functional.interpolate(chosen.float(), size=(size, size), mode="nearest")
         return resized.to(torch.uint8)
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return Image.fromarray(self.data[index].permute(1, 2, 0).numpy())
 
     def key(self, index: int) -> str:
-        return f"colours/{index:04d}"
+        return f"colors/{index:04d}"
 
     def subset(self, indices):
-        other = Colours.__new__(Colours)
+        other = Colors.__new__(Colors)
         other.__dict__.update(self.__dict__)
         chosen = list(indices)
         other.labels, other.data = self.labels[chosen], self.data[chosen]

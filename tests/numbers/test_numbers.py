@@ -18,20 +18,20 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 import dear
-from dear.adapt import adapt, predict_run
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
+from dear.data import images as images_module
 from dear.data import open_data
-from dear.data import pictures as pictures_module
 from dear.errors import CheckpointError, DearError, InputError, RunError, TrainingError, UsageError
 from dear.heads.discover import discover_roles
 from dear.heads.store import StoreWriter
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, train
 from dear.train.precision import twin
+from dear.workflows.adapt import adapt, predict_run
 
 CLASSES = ("red", "green", "blue")
 VISION = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 64}
@@ -83,7 +83,7 @@ def test_pixels_that_are_no_numbers_are_named(value: float) -> None:
     clip = tiny_clip(dtype=torch.float32)
     pixels = torch.randn(12, 3, 24, 24)
     pixels[7, 1, 3, 3] = value
-    with pytest.raises(InputError, match="picture 7 of the given pixels holds NaN or infinity"):
+    with pytest.raises(InputError, match="image 7 of the given pixels holds NaN or infinity"):
         discover_roles(clip, pixels, concepts="tags", corpus="world")
     with pytest.raises(InputError, match=r"\[B, 3, 24, 24\]"):
         discover_roles(clip, torch.randn(12, 3, 8, 8), concepts="tags", corpus="world")
@@ -93,28 +93,28 @@ def test_scores_that_are_no_numbers_are_told_and_not_counted() -> None:
     model = method()
     with torch.no_grad():
         model.v.fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"scores of 12 of 12 pictures are not finite.*mode fused"):
-        evaluate(model, Colours())
-    with pytest.raises(TrainingError, match="picture in memory: the model's scores are not finite"):
+    with pytest.raises(TrainingError, match=r"scores of 12 of 12 images are not finite.*mode fused"):
+        evaluate(model, Colors())
+    with pytest.raises(TrainingError, match="image in memory: the model's scores are not finite"):
         predict_run(model, [Image.new("RGB", (24, 24))])
 
 
 def test_a_loss_that_is_no_number_stops_training_and_names_its_part(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"is not a finite number at step \d+ of \d+ .*lower lr"):
-        train(method(), Colours(), Recipe(epochs=3, batch=4, lr=1e30, warmup_epochs=0), tmp_path / "run")
+        train(method(), Colors(), Recipe(epochs=3, batch=4, lr=1e30, warmup_epochs=0), tmp_path / "run")
 
 
 def test_a_saved_state_that_holds_nan_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(dear.train.Paused):
-        train(method(), Colours(), Recipe(epochs=2, batch=4), tmp_path / "run", stop=lambda: True)
+        train(method(), Colors(), Recipe(epochs=2, batch=4), tmp_path / "run", stop=lambda: True)
     path = tmp_path / "run" / "resume.safetensors"
     with safetensors.safe_open(path, "pt") as file:
         words = file.metadata()
     state = safetensors.torch.load_file(path)
-    state["optimiser.0.exp_avg"][0] = float("nan")
+    state["optimizer.0.exp_avg"][0] = float("nan")
     safetensors.torch.save_file(state, path, words)
-    with pytest.raises(DearError, match=r"resume\.safetensors: tensor 'optimiser.0.exp_avg' holds NaN"):
-        train(method(), Colours(), Recipe(epochs=2, batch=4), tmp_path / "run", resume=True)
+    with pytest.raises(DearError, match=r"resume\.safetensors: tensor 'optimizer.0.exp_avg' holds NaN"):
+        train(method(), Colors(), Recipe(epochs=2, batch=4), tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_saved_state_that_holds_nan_is_not_continued(tmp_path: Path) -> None:
 )
 def test_a_saved_state_from_nowhere_is_not_continued(tmp_path: Path, change: dict, sentence: str) -> None:
     with pytest.raises(dear.train.Paused):
-        train(method(), Colours(), Recipe(epochs=2, batch=4), tmp_path / "run", stop=lambda: True)
+        train(method(), Colors(), Recipe(epochs=2, batch=4), tmp_path / "run", stop=lambda: True)
     path = tmp_path / "run" / "resume.safetensors"
     with safetensors.safe_open(path, "pt") as file:
         words = {**file.metadata(), **change}
@@ -137,7 +137,7 @@ def test_a_saved_state_from_nowhere_is_not_continued(tmp_path: Path, change: dic
     with pytest.raises(
         RunError, match=rf"resume\.safetensors: is damaged.*{sentence}.*delete it to start again"
     ):
-        train(method(), Colours(), Recipe(epochs=2, batch=4), tmp_path / "run", resume=True)
+        train(method(), Colors(), Recipe(epochs=2, batch=4), tmp_path / "run", resume=True)
 
 
 # --- float16 -----------------------------------------------------------------------------------------------
@@ -167,10 +167,10 @@ def test_activations_that_overflow_float16_stop_training_with_what_to_do() -> No
         clip.visual.blocks[1].mlp.down.weight.mul_(1e3)
     recipe = Recipe(epochs=1, batch=4, precision="float16")
     with pytest.raises(TrainingError, match="use precision float32"):
-        train(method(clip), Colours(), recipe)
+        train(method(clip), Colors(), recipe)
     with pytest.raises(TrainingError, match=r"precision float16.*use precision float32"):
-        evaluate(method(clip), Colours(), precision="float16")
-    assert evaluate(method(clip), Colours()).accuracy
+        evaluate(method(clip), Colors(), precision="float16")
+    assert evaluate(method(clip), Colors()).accuracy
 
 
 def test_contributions_that_overflow_float16_are_not_kept(tmp_path: Path) -> None:
@@ -194,18 +194,18 @@ sys.path.append(sys.argv[2])
 torch.set_num_threads(1)
 from dear.methods import DeAR
 from dear.train import Recipe, train
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 clip = tiny_clip(dtype=torch.float32)
 method = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
-train(method, Colours(), Recipe(epochs=3, batch=4, deterministic=True), sys.argv[1])
+train(method, Colors(), Recipe(epochs=3, batch=4, deterministic=True), sys.argv[1])
 """
 
 
 def test_deterministic_training_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     recipe = Recipe(epochs=3, batch=4, deterministic=True)
-    train(method(), Colours(), recipe, tmp_path / "here")
+    train(method(), Colors(), recipe, tmp_path / "here")
     torch.rand(17)  # what was drawn before must not matter
-    train(method(), Colours(), recipe, tmp_path / "again")
+    train(method(), Colors(), recipe, tmp_path / "again")
     environment = {**os.environ, "PYTHONHASHSEED": "99", "OMP_NUM_THREADS": "1", "TZ": "Asia/Tokyo"}
     words = [
         sys.executable,
@@ -221,15 +221,15 @@ def test_deterministic_training_gives_the_same_bytes_in_every_process(tmp_path: 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of odd sizes in three classes, some in folders of their own."""
+    """Images of odd sizes in three classes, some in folders of their own."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(4)
-    for name, colour in (("red", (200, 30, 30)), ("green", (30, 200, 30)), ("Blue_sky", (30, 30, 200))):
+    for name, color in (("red", (200, 30, 30)), ("green", (30, 200, 30)), ("Blue_sky", (30, 30, 200))):
         for number in range(7):
             noise = rng.integers(0, 60, (30 + number, 40 - number, 3))
             place = folder / name / ("inner" if number % 3 == 0 else ".") / f"img{number}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray((noise + np.array(colour)).clip(0, 255).astype(np.uint8)).save(place)
+            Image.fromarray((noise + np.array(color)).clip(0, 255).astype(np.uint8)).save(place)
     return folder
 
 
@@ -271,7 +271,7 @@ def test_results_do_not_depend_on_the_number_of_threads_that_decode(
 ) -> None:
     expected = trained(photos, tmp_path / "a")
     pixels = open_data(photos, "all").pixels(range(21), 24)
-    monkeypatch.setattr(pictures_module.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(images_module.os, "cpu_count", lambda: cores)
     assert torch.equal(open_data(photos, "all").pixels(range(21), 24), pixels)
     assert trained(photos, tmp_path / "b") == expected
 
@@ -279,27 +279,27 @@ def test_results_do_not_depend_on_the_number_of_threads_that_decode(
 @pytest.mark.parametrize("batch", [1, 4, 7, 250])
 def test_answers_do_not_depend_on_the_batch_of_evaluation(batch: int) -> None:
     model = method()
-    train(model, Colours(), Recipe(epochs=4, batch=4, lr=1e-2))
-    whole, parts = evaluate(model, Colours(), batch=12), evaluate(model, Colours(), batch=batch)
+    train(model, Colors(), Recipe(epochs=4, batch=4, lr=1e-2))
+    whole, parts = evaluate(model, Colors(), batch=12), evaluate(model, Colors(), batch=batch)
     for mode in model.modes:
         assert torch.equal(whole.answers[mode], parts.answers[mode])
         assert torch.allclose(whole.confidence[mode], parts.confidence[mode], atol=1e-5)
     assert whole.accuracy == parts.accuracy
 
 
-def test_answers_do_not_depend_on_the_other_pictures_asked_about() -> None:
+def test_answers_do_not_depend_on_the_other_images_asked_about() -> None:
     model = ZeroShot(tiny_clip(dtype=torch.float32), CLASSES)
-    pictures = [
+    images = [
         Image.fromarray(np.random.default_rng(n).integers(0, 255, (30, 30, 3), dtype=np.uint8))
         for n in range(9)
     ]
-    together = predict_run(model, pictures, top=3)
-    for picture, found in zip(pictures, together, strict=True):
-        (alone,) = predict_run(model, [picture], top=3)
+    together = predict_run(model, images, top=3)
+    for image, found in zip(images, together, strict=True):
+        (alone,) = predict_run(model, [image], top=3)
         assert [name for name, _ in alone.classes] == [name for name, _ in found.classes]
         assert np.allclose([p for _, p in alone.classes], [p for _, p in found.classes], atol=1e-5)
 
 
 def test_any_whole_number_is_a_seed() -> None:
     assert Recipe.of(DeAR, seed=2**40).seed == 2**40
-    assert train(method(), Colours(), Recipe(epochs=1, batch=4, seed=2**40)).steps == 3
+    assert train(method(), Colors(), Recipe(epochs=1, batch=4, seed=2**40)).steps == 3

@@ -1,4 +1,4 @@
-"""`dear report` and `dear export` as a person types them, on a run over a small folder of pictures."""
+"""`dear report` and `dear export` as a person types them, on a run over a small folder of images."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import dear
-from dear.adapt import adapt
+from dear.workflows.adapt import adapt
 
 
 def dear_command(*arguments, before="pass"):
@@ -26,9 +26,9 @@ def dear_command(*arguments, before="pass"):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Three classes of plain pictures, of which a run knows two."""
+    """Three classes of plain images, of which a run knows two."""
     root = tmp_path_factory.mktemp("photos")
-    for name, colour in (
+    for name, color in (
         ("red thing", (200, 30, 30)),
         ("blue thing", (30, 30, 200)),
         ("green thing", (20, 160, 20)),
@@ -37,7 +37,7 @@ def photos(tmp_path_factory):
             folder = root / split / name
             folder.mkdir(parents=True)
             for number in range(count):
-                shade = tuple(min(255, part + 9 * number) for part in colour)
+                shade = tuple(min(255, part + 9 * number) for part in color)
                 Image.new("RGB", (80, 70), shade).save(folder / f"{number}.png")
     return root
 
@@ -45,8 +45,8 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    pictures = dear.open_data(photos, "train").select_classes(["red thing", "blue thing"])
-    adapt(pictures, out, shots=2, recipe={"epochs": 2})
+    images = dear.open_data(photos, "train").select_classes(["red thing", "blue thing"])
+    adapt(images, out, shots=2, recipe={"epochs": 2})
     return out
 
 
@@ -54,8 +54,8 @@ def test_a_report_is_one_page_with_trained_and_unseen_classes(run, photos, tmp_p
     done = dear_command("report", run, "--data", photos, "--out", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "2 classes, 6 test pictures" in page
-    assert "On 3 pictures of 1 class the adapter" in page
+    assert "2 classes, 6 test images" in page
+    assert "On 3 images of 1 class the adapter" in page
     assert "<h2>Training</h2>" in page
 
 
@@ -74,11 +74,11 @@ def test_an_exported_run_on_mini_equals_pytorch_without_importing_it(run, photos
     told = json.loads(done.stdout)
     assert told["outputs"] == ["scores", "decoupled"]
     assert told["difference"] < 1e-3
-    picture = photos / "test" / "red thing" / "0.png"
+    image = photos / "test" / "red thing" / "0.png"
     without = "sys.modules['torch'] = None"  # importing it would fail
-    answer = dear_command("predict", "--onnx", tmp_path / "m.onnx", picture, "--json", before=without)
+    answer = dear_command("predict", "--onnx", tmp_path / "m.onnx", image, "--json", before=without)
     assert answer.returncode == 0, answer.stderr
-    plain = dear_command("predict", run, picture, "--json")
+    plain = dear_command("predict", run, image, "--json")
     got, wanted = (json.loads(one.stdout)["predictions"][0]["classes"] for one in (answer, plain))
     assert [entry["name"] for entry in got] == [entry["name"] for entry in wanted]
     assert got[0]["probability"] == pytest.approx(wanted[0]["probability"], abs=1e-3)

@@ -45,10 +45,10 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-class Labelled:
-    """A labelled picture set in memory."""
+class Labeled:
+    """A labeled image set in memory."""
 
-    name, classes, template = "labelled", ("dog", EVIL), "a photo of a {}."
+    name, classes, template = "labeled", ("dog", EVIL), "a photo of a {}."
     labels = torch.arange(14) % 2
 
     def __init__(self):
@@ -74,7 +74,7 @@ def backbone():
 @pytest.fixture(scope="module")
 def roles(backbone):
     words = Corpus("some", load_corpus().phrases[::40])
-    return discover_roles(backbone, Labelled(), layers=[2, 3], corpus=words, phrases=8, concepts="tags")
+    return discover_roles(backbone, Labeled(), layers=[2, 3], corpus=words, phrases=8, concepts="tags")
 
 
 def data_of(page):
@@ -90,14 +90,14 @@ def test_page_of_table2_needs_nothing_but_the_map():
     assert len(data_of(page)["heads"]) == 48
 
 
-def test_whole_page_with_pictures(tmp_path, backbone, roles):
+def test_whole_page_with_images(tmp_path, backbone, roles):
     stages = set()
     out = tmp_path / "page.html"
-    write_roles_page(roles, out, backbone, Labelled(), progress=lambda stage, done, total: stages.add(stage))
+    write_roles_page(roles, out, backbone, Labeled(), progress=lambda stage, done, total: stages.add(stage))
     page = out.read_text(encoding="utf-8")
     parsed = Page(page)
     data = data_of(page)
-    assert {"plane", "pictures"} <= stages
+    assert {"plane", "images"} <= stages
     assert "0 clusters" not in page  # the concepts came from tags
     assert parsed.seen["svg"] == 2  # the plane and the layers
     assert parsed.seen["script"] == 2
@@ -106,8 +106,8 @@ def test_whole_page_with_pictures(tmp_path, backbone, roles):
         shown = data["heads"]["{}-{}".format(*key)]
         assert shown["phrases"] == list(role.phrases)
         assert len(shown["most"]) == len(shown["least"]) == 4
-        for picture, _, gaze in shown["most"] + shown["least"]:
-            assert data["thumbnails"][str(picture)].startswith("data:image/jpeg;base64,")
+        for image, _, gaze in shown["most"] + shown["least"]:
+            assert data["thumbnails"][str(image)].startswith("data:image/jpeg;base64,")
             assert len(gaze) == data["side"] ** 2 == 16
             assert gaze.isdigit()
             assert "9" in gaze
@@ -122,29 +122,29 @@ def test_nothing_a_user_wrote_becomes_markup(backbone):
         2,
         backbone=EVIL,
         rule=EVIL,
-        evidence={"images": EVIL, "pictures": 3, "concept_of": {EVIL: "Color"}},
+        evidence={"image_source": EVIL, "image_count": 3, "concept_of": {EVIL: "Color"}},
     )
-    page = render(roles, gather(roles, backbone, Labelled()))
+    page = render(roles, gather(roles, backbone, Labeled()))
     assert Page(page).seen["script"] == 2
     assert "<b>&" not in page
     assert data_of(page)["heads"]["1-0"]["phrases"] == [EVIL]
 
 
-def test_pictures_of_other_weights_are_refused(tmp_path, backbone, roles):
+def test_images_of_other_weights_are_refused(tmp_path, backbone, roles):
     torch.manual_seed(1)
     other = Clip(backbone.config)
     with pytest.raises(RoleError):
-        write_roles_page(roles, tmp_path / "page.html", other, Labelled())
+        write_roles_page(roles, tmp_path / "page.html", other, Labeled())
     assert not (tmp_path / "page.html").exists()
-    write_roles_page(roles, tmp_path / "page.html", other, Labelled(), heads=[(3, 1)], allow_other=True)
+    write_roles_page(roles, tmp_path / "page.html", other, Labeled(), heads=[(3, 1)], allow_other=True)
     with pytest.raises(RoleError, match="no role"):
-        write_roles_page(roles, tmp_path / "page.html", backbone, Labelled(), heads=[(1, 0)])
+        write_roles_page(roles, tmp_path / "page.html", backbone, Labeled(), heads=[(1, 0)])
 
 
-def test_pictures_as_a_tensor_have_no_effects(backbone, roles):
+def test_images_as_a_tensor_have_no_effects(backbone, roles):
     pixels = torch.randn(9, 3, 32, 32)
     found = gather(roles, backbone, pixels, heads=[(3, 0)], limit=5)
-    assert found.pictures == 5
+    assert found.images == 5
     assert found.layers == ()
     assert set(found.heads) == {(3, 0)}
     assert set(found.thumbnails) <= {0, 1, 3, 5, 7}

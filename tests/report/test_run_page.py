@@ -4,11 +4,11 @@ import re
 
 import pytest
 import torch
-from tiny import Colours, mixed_roles, tiny_clip
+from tiny import Colors, mixed_roles, tiny_clip
 
-from dear import figures
 from dear.errors import DataError
 from dear.methods import DeAR, Purify, ZeroShot
+from dear.report import figures
 from dear.report.page import thumbnail
 from dear.report.run_facts import examine
 from dear.report.run_page import run_page
@@ -24,15 +24,15 @@ def clip():
 
 @pytest.fixture(scope="module")
 def test_set():
-    pictures = Colours(classes=4, each=6, seed=3)
-    pictures.name = f"colours {EVIL}"
-    return pictures
+    images = Colors(classes=4, each=6, seed=3)
+    images.name = f"colors {EVIL}"
+    return images
 
 
 @pytest.fixture(scope="module")
 def model(clip):
     model = DeAR(clip, ["red", "green", "blue"], roles=mixed_roles())
-    train(model, Colours(classes=3, each=8, seed=1), Recipe(epochs=4, warmup_epochs=0, batch=8))
+    train(model, Colors(classes=3, each=8, seed=1), Recipe(epochs=4, warmup_epochs=0, batch=8))
     return model
 
 
@@ -43,7 +43,7 @@ def facts(model, test_set):
 
 def test_numbers_equal_plain_counting(model, clip, test_set, facts):
     known = [i for i in range(24) if int(test_set.labels[i]) < 3]
-    batch = torch.stack([clip.preprocess(test_set.picture(i)) for i in known])
+    batch = torch.stack([clip.preprocess(test_set.image(i)) for i in known])
     labels = [int(test_set.labels[i]) for i in known]
     now = model.logits(batch).argmax(-1).tolist()
     then = ZeroShot(clip, model.classes).logits(batch).argmax(-1).tolist()
@@ -69,7 +69,7 @@ def test_numbers_equal_plain_counting(model, clip, test_set, facts):
 
 def test_unseen_classes_are_answered_alone_and_among_all(model, clip, test_set, facts):
     grey = [i for i in range(24) if int(test_set.labels[i]) == 3]
-    batch = torch.stack([clip.preprocess(test_set.picture(i)) for i in grey])
+    batch = torch.stack([clip.preprocess(test_set.image(i)) for i in grey])
     assert facts.unseen.alone.adapted.classes == ("grey",)
     assert facts.unseen.alone.accuracies()["fused"] == 1.0
     every = model.with_classes(["red", "green", "blue", "grey"])
@@ -110,7 +110,7 @@ def test_sections_are_there_and_say_the_numbers(facts):
     for heading in (
         "Accuracy of each class",
         "What is taken for what",
-        "The most wrong pictures",
+        "The most wrong images",
         "What changed against zero-shot",
         "Classes it was not trained on",
         "What the decision listens to",
@@ -121,21 +121,21 @@ def test_sections_are_there_and_say_the_numbers(facts):
 
 
 def test_without_unseen_classes_the_page_says_so(model):
-    facts = examine(model, Colours(classes=3, each=2, seed=8))
+    facts = examine(model, Colors(classes=3, each=2, seed=8))
     assert facts.unseen is None
     assert "--other" in run_page(facts)
 
 
 def test_another_set_can_stand_for_the_unseen(model):
-    other = Colours(classes=2, each=3, seed=4)
+    other = Colors(classes=2, each=3, seed=4)
     other.classes = ("pink", "teal")
-    facts = examine(model, Colours(classes=3, each=2, seed=8), other=other)
+    facts = examine(model, Colors(classes=3, each=2, seed=8), other=other)
     assert facts.unseen.alone.adapted.classes == ("pink", "teal")
     assert facts.unseen.trained == 3
 
 
-def test_pictures_of_other_classes_are_refused(model):
-    other = Colours(classes=2, each=2)
+def test_images_of_other_classes_are_refused(model):
+    other = Colors(classes=2, each=2)
     other.classes = ("pink", "teal")
     with pytest.raises(DataError, match="none of the model's classes"):
         examine(model, other)
@@ -162,16 +162,16 @@ def test_many_classes_stay_readable():
     assert any("number 7 " in row for row in shown.y)
 
 
-def test_thumbnails_are_small_whatever_the_picture():
+def test_thumbnails_are_small_whatever_the_image():
     from PIL import Image
 
     assert len(thumbnail(Image.new("RGB", (4000, 3000), (10, 200, 30)))) < 20_000
     assert thumbnail(Image.new("LA", (3, 2))).startswith("data:image/jpeg;base64,")
 
 
-def test_purified_heads_get_their_picture(clip, test_set):
+def test_purified_heads_get_their_image(clip, test_set):
     purified = Purify(clip, ["red", "green", "blue"])
-    train(purified, Colours(classes=3, each=4, domains=2), Recipe(epochs=2, batch=6))
+    train(purified, Colors(classes=3, each=4, domains=2), Recipe(epochs=2, batch=6))
     page = run_page(examine(purified, test_set))
     assert "Which heads were strengthened" in page
     assert "head 3" in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.methods import DeAR
 from dear.train.ahead import Foresees, Lookahead
@@ -15,12 +15,12 @@ from dear.train.recipe import Recipe
 def task(batch: int = 5) -> tuple[DeAR, Feed]:
     clip = tiny_clip(dtype=torch.float32)
     method = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
-    return method, Feed(Colours(), clip, Recipe(batch=batch))
+    return method, Feed(Colors(), clip, Recipe(batch=batch))
 
 
 def test_a_span_of_steps_has_the_views_of_each_step() -> None:
     _, feed = task()
-    batch, counts = feed.span(1, 5)  # 12 pictures in batches of 5: the third batch of an epoch is smaller
+    batch, counts = feed.span(1, 5)  # 12 images in batches of 5: the third batch of an epoch is smaller
     assert counts == [5, 2, 5, 5]
     for step, pixels, labels in zip(
         range(1, 5), batch.pixels.split(counts), batch.labels.split(counts), strict=True
@@ -58,7 +58,7 @@ def test_groups_of_steps_do_not_depend_on_where_a_run_began(monkeypatch: pytest.
     assert all(torch.equal(a, b) for a, b in zip(resumed.ahead, first[3].ahead, strict=True))
 
 
-def test_nothing_ahead_but_the_prefix_without_regularisation() -> None:
+def test_nothing_ahead_but_the_prefix_without_regularization() -> None:
     method, feed = task()
     assert len(method.ahead(feed.at(0).pixels)) == 2
     plain = DeAR(method.clip, method.classes, roles=mixed_roles(), ids=token_ids(), lambda_reg=0.0)

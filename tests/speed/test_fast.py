@@ -7,9 +7,9 @@ import torch
 from tiny import mixed_roles, tiny_clip, token_ids
 
 import dear
-from dear.clip import fast
 from dear.clip.attention import Attention
 from dear.clip.config import TextConfig
+from dear.clip.gpu import tower as fast
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.train.precision import backbone_in, twin

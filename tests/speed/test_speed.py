@@ -27,17 +27,17 @@ def test_the_literal_step_has_our_losses_while_both_learn() -> None:
     clip = tiny_clip(dtype=torch.float32)
     model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
     literal = LiteralStep(model, token_ids())
-    optimisers = [torch.optim.AdamW(p, 1e-2) for p in (model.parameters(), literal.learned.values())]
+    optimizers = [torch.optim.AdamW(p, 1e-2) for p in (model.parameters(), literal.learned.values())]
     for step in range(50):
         generator = torch.Generator().manual_seed(step)
         pixels = torch.randn(4, 3, 24, 24, generator=generator)
         labels = torch.randint(0, 3, (4,), generator=generator)
         losses = (model.loss(pixels, labels).total, literal.loss(pixels, labels))
         torch.testing.assert_close(*losses, rtol=1e-4, atol=0)
-        for loss, optimiser in zip(losses, optimisers, strict=True):
-            optimiser.zero_grad()
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
 
 def test_counted_operations_are_those_pytorch_counts() -> None:
@@ -87,8 +87,8 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
     [
         ({"batch": -1}, "--batch -1"),
         ({"classes": 1}, "at least 2"),
-        ({"parts": ("steps",)}, "step, inference, pictures"),
-        ({"pictures": 1}, "--pictures 1"),
+        ({"parts": ("steps",)}, "step, inference, images"),
+        ({"images": 1}, "--images 1"),
         ({"mmrl": Path("nowhere")}, "trainers/mmrlpp"),
     ],
 )
@@ -105,15 +105,15 @@ def test_a_folder_that_is_not_mmrl_is_named(tmp_path: Path) -> None:
 def test_the_command_measures_and_keeps_a_table(tmp_path: Path) -> None:
     table = tmp_path / "speed.csv"
     runner = CliRunner()
-    parts = ["--only", "pictures", "--pictures", "8"]
+    parts = ["--only", "images", "--images", "8"]
     result = runner.invoke(
         app, ["speed", "--device", "cpu", "--shape", "ViT-B-32", *parts, "--csv", str(table)]
     )
     assert result.exit_code == 0, result.output
     assert "DataLoader" in result.output
     rows = list(csv.DictReader(table.open(newline="")))
-    assert {row["what"] for row in rows} == {"pictures"}
-    assert all(float(row["pictures_per_s"]) > 0 for row in rows)
+    assert {row["what"] for row in rows} == {"images"}
+    assert all(float(row["images_per_s"]) > 0 for row in rows)
 
 
 def test_an_unknown_shape_is_named() -> None:

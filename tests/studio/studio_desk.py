@@ -1,16 +1,16 @@
-"""A small desk for the studio's tests: the embedded backbone, few pictures, a model trained in seconds."""
+"""A small desk for the studio's tests: the embedded backbone, few images, a model trained in seconds."""
 
 from __future__ import annotations
 
 import functools
 
 import dear
-from dear.adapt import adapt
 from dear.data import halves, open_data
 from dear.heads.contributions import last_third
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.studio.desk import Desk, examples
+from dear.workflows.adapt import adapt
 
 
 @functools.cache
@@ -19,7 +19,7 @@ def backbone():
 
 
 @functools.cache
-def pictures():
+def images():
     return examples(each=8)
 
 
@@ -38,7 +38,7 @@ def roles():
 
 
 def desk(folder, trained=True, local=True):
-    new = Desk(backbone(), roles(), pictures(), folder, local=local)
+    new = Desk(backbone(), roles(), images(), folder, local=local)
     if trained:
         new.use(model(), "a model of the tests")
     return new

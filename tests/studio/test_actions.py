@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from studio_desk import backbone, desk, model, pictures, roles
+from studio_desk import backbone, desk, images, model, roles
 
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
 from dear.methods import ZeroShot
 from dear.studio import compare as comparing
 from dear.studio.classify import (
-    MOST_PICTURES,
+    MOST_IMAGES,
     classify,
     open_uploads,
     parse_classes,
@@ -38,7 +38,7 @@ def test_with_nothing_given_the_desk_has_the_embedded_backbone_and_examples(tmp_
     opened = open_desk(tmp_path)
     assert opened.clip.name == "mini"
     assert opened.model is None
-    assert len(opened.pictures) >= 100
+    assert len(opened.images) >= 100
     assert len(opened.classes) >= 2
 
 
@@ -69,7 +69,7 @@ def test_the_map_has_a_button_a_head_with_its_role_in_words():
     assert "layer 12, head 3:" in html
 
 
-def test_a_head_is_shown_with_pictures_and_its_gaze(tmp_path):
+def test_a_head_is_shown_with_images_and_its_gaze(tmp_path):
     viewer = Viewer(desk(tmp_path))
     key = first_key(roles())
     view = viewer.view(key)
@@ -100,10 +100,10 @@ def test_heads_that_do_not_exist_are_refused():
 
 
 def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
-    shown = [("one.png", pictures().picture(0)), ("two.png", pictures().picture(9))]
+    shown = [("one.png", images().image(0)), ("two.png", images().image(9))]
     classes = ["car", "house", "red star", "beach"]  # two of them never trained
     verdicts = classify(desk(tmp_path), shown, classes, "a photo of a {}.")
-    batch = torch.stack([backbone().preprocess(picture) for _, picture in shown])
+    batch = torch.stack([backbone().preprocess(image) for _, image in shown])
     other = model().with_classes(classes, "a photo of a {}.")
     frozen = ZeroShot(backbone(), classes, template="a photo of a {}.")
     for row, verdict in enumerate(verdicts):
@@ -119,8 +119,8 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
     assert len(share_rows(verdicts)) == 2
 
 
-def test_names_of_pictures_and_classes_are_escaped(tmp_path):
-    verdicts = classify(desk(tmp_path), [(EVIL, pictures().picture(0))], [EVIL, "car"], "a {}.")
+def test_names_of_images_and_classes_are_escaped(tmp_path):
+    verdicts = classify(desk(tmp_path), [(EVIL, images().image(0))], [EVIL, "car"], "a {}.")
     html = verdicts_html(verdicts)
     assert "<img src=x" not in html
     assert "&lt;img src=x" in html
@@ -134,7 +134,7 @@ def test_class_names_are_read_from_lines_and_commas():
         parse_classes("\n".join(f"class {n}" for n in range(2000)))
 
 
-def test_a_file_that_is_no_picture_is_named_without_its_folder(tmp_path):
+def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
     path = tmp_path / "secret" / "note.png"
     path.parent.mkdir()
     path.write_text("hello")
@@ -142,10 +142,10 @@ def test_a_file_that_is_no_picture_is_named_without_its_folder(tmp_path):
         open_uploads([str(path)])
     assert str(caught.value).startswith("note.png: is a text file")
     assert "secret" not in str(caught.value)
-    with pytest.raises(InputError, match="choose a picture first"):
+    with pytest.raises(InputError, match="choose an image first"):
         open_uploads([])
     with pytest.raises(InputError, match="too many"):
-        open_uploads([str(path)] * (MOST_PICTURES + 1))
+        open_uploads([str(path)] * (MOST_IMAGES + 1))
 
 
 # --- retrieve ------------------------------------------------------------------------------------------
@@ -153,19 +153,17 @@ def test_a_file_that_is_no_picture_is_named_without_its_folder(tmp_path):
 
 def test_the_query_itself_is_nearest_and_others_follow_by_cosine(tmp_path):
     search = Search(desk(tmp_path))
-    found = search.find(pictures().picture(5), "colour", top=4)
+    found = search.find(images().image(5), "color", top=4)
     cosines = [cosine for _, _, cosine in found]
     assert cosines[0] == pytest.approx(1.0, abs=1e-4)
     assert cosines == sorted(cosines, reverse=True)
     features = torch.nn.functional.normalize(
-        model().attribute_features(
-            torch.stack([backbone().preprocess(pictures().picture(i)) for i in (5, 6)])
-        ),
+        model().attribute_features(torch.stack([backbone().preprocess(images().image(i)) for i in (5, 6)])),
         dim=-1,
     )
     own = model().attribute_index("color")
     wanted = float(features[0, own] @ features[1, own])
-    every = [cosine for _, _, cosine in search.find(pictures().picture(5), "Color", top=100)]
+    every = [cosine for _, _, cosine in search.find(images().image(5), "Color", top=100)]
     assert min(abs(wanted - cosine) for cosine in every) < 1e-4
 
 
@@ -173,15 +171,15 @@ def test_a_folder_can_be_searched_here_but_not_from_other_computers(tmp_path):
     gallery = tmp_path / "gallery"
     gallery.mkdir()
     for number in range(3):
-        pictures().picture(number * 7).save(gallery / f"{number}.png")
-    found = Search(desk(tmp_path)).find(pictures().picture(7), "shape", str(gallery), top=2)
+        images().image(number * 7).save(gallery / f"{number}.png")
+    found = Search(desk(tmp_path)).find(images().image(7), "shape", str(gallery), top=2)
     assert found[0][1] == "1.png"
     with pytest.raises(UsageError, match="cannot be named"):
-        Search(desk(tmp_path, local=False)).find(pictures().picture(7), "shape", str(gallery))
+        Search(desk(tmp_path, local=False)).find(images().image(7), "shape", str(gallery))
     with pytest.raises(DataError, match="not a folder"):
-        Search(desk(tmp_path)).find(pictures().picture(7), "shape", str(tmp_path / "none"))
+        Search(desk(tmp_path)).find(images().image(7), "shape", str(tmp_path / "none"))
     with pytest.raises(UsageError, match="no attribute is called"):
-        Search(desk(tmp_path)).find(pictures().picture(7), "smell")
+        Search(desk(tmp_path)).find(images().image(7), "smell")
 
 
 # --- train ---------------------------------------------------------------------------------------------
@@ -211,7 +209,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     assert done.accuracy[-1][1].keys() == {"fused", "decoupled"}
     again = open_desk(tmp_path, run=str(trainer.run))
     assert again.model.classes == opened.model.classes
-    assert again.pictures.name == "world:vehicles"
+    assert again.images.name == "world:vehicles"
     with zipfile.ZipFile(trainer.download()) as archive:
         assert "run/adapter.safetensors" in archive.namelist()
         assert not any("/" in name.removeprefix("run/") or ".." in name for name in archive.namelist())
@@ -221,7 +219,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
 def test_nothing_to_train_on_is_a_sentence(tmp_path):
     trainer = Trainer(desk(tmp_path))
     for plan, message in (
-        (Plan(""), "name the pictures"),
+        (Plan(""), "name the images"),
         (Plan(str(tmp_path / "none")), "not a folder"),
         (Plan("world:nowhere"), "no such task"),
         (Plan("world:vehicles", epochs=0), "epochs"),
@@ -277,17 +275,17 @@ def test_a_file_that_is_no_result_is_named_without_its_folder(tmp_path):
         assert "secret" not in str(caught.value)
 
 
-def test_a_picture_is_written_once_for_everybody(tmp_path):
+def test_a_image_is_written_once_for_everybody(tmp_path):
     pytest.importorskip("gradio", reason="the extra `studio` is not installed")
     from dear.studio.parts import shown  # needs gradio
 
     own = desk(tmp_path)
-    red, same, blue = (Image.new("RGB", (30, 20), colour) for colour in ("red", "red", "blue"))
+    red, same, blue = (Image.new("RGB", (30, 20), color) for color in ("red", "red", "blue"))
     first = shown(own, red)
     before = Path(first).stat()
     assert shown(own, same) == first
     assert Path(first).stat().st_ino == before.st_ino
     assert Path(first).stat().st_mtime_ns == before.st_mtime_ns
     assert shown(own, blue) != first
-    with Image.open(first) as picture:
-        assert picture.size == (30, 20)
+    with Image.open(first) as image:
+        assert image.size == (30, 20)

@@ -17,7 +17,7 @@ from PIL import Image
 pytest.importorskip("gradio", reason="the extra `studio` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from studio_desk import desk, pictures  # noqa: E402
+from studio_desk import desk, images  # noqa: E402
 from test_actions import cell_file  # noqa: E402
 
 from dear.studio.app import private_folder, serving_desk  # noqa: E402
@@ -76,12 +76,12 @@ def open_tab(page, name):
     )
 
 
-def save(picture, path):
-    picture.save(path)
+def save(image, path):
+    image.save(path)
     return str(path)
 
 
-def test_a_clicked_head_shows_its_role_and_pictures(page):
+def test_a_clicked_head_shows_its_role_and_images(page):
     open_tab(page, "Heads")
     page.locator('.dear-map button[data-head="11-4"]').click()
     page.wait_for_function(
@@ -104,10 +104,10 @@ def test_arrow_keys_move_between_heads_and_enter_chooses(page):
     )
 
 
-def test_a_picture_is_classified_among_edited_classes(page, tmp_path):
+def test_a_image_is_classified_among_edited_classes(page, tmp_path):
     open_tab(page, "Classify")
     page.locator("#classify-files input[type=file]").set_input_files(
-        save(pictures().picture(2), tmp_path / "mine.png")
+        save(images().image(2), tmp_path / "mine.png")
     )
     page.locator("#classify-names textarea").fill("car\nbeach ball\nzeppelin <b>x</b>")
     page.wait_for_function("document.querySelector('#classify-files').innerText.includes('mine')")
@@ -126,11 +126,11 @@ def test_a_wrong_file_gets_a_sentence(page, tmp_path):
     page.locator("#classify-files input[type=file]").set_input_files(str(tmp_path / "letter.png"))
     page.wait_for_function("document.querySelector('#classify-files').innerText.includes('letter')")
     page.locator("#classify-go").click()
-    page.get_by_text("letter.png: is a text file, not a picture").wait_for()
+    page.get_by_text("letter.png: is a text file, not an image").wait_for()
     assert "Traceback" not in page.content()
 
 
-def test_a_picture_is_retrieved_by_an_attribute(page):
+def test_a_image_is_retrieved_by_an_attribute(page):
     open_tab(page, "Retrieve")
     page.locator("#retrieve-attribute").get_by_text("Texture").click()
     page.locator("#retrieve-examples button img").nth(3).click()
@@ -208,7 +208,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(chromium, url):
 
 
 def take_screenshots(folder):
-    """The pictures of the documentation; a palette keeps the files small."""
+    """The images of the documentation; a palette keeps the files small."""
     scratch = Path(tempfile.mkdtemp())
 
     def shoot(name):
@@ -222,7 +222,7 @@ def take_screenshots(folder):
     folder.mkdir(parents=True, exist_ok=True)
     with private_folder() as private, browser() as opened:
         own = desk(private, trained=False)
-        own.pictures = examples()
+        own.images = examples()
         own.find_model()
         with serving_desk(own) as address:
             page = opened.new_page(viewport={"width": 1120, "height": 860})
@@ -236,7 +236,7 @@ def take_screenshots(folder):
             page.locator("#classify-answers article").wait_for()
             page.locator("#classify-shares .js-plotly-plot").wait_for()
             shoot("classify")
-            test_a_picture_is_retrieved_by_an_attribute(page)
+            test_a_image_is_retrieved_by_an_attribute(page)
             shoot("retrieve")
             test_a_training_is_started_stopped_and_resumed(page)
             shoot("train")

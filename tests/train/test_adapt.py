@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Colours, mixed_roles, tiny_clip
+from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.adapt import adapt, evaluate_run, predict_run
 from dear.errors import CheckpointError, DataError, DearError, InputError, RunError, UsageError
 from dear.train import add_metrics, read_config
 from dear.train.precision import backbone_in, choose, twin
+from dear.workflows.adapt import adapt, evaluate_run, predict_run
 
 CLIP = tiny_clip(dtype=torch.float32)
 QUICK = {"epochs": 3, "batch": 4}
@@ -21,11 +21,11 @@ QUICK = {"epochs": 3, "batch": 4}
 def photos(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("photos")
     for split, seed in (("train", 0), ("test", 1)):
-        pictures = Colours(each=4, seed=seed)
-        for i, label in enumerate(pictures.labels.tolist()):
-            path = root / split / pictures.classes[label] / f"{i}.png"
+        images = Colors(each=4, seed=seed)
+        for i, label in enumerate(images.labels.tolist()):
+            path = root / split / images.classes[label] / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pictures.picture(i).save(path)
+            images.image(i).save(path)
     return root
 
 
@@ -42,15 +42,15 @@ def test_from_a_folder_to_answers(photos: Path, tmp_path: Path) -> None:
         progress=lambda *a: steps.append(a),
     )
     assert result.steps == len(steps) == 6  # 3 classes x 2 shots in batches of 4, three times
-    assert read_config(run)["data"]["pictures"] == 6
+    assert read_config(run)["data"]["images"] == 6
     report = evaluate_run(run, photos, backbone=CLIP).report("decoupled")
-    assert report["pictures"] == 12
+    assert report["images"] == 12
     assert set(report["modes"]) == {"fused", "decoupled"}
     assert report["accuracy"] == report["modes"]["decoupled"]
     assert set(report["per_class"]) == {"red", "green", "blue"}
     files = sorted((photos / "test").rglob("*.png"))[:3]
     answers = predict_run(run, files, backbone=CLIP, top=2)
-    assert [a.picture for a in answers] == [str(f) for f in files]
+    assert [a.image for a in answers] == [str(f) for f in files]
     assert all(len(a.classes) == 2 and a.classes[0][1] >= a.classes[1][1] for a in answers)
     novel = predict_run(run, files, backbone=CLIP, classes=["a sunset", "the sea"], top=9)
     assert sum(p for _, p in novel[0].classes) == pytest.approx(1, abs=1e-5)
@@ -100,7 +100,7 @@ def test_precision_by_name() -> None:
     assert choose("auto", torch.device("cpu")) == torch.float32
     with pytest.raises(UsageError, match="precision 'half'"):
         choose("half", torch.device("cpu"))
-    method = adapt(Colours(), backbone=CLIP, method="zeroshot").method
+    method = adapt(Colors(), backbone=CLIP, method="zeroshot").method
     with backbone_in(method, "bfloat16") as dtype:
         assert dtype == torch.bfloat16
         assert method.clip is not CLIP

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from tiny import Colours, mixed_roles, tiny_clip, token_ids
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DearError, RunError
 from dear.methods import DeAR, Loss, ZeroShot
@@ -37,15 +37,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_loss_falls_and_training_accuracy_rises() -> None:
     model = method(lambda_reg=0.1)
-    before = evaluate(model, Colours()).accuracy["fused"]
-    result = train(model, Colours(), Recipe(epochs=20, batch=5, lr=2e-2))
+    before = evaluate(model, Colors()).accuracy["fused"]
+    result = train(model, Colors(), Recipe(epochs=20, batch=5, lr=2e-2))
     assert result.lines[-1]["ce"] < 0.7 * result.lines[0]["ce"]
-    assert evaluate(model, Colours()).accuracy["fused"] > max(before, 0.8)
+    assert evaluate(model, Colors()).accuracy["fused"] > max(before, 0.8)
 
 
 def test_a_run_folder_holds_what_was_learned_and_no_backbone(tmp_path: Path) -> None:
     model = method()
-    train(model, Colours(), RECIPE, tmp_path / "run")
+    train(model, Colors(), RECIPE, tmp_path / "run")
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
         "config.json",
         "adapter.safetensors",
@@ -55,7 +55,7 @@ def test_a_run_folder_holds_what_was_learned_and_no_backbone(tmp_path: Path) -> 
     }
     stored = safetensors.torch.load((tmp_path / "run/adapter.safetensors").read_bytes())
     assert set(stored) == {"tokens", "text_tokens", "p_attr", "v"}
-    assert sum(t.numel() for t in stored.values()) == model.trainable_numbers
+    assert sum(t.numel() for t in stored.values()) == model.trainable_parameters
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["method"] == "dear"
     assert config["fingerprint"] == model.clip.fingerprint
@@ -71,7 +71,7 @@ def test_a_run_folder_holds_what_was_learned_and_no_backbone(tmp_path: Path) -> 
 
 def test_same_seed_same_bytes_other_seed_others(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train(method(), Colours(), Recipe(epochs=2, batch=5, seed=seed), tmp_path / name)
+        train(method(), Colors(), Recipe(epochs=2, batch=5, seed=seed), tmp_path / name)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a")["adapter.safetensors"] != contents(tmp_path / "c")["adapter.safetensors"]
 
@@ -80,7 +80,7 @@ def test_global_random_state_is_left_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    train(method(), Colours(), Recipe(epochs=1, batch=5))
+    train(method(), Colors(), Recipe(epochs=1, batch=5))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -102,13 +102,13 @@ def _attempt(folder: Path, kill_at: int, kill_in_write: int) -> None:
         if step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(method(), Colours(), RECIPE, folder, resume=True, progress=progress, save_every=2)
+    train(method(), Colors(), RECIPE, folder, resume=True, progress=progress, save_every=2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills forked children")
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_random_steps_and_resumed_gives_the_same_bytes(tmp_path: Path, seed: int) -> None:
-    train(method(), Colours(), RECIPE, tmp_path / "whole")
+    train(method(), Colors(), RECIPE, tmp_path / "whole")
     folder, rng, fork = tmp_path / "killed", random.Random(seed), multiprocessing.get_context("fork")
     for _ in range(6):
         in_write = rng.random() < 0.5
@@ -117,13 +117,13 @@ def test_killed_at_random_steps_and_resumed_gives_the_same_bytes(tmp_path: Path,
         child.start()
         child.join(60)
         assert child.exitcode in (-signal.SIGKILL, 0)
-    train(method(), Colours(), RECIPE, folder, resume=True)
+    train(method(), Colors(), RECIPE, folder, resume=True)
     assert contents(folder) == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("where", ["fsync", "replace"])
 def test_disk_full_while_saving_leaves_the_old_state(tmp_path: Path, monkeypatch, where: str) -> None:
-    train(method(), Colours(), RECIPE, tmp_path / "whole")
+    train(method(), Colors(), RECIPE, tmp_path / "whole")
     real, saves = getattr(os, where), 0
 
     def full(*args):
@@ -135,53 +135,53 @@ def test_disk_full_while_saving_leaves_the_old_state(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, where, full)
     with pytest.raises(DearError, match=r"No space left .* unchanged"):
-        train(method(), Colours(), RECIPE, tmp_path / "run", save_every=1)
+        train(method(), Colors(), RECIPE, tmp_path / "run", save_every=1)
     kept = (tmp_path / "run/resume.safetensors").read_bytes()
     assert safetensors.torch.load(kept)["method.v"].shape == (6,)
     assert not list((tmp_path / "run").glob(".*.part"))
     monkeypatch.setattr(os, where, real)
-    train(method(), Colours(), RECIPE, tmp_path / "run", resume=True)
+    train(method(), Colors(), RECIPE, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def test_ctrl_c_pauses_between_steps_and_resume_agrees(tmp_path: Path) -> None:
-    train(method(), Colours(), RECIPE, tmp_path / "whole")
+    train(method(), Colors(), RECIPE, tmp_path / "whole")
 
     def press(step, steps, line):
         if step == 4:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Paused, match=r"after step 4 of 12; continue it with --resume"):
-        train(method(), Colours(), RECIPE, tmp_path / "run", progress=press)
+        train(method(), Colors(), RECIPE, tmp_path / "run", progress=press)
     with pytest.raises(RunError, match="not completed"):
         load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
     with pytest.raises(RunError, match="not completed; --resume it"):
-        train(method(), Colours(), RECIPE, tmp_path / "run")
-    train(method(), Colours(), RECIPE, tmp_path / "run", resume=True)
+        train(method(), Colors(), RECIPE, tmp_path / "run")
+    train(method(), Colors(), RECIPE, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_resume_of_a_finished_run_trains_no_more(tmp_path: Path) -> None:
     first = method()
-    train(first, Colours(), RECIPE, tmp_path / "run")
+    train(first, Colors(), RECIPE, tmp_path / "run")
     again = method(seed=3)
     steps = []
-    train(again, Colours(), RECIPE, tmp_path / "run", resume=True, progress=lambda *a: steps.append(a))
+    train(again, Colors(), RECIPE, tmp_path / "run", resume=True, progress=lambda *a: steps.append(a))
     assert steps == []
     assert torch.equal(first.tokens, again.tokens)
 
 
 def test_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
-    train(method(), Colours(), RECIPE, tmp_path / "run")
+    train(method(), Colors(), RECIPE, tmp_path / "run")
     with pytest.raises(RunError, match=r"its recipe \(epochs, batch, lr\) differs"):
-        train(method(), Colours(), Recipe(epochs=5), tmp_path / "run", resume=True)
+        train(method(), Colors(), Recipe(epochs=5), tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="its data differs"):
-        train(method(), Colours(each=3), RECIPE, tmp_path / "run", resume=True)
+        train(method(), Colors(each=3), RECIPE, tmp_path / "run", resume=True)
     with pytest.raises(RunError, match=r"its options \(beta\) differs"):
-        train(method(beta=0.5), Colours(), RECIPE, tmp_path / "run", resume=True)
+        train(method(beta=0.5), Colors(), RECIPE, tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="holds a finished run"):
-        train(method(), Colours(), RECIPE, tmp_path / "run")
+        train(method(), Colors(), RECIPE, tmp_path / "run")
 
 
 def test_a_second_process_is_told(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_second_process_is_told(tmp_path: Path) -> None:
 
     def first() -> None:
         try:
-            train(method(), Colours(), RECIPE, tmp_path / "run", stop=stop)
+            train(method(), Colors(), RECIPE, tmp_path / "run", stop=stop)
         except Paused as pause:
             errors.append(pause)
 
@@ -202,14 +202,14 @@ def test_a_second_process_is_told(tmp_path: Path) -> None:
     thread.start()
     assert inside.wait(20)
     with pytest.raises(RunError, match="another process is training"):
-        train(method(), Colours(), RECIPE, tmp_path / "run", resume=True)
+        train(method(), Colors(), RECIPE, tmp_path / "run", resume=True)
     leave.set()
     thread.join()
     assert len(errors) == 1
 
 
 class Breaks(DeAR):
-    """Its regulariser turns to NaN in the seventh step."""
+    """Its regularizer turns to NaN in the seventh step."""
 
     calls = 0
 
@@ -224,7 +224,7 @@ class Breaks(DeAR):
 def test_nan_stops_with_step_and_part_and_writes_nothing_broken(tmp_path: Path) -> None:
     model = Breaks(tiny_clip(dtype=torch.float32), CLASSES, roles=mixed_roles(), ids=token_ids())
     with pytest.raises(RunError, match=r"reg_text is not a finite number at step 7 of 12"):
-        train(model, Colours(), RECIPE, tmp_path / "run", save_every=1)
+        train(model, Colors(), RECIPE, tmp_path / "run", save_every=1)
     assert not (tmp_path / "run/adapter.safetensors").exists()
     state = safetensors.torch.load((tmp_path / "run/resume.safetensors").read_bytes())
     assert all(torch.isfinite(t).all() for t in state.values() if t.is_floating_point())
@@ -241,7 +241,7 @@ def test_the_learning_rate_warms_up_and_falls_to_almost_nothing() -> None:
     assert Recipe(epochs=1).rate(0, 7) == 1e-3  # too short for a warm-up
 
 
-def test_every_picture_is_seen_once_an_epoch_in_a_new_order() -> None:
+def test_every_image_is_seen_once_an_epoch_in_a_new_order() -> None:
     seen: list[list[int]] = []
 
     class Watch(ZeroShot):
@@ -253,7 +253,7 @@ def test_every_picture_is_seen_once_an_epoch_in_a_new_order() -> None:
             return Loss((self.w * pixels.mean()).sum(), {})
 
     model = Watch(tiny_clip(dtype=torch.float32), CLASSES, ids=token_ids())
-    train(model, Colours(), Recipe(epochs=2, batch=5))
+    train(model, Colors(), Recipe(epochs=2, batch=5))
     assert [len(batch) for batch in seen] == [5, 5, 2, 5, 5, 2]
     first, second = (list(itertools.chain(*part)) for part in (seen[:3], seen[3:]))
     assert sorted(first) == sorted(second) == [0] * 4 + [1] * 4 + [2] * 4
@@ -261,7 +261,7 @@ def test_every_picture_is_seen_once_an_epoch_in_a_new_order() -> None:
 
 
 def test_loading_refuses_what_does_not_belong(tmp_path: Path) -> None:
-    train(method(), Colours(), RECIPE, tmp_path / "run")
+    train(method(), Colors(), RECIPE, tmp_path / "run")
     with pytest.raises(RunError, match=r"trained on tiny .*sha256"):
         load_run(tmp_path / "run", tiny_clip(seed=8, dtype=torch.float32))
     load_run(tmp_path / "run", tiny_clip(seed=8, dtype=torch.float32), allow_other=True)
@@ -279,7 +279,7 @@ def test_loading_refuses_what_does_not_belong(tmp_path: Path) -> None:
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(Paused):
-        train(method(), Colours(), RECIPE, tmp_path / "run", stop=lambda: True)
+        train(method(), Colors(), RECIPE, tmp_path / "run", stop=lambda: True)
     path = tmp_path / "run/resume.safetensors"
     whole = path.read_bytes()
     state = safetensors.torch.load(whole)
@@ -288,8 +288,8 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
         safetensors.torch.save({}, {"step": "1", "parts": "loss"}),
         safetensors.torch.save(state, {"parts": "loss"}),
         safetensors.torch.save(state, {"step": "one", "parts": "loss"}),
-        safetensors.torch.save({**state, "optimiser.x.y": torch.zeros(1)}, {"step": "1", "parts": "loss"}),
+        safetensors.torch.save({**state, "optimizer.x.y": torch.zeros(1)}, {"step": "1", "parts": "loss"}),
     ):
         path.write_bytes(broken)
         with pytest.raises(DearError, match=r"resume\.safetensors|saved state"):
-            train(method(), Colours(), RECIPE, tmp_path / "run", resume=True)
+            train(method(), Colors(), RECIPE, tmp_path / "run", resume=True)

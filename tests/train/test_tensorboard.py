@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 import torch
-from tiny import Colours, mixed_roles, tiny_clip
+from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.errors import UsageError
 from dear.methods import DeAR
@@ -25,7 +25,7 @@ def test_a_trainings_log_is_written_once_a_line(tmp_path):
     model = DeAR(tiny_clip(dtype=torch.float32), ["red", "green"], roles=mixed_roles())
     told = []
     with logged(tmp_path, lambda step, steps, line: told.append(step)) as progress:
-        done = train(model, Colours(classes=2, each=4), Recipe(epochs=3, batch=4), progress=progress)
+        done = train(model, Colors(classes=2, each=4), Recipe(epochs=3, batch=4), progress=progress)
     read = scalars(tmp_path)
     assert told == list(range(1, done.steps + 1))
     assert [step for step, _ in read["train/loss"]] == [line["step"] for line in done.lines]

@@ -1,4 +1,4 @@
-"""Captions: tensors equal tokenised sentences, and truth equals a plain reading of the scene."""
+"""Captions: tensors equal tokenized sentences, and truth equals a plain reading of the scene."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 from instant_clip_tokenizer import Tokenizer
 
-from dear.data import world
-from dear.data.world import factors as F
-from dear.data.world.captions import BOT, EOT, LENGTH
-from dear.data.world.tasks import TASKS
-from dear.data.world.templates import SLOTS, TEMPLATES, phrases
+from dear import world
 from dear.errors import DearError
+from dear.world import factors as F
+from dear.world.captions import BOT, EOT, LENGTH
+from dear.world.tasks import TASKS
+from dear.world.templates import SLOTS, TEMPLATES, phrases
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_every_factor_is_named_alone_often(batch: tuple[world.Scenes, world.Capt
     _, captions = batch
     alone = captions.mask & (captions.mask.sum(1, keepdim=True) == 1)
     share = dict(zip(F.FACTORS, alone.float().mean(0).tolist(), strict=True))
-    assert min(share[name] for name in ("colour", "place", "style")) > 0.03
+    assert min(share[name] for name in ("color", "place", "style")) > 0.03
     assert share["subject"] > 0.1
     assert share["texture"] > 0.1
     assert share["count"] > 0.003
@@ -117,7 +117,7 @@ def test_table_survives_the_disk_and_refuses_another_version(
     again = world.CaptionTable.load(path)
     assert torch.equal(again.ids, table.ids)
     assert torch.equal(again.length, table.length)
-    monkeypatch.setattr("dear.data.world.captions._digest", lambda: "other words")
+    monkeypatch.setattr("dear.world.captions._digest", lambda: "other words")
     with pytest.raises(DearError, match="other captions"):
         world.CaptionTable.load(path)
 
@@ -144,7 +144,7 @@ def test_held_out_compositions_are_never_drawn_and_about_one_in_ten() -> None:
     )
     assert not world.held_out(other).any()
     # Every single value is shown, and the sampler can always find an allowed place.
-    for factor, size in (("colour", 12), ("texture", 12), ("place", 12)):
+    for factor, size in (("color", 12), ("texture", 12), ("place", 12)):
         assert len(getattr(scenes, factor).unique()) == size
 
 

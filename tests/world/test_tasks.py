@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dear.data import world
-from dear.data.pictures import PictureSet, select_domains
+from dear import world
+from dear.data.images import ImageSet, select_domains
 from dear.data.split import halves
-from dear.data.world import factors as F
-from dear.data.world.served import scenes
-from dear.data.world.tasks import TASKS
 from dear.errors import DataError
+from dear.world import factors as F
+from dear.world.served import scenes
+from dear.world.tasks import TASKS
 
 NAMES = world.list_tasks()
 
@@ -19,7 +19,7 @@ NAMES = world.list_tasks()
 @pytest.mark.parametrize("name", NAMES)
 def test_splits_are_balanced_disjoint_and_stable(name: str) -> None:
     train, test = world.task(name, "train"), world.task(name, "test")
-    assert isinstance(train, PictureSet)
+    assert isinstance(train, ImageSet)
     assert train.classes == test.classes
     assert 10 <= len(train.classes) <= 24
     assert len(set(train.classes)) == len(train.classes)
@@ -32,30 +32,30 @@ def test_splits_are_balanced_disjoint_and_stable(name: str) -> None:
     pixels = test.pixels(some, 64)
     assert pixels.dtype == torch.uint8
     assert pixels.shape == (len(some), 3, 64, 64)
-    seen = {picture.numpy().tobytes() for picture in train.pixels(range(120), 64)}
-    assert not seen & {picture.numpy().tobytes() for picture in test.pixels(range(120), 64)}
+    seen = {image.numpy().tobytes() for image in train.pixels(range(120), 64)}
+    assert not seen & {image.numpy().tobytes() for image in test.pixels(range(120), 64)}
     assert len(seen) == 120
     assert torch.equal(world.task(name, "test").pixels(some, 64), pixels)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pictures_show_their_class(name: str) -> None:
-    """The scene behind a picture has every value that its class name tells."""
-    pictures, behind = world.task(name, "test"), scenes(name, "test")
-    for index in range(0, len(pictures), 7):
-        words = pictures.classes[int(pictures.labels[index])]
+def test_images_show_their_class(name: str) -> None:
+    """The scene behind an image has every value that its class name tells."""
+    images, behind = world.task(name, "test"), scenes(name, "test")
+    for index in range(0, len(images), 7):
+        words = images.classes[int(images.labels[index])]
         subject = F.SUBJECT_NAMES[int(behind.subject[index])]
         told = {
             "subject": subject,
-            "colour": F.COLOURS[int(behind.colour[index])].words[0],
+            "color": F.COLORS[int(behind.color[index])].words[0],
             "texture": F.TEXTURES[int(behind.texture[index])][0],
             "place": F.PLACES[int(behind.place[index])][1][0],
         }
         decides = {
             "textures": ("texture",),
-            "emblems": ("colour", "subject"),
+            "emblems": ("color", "subject"),
             "scenes": ("place",),
-            "mixed": ("texture", "colour", "subject", "place"),
+            "mixed": ("texture", "color", "subject", "place"),
         }.get(name, ("subject",))
         for factor in decides:
             assert told[factor] in words
@@ -72,41 +72,41 @@ def test_the_look_is_a_shift_and_strength_zero_is_none() -> None:
 
 def test_base_and_novel_halves() -> None:
     for name in NAMES:
-        pictures = world.task(name, "test")
-        base, novel = halves(pictures.classes)
-        part = pictures.select_classes(novel)
+        images = world.task(name, "test")
+        base, novel = halves(images.classes)
+        part = images.select_classes(novel)
         assert part.classes == novel
-        assert len(part) == len(pictures) * len(novel) // len(pictures.classes)
+        assert len(part) == len(images) * len(novel) // len(images.classes)
         assert int(part.labels.max()) == len(novel) - 1
         index = len(part) // 2
-        assert torch.equal(part.pixels([index], 64), pictures.pixels([len(pictures) - len(part) + index], 64))
+        assert torch.equal(part.pixels([index], 64), images.pixels([len(images) - len(part) + index], 64))
         assert not set(base) & set(novel)
 
 
 def test_domains() -> None:
-    pictures = world.task("domains", "train")
-    assert pictures.domains is not None
-    assert set(pictures.domains) == {"photo", "sketch", "cartoon", "painting"}
-    sketches = select_domains(pictures, ["sketch"])
-    assert len(sketches) * 4 == len(pictures)
+    images = world.task("domains", "train")
+    assert images.domains is not None
+    assert set(images.domains) == {"photo", "sketch", "cartoon", "painting"}
+    sketches = select_domains(images, ["sketch"])
+    assert len(sketches) * 4 == len(images)
     assert len(torch.bincount(sketches.labels).unique()) == 1
     assert world.task("textures", "train").domains is None
 
 
 def test_views_keys_and_subsets() -> None:
-    pictures = world.task("fauna", "test")
-    assert pictures.key(123) == "world:fauna/test/000123"
-    part = pictures.subset([5, 400, 5])
-    assert [part.key(i) for i in range(3)] == [pictures.key(i) for i in (5, 400, 5)]
-    assert torch.equal(part.labels, pictures.labels[[5, 400, 5]])
-    assert torch.equal(part.pixels([1], 64), pictures.pixels([400], 64))
-    assert part.picture(1).size == (64, 64)
+    images = world.task("fauna", "test")
+    assert images.key(123) == "world:fauna/test/000123"
+    part = images.subset([5, 400, 5])
+    assert [part.key(i) for i in range(3)] == [images.key(i) for i in (5, 400, 5)]
+    assert torch.equal(part.labels, images.labels[[5, 400, 5]])
+    assert torch.equal(part.pixels([1], 64), images.pixels([400], 64))
+    assert part.image(1).size == (64, 64)
     large = part.pixels([0, 1], 96)
     assert large.shape == (2, 3, 96, 96)
     assert (large[1].float().mean() - part.pixels([1], 64).float().mean()).abs() < 2
-    assert pictures.pixels([], 64).shape == (0, 3, 64, 64)
+    assert images.pixels([], 64).shape == (0, 3, 64, 64)
     both = world.task("fauna", "all")
-    assert len(both) == len(pictures) + len(world.task("fauna", "train"))
+    assert len(both) == len(images) + len(world.task("fauna", "train"))
 
 
 def test_what_does_not_exist_is_named() -> None:

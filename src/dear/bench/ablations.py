@@ -75,12 +75,12 @@ MASKS = Study(
     "Role masks",
     "Does it matter which heads may read the attribute tokens?",
     (
-        Variant("all-generalisation", roles="uniform:generalization"),
+        Variant("all-generalization", roles="uniform:generalization"),
         Variant("all-mixed", roles="uniform:mixed"),
         Variant("shuffle", roles="shuffled:{seed}"),
         Variant("dear"),
     ),
-    "DeAR has the best HM; all-generalisation the best novel and the worst base accuracy; all-mixed gives "
+    "DeAR has the best HM; all-generalization the best novel and the worst base accuracy; all-mixed gives "
     "up novel accuracy; shuffled roles cost 3.88 HM on ImageNet (main Table 5, supplement Table 6).",
 )
 LOSSES = Study(
@@ -104,7 +104,7 @@ INFERENCE = Study(
 THRESHOLD = Study(
     "threshold",
     "Entropy threshold (rule `quantile`)",
-    "How many heads should be specialised, and how many isolated?",
+    "How many heads should be specialized, and how many isolated?",
     tuple(Variant(f"{percent} %", roles=f"quantile:{percent / 100}") for percent in (10, 20, 30, 40)),
     "Flat from 10 to 30 %, a drop of 3.6 HM at 40 % (supplement Table 6, ImageNet).",
 )

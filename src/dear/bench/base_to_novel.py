@@ -13,7 +13,7 @@ from dear.errors import DataError
 def run(session: Session) -> dict[str, Any]:
     """Base, novel and their harmonic mean in every mode.
 
-    Every test picture passes the image tower once for all modes; a class's text is encoded once a half.
+    Every test image passes the image tower once for all modes; a class's text is encoded once a half.
     """
     whole = session.open("train")
     base, novel = halves(range(len(whole.classes)))

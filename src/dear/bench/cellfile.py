@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dear._io.printable import unprintable
 from dear.bench.cells import SCHEMA, Cell
 from dear.errors import RunError
-from dear.printable import unprintable
 
 _WORDS = ("protocol", "method", "dataset", "backbone", "fingerprint")
-_LONGEST = 4096  # characters of a name; data sets may be paths
+_LONGEST = 4096  # characters of a name; datasets may be paths
 _TRANSFER = ("cross-dataset", "domain-shift")
 
 

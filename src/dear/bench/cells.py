@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 SCHEMA = 1
+_KEY_NAMES = {"optimizer": "optimiser"}  # keys of earlier results were made with this spelling
 
 
 def canonical(value: Any) -> str:
@@ -32,6 +33,11 @@ def _frozen(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType(json.loads(canonical(dict(values))))
 
 
+def _key_spelling(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe with the names that cell keys have always been computed from."""
+    return {_KEY_NAMES.get(name, name): value for name, value in recipe.items()}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One experiment: everything that its numbers depend on, and nothing else.
@@ -41,9 +47,9 @@ class Cell:
     Attributes:
         protocol: "base-to-novel", "few-shot", "cross-dataset", "domain-shift", "leave-one-domain-out".
         method: name of the method.
-        dataset: the data set trained on.
+        dataset: the dataset trained on.
         seed: of the few-shot draw, the start of learned tensors and the order of batches.
-        shots: pictures a class; 0 where the protocol takes all.
+        shots: images a class; 0 where the protocol takes all.
         backbone: name of the backbone.
         fingerprint: hash of its weights.
         options: all options of the method, defaults included.
@@ -90,6 +96,7 @@ class Cell:
         plain = self.plain()
         del plain["backbone"]
         plain["roles"].pop("spec", None)
+        plain["recipe"] = _key_spelling(plain["recipe"])
         return digest({"schema": SCHEMA, **plain})[:16]
 
     @property
@@ -97,7 +104,7 @@ class Cell:
         """A key of what is trained alone: protocols that train on all classes share their adapters."""
         parts = self.plain()
         trained = {name: parts[name] for name in ("method", "dataset", "seed", "shots", "fingerprint")}
-        trained |= {"options": parts["options"], "recipe": parts["recipe"]}
+        trained |= {"options": parts["options"], "recipe": _key_spelling(parts["recipe"])}
         trained |= {"roles": parts["roles"].get("digest"), "draw": parts["setting"].get("draw")}
         return digest({"schema": SCHEMA, **trained})[:16]
 
@@ -141,7 +148,7 @@ class Place:
 
     Attributes:
         backbone: name, folder or file to load.
-        data_root: where the benchmark data sets are kept.
+        data_root: where the benchmark datasets are kept.
         roles_file: role map to start from, or None.
         device: "cpu", "cuda", ...
         threads: threads of PyTorch on the CPU; one number for every engine, since sums depend on it.

@@ -1,9 +1,9 @@
-"""What the full benchmark costs: steps and pictures counted exactly, hours from measured rates.
+"""What the full benchmark costs: steps and images counted exactly, hours from measured rates.
 
-    python -m dear.bench.cost --step-ms 20 --class-ms 0.05 --pictures-per-s 2000
+    python -m dear.bench.cost --step-ms 20 --class-ms 0.05 --images-per-s 2000
 
 prints the tables of docs/scaling.md for a GPU that trains a step in 20 ms plus 0.05 ms a class and tests
-2,000 pictures a second.
+2,000 images a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {
     "EuroSAT": (10, 8_100), "UCF101": (101, 3_783), "ImageNetV2": (1000, 10_000),
     "ImageNetSketch": (1000, 50_889), "ImageNetA": (200, 7_500), "ImageNetR": (200, 30_000),
 }  # fmt: skip
-"""Classes and test pictures of the fifteen data sets."""
+"""Classes and test images of the fifteen datasets."""
 
 ELEVEN = (SOURCE, *TARGETS)
 EPOCHS, BATCH = 10, 16
@@ -32,13 +32,13 @@ EPOCHS, BATCH = 10, 16
 
 @dataclass(frozen=True)
 class Load:
-    """The work of one cell: training steps, the classes in each, and test pictures."""
+    """The work of one cell: training steps, the classes in each, and test images."""
 
     protocol: str
     dataset: str
     steps: int
     classes: int
-    pictures: int
+    images: int
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class Rates:
     Attributes:
         step_ms: milliseconds of a training step without any class.
         class_ms: milliseconds that each class adds to a step (the text tower).
-        pictures_per_s: pictures tested a second.
+        images_per_s: images tested a second.
         start_s: seconds to start a cell (load the backbone, decode the shots).
     """
 
     step_ms: float
     class_ms: float
-    pictures_per_s: float
+    images_per_s: float
     start_s: float = 5.0
 
     def seconds(self, load: Load) -> float:
         """Time of a cell."""
         training = load.steps * (self.step_ms + self.class_ms * load.classes) / 1000
-        return self.start_s + training + load.pictures / self.pictures_per_s
+        return self.start_s + training + load.images / self.images_per_s
 
 
 def steps(classes: int, shots: int) -> int:
@@ -83,9 +83,9 @@ def loads() -> list[Load]:
     """
     cells = []
     for name in ELEVEN:
-        classes, pictures = SIZES[name]
+        classes, images = SIZES[name]
         base = (classes + 1) // 2
-        cells.append(Load("base-to-novel", name, steps(base, 16), base, pictures))
+        cells.append(Load("base-to-novel", name, steps(base, 16), base, images))
     cells += [
         Load("few-shot", name, steps(SIZES[name][0], shots), *SIZES[name])
         for name in ELEVEN
@@ -113,11 +113,11 @@ def tables(rates: Rates, methods: int, seeds: int, fleets: Sequence[int]) -> str
     """Two Markdown tables: work and GPU hours by protocol, and days on fleets of GPUs."""
     one = loads()
     times = methods * seeds
-    lines = ["| protocol | cells | steps | test pictures | GPU hours |", "|---|---:|---:|---:|---:|"]
+    lines = ["| protocol | cells | steps | test images | GPU hours |", "|---|---:|---:|---:|---:|"]
     for protocol in [*dict.fromkeys(cell.protocol for cell in one), "all"]:
         own = [cell for cell in one if protocol in ("all", cell.protocol)]
         hours = times * sum(map(rates.seconds, own)) / 3600
-        counts = (len(own), sum(cell.steps for cell in own), sum(cell.pictures for cell in own))
+        counts = (len(own), sum(cell.steps for cell in own), sum(cell.images for cell in own))
         words = " | ".join(f"{times * count:,}" for count in counts)
         lines.append(f"| {protocol} | {words} | {hours:,.1f} |")
     seconds = [rates.seconds(cell) for cell in one] * times
@@ -134,13 +134,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GPU hours of the full benchmark from measured rates.")
     parser.add_argument("--step-ms", type=float, required=True, help="milliseconds a step, without classes")
     parser.add_argument("--class-ms", type=float, default=0.0, help="milliseconds each class adds")
-    parser.add_argument("--pictures-per-s", type=float, required=True, help="pictures tested a second")
+    parser.add_argument("--images-per-s", type=float, required=True, help="images tested a second")
     parser.add_argument("--start-s", type=float, default=5.0, help="seconds to start a cell")
     parser.add_argument("--methods", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64, 512])
     asked = parser.parse_args()
-    rates = Rates(asked.step_ms, asked.class_ms, asked.pictures_per_s, asked.start_s)
+    rates = Rates(asked.step_ms, asked.class_ms, asked.images_per_s, asked.start_s)
     print(tables(rates, asked.methods, asked.seeds, asked.gpus))
 
 

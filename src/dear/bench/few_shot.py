@@ -1,4 +1,4 @@
-"""Few-shot classification: train on k pictures of every class, test on every class."""
+"""Few-shot classification: train on k images of every class, test on every class."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from dear._io.files import read_json, require_writable, write_atomic, write_json
 from dear.bench.cellfile import checked
 from dear.bench.cells import SCHEMA, Cell, Outcome, Place, digest
 from dear.errors import DearError, RunError
-from dear.files import read_json, require_writable, write_atomic, write_json
 
 Report = Callable[[Outcome], None]  #: called when a cell is done or has failed
 
@@ -87,7 +87,7 @@ class Grid:
         error.unlink(missing_ok=True)
 
     def _store_draw(self, cell: Cell, draw: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the drawn pictures as JSONL once, and return its name and hash for the cell's record."""
+        """Write the drawn images as JSONL once, and return its name and hash for the cell's record."""
         text = str(draw["jsonl"])
         mark = digest(text)[:12]
         words = re.sub(r"[^A-Za-z0-9.]+", "-", cell.dataset).strip("-.")

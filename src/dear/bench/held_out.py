@@ -6,7 +6,7 @@ from typing import Any
 
 from dear.bench.session import Session
 from dear.data.benchmarks import find_benchmark
-from dear.data.pictures import PictureSet, select_domains
+from dear.data.images import ImageSet, select_domains
 from dear.data.split import hold_out
 from dear.errors import DataError
 
@@ -19,36 +19,36 @@ def splits_of(dataset: str) -> tuple[str, str]:
     return ("all", "all") if benchmark is not None and benchmark.domains else ("train", "test")
 
 
-def domains_of(pictures: PictureSet) -> tuple[str, ...]:
+def domains_of(images: ImageSet) -> tuple[str, ...]:
     """Names of a set's domains, sorted.
 
     Raises:
         DataError: it has fewer than two.
     """
-    names = tuple(sorted(set(pictures.domains or ())))
+    names = tuple(sorted(set(images.domains or ())))
     if len(names) < 2:
-        raise DataError(f"{pictures.name}: has no domains to leave one out of; give a data set with domains")
+        raise DataError(f"{images.name}: has no domains to leave one out of; give a dataset with domains")
     return names
 
 
-def split_sources(pictures: PictureSet, seed: int) -> tuple[PictureSet, PictureSet]:
+def split_sources(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
     """(training, validation) of the source domains: a fifth of each class of each domain is held back.
 
-    Which pictures depends on their names and the seed alone.
+    Which images depends on their names and the seed alone.
     """
-    keys = [f"{seed}/{pictures.key(index)}" for index in range(len(pictures))]
-    groups = list(zip(pictures.labels.tolist(), pictures.domains or (), strict=True))
+    keys = [f"{seed}/{images.key(index)}" for index in range(len(images))]
+    groups = list(zip(images.labels.tolist(), images.domains or (), strict=True))
     held = hold_out(keys, groups, VALIDATION)
     return (
-        pictures.subset([index for index, out in enumerate(held) if not out]),
-        pictures.subset([index for index, out in enumerate(held) if out]),
+        images.subset([index for index, out in enumerate(held) if not out]),
+        images.subset([index for index, out in enumerate(held) if out]),
     )
 
 
 def run(session: Session) -> dict[str, Any]:
     """Accuracy on the held-out domain, and on the validation part of the sources, in every mode.
 
-    The target's pictures are opened after training; nothing of them is used before.
+    The target's images are opened after training; nothing of them is used before.
     """
     target = str(session.cell.setting["held_out"])
     from_split, to_split = splits_of(session.cell.dataset)

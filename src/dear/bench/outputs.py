@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dear._io.files import write_atomic
 from dear.bench.ablations import Study, Variant
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid
@@ -14,7 +15,6 @@ from dear.bench.records import Line, Result, gather, shown_names
 from dear.bench.sheets import SHEETS, Sheet, ablation
 from dear.bench.tables import text, write_tables
 from dear.errors import RunError
-from dear.files import write_atomic
 from dear.report import results_plots as plots
 from dear.report.results_page import results_page
 
@@ -94,7 +94,7 @@ def write_studies(
 
 
 def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str, float]]:
-    """Mean over seeds of the learned fusion weights, by data set; empty where no method has any."""
+    """Mean over seeds of the learned fusion weights, by dataset; empty where no method has any."""
     sums: dict[str, list[Mapping[str, float]]] = {}
     for cell, result in results:
         weights = result.get("facts", {}).get("fusion_weights")
@@ -121,8 +121,8 @@ def figures_of(
         sentence = "Accuracy over all classes; whiskers are the standard deviation over seeds."
         figures.append(("Accuracy against shots", sentence, plots.shot_curves(lines)))
     if protocol in ("cross-dataset", "domain-shift"):
-        sentence = "Trained on the first data set; the others were never seen in training."
-        figures.append(("Accuracy by data set", sentence, plots.bars(lines, "accuracy")))
+        sentence = "Trained on the first dataset; the others were never seen in training."
+        figures.append(("Accuracy by dataset", sentence, plots.bars(lines, "accuracy")))
     if protocol == "leave-one-domain-out":
         sentence = "Accuracy on each domain when it is the one left out of training."
         figures.append(("Accuracy on the unseen domain", sentence, plots.bars(lines, "target")))

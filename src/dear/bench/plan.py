@@ -31,13 +31,13 @@ class Request:
         fingerprint: of its weights.
         roles: the role map to start from; None where no method needs one.
         methods: names of methods.
-        datasets: data sets to train on.
+        datasets: datasets to train on.
         seeds: one cell each.
-        shots: pictures a class; None: the protocol's own (16; 1 to 16 for few-shot; all for domains).
-        targets: data sets to test on (cross-dataset, domain shift); None: the paper's.
+        shots: images a class; None: the protocol's own (16; 1 to 16 for few-shot; all for domains).
+        targets: datasets to test on (cross-dataset, domain shift); None: the paper's.
         options: options of methods, by method name.
         recipe: changes of the training recipe, for all methods.
-        data_root: where benchmark data sets are kept.
+        data_root: where benchmark datasets are kept.
         draws: folder of imported few-shot draws; None: they are drawn.
     """
 
@@ -77,22 +77,22 @@ def plan(protocol: str, request: Request) -> list[Cell]:
 
 
 def _settings(protocol: str, request: Request) -> list[tuple[str, dict[str, Any]]]:
-    """(data set to train on, what else the protocol needs) of each column."""
+    """(dataset to train on, what else the protocol needs) of each column."""
     if protocol in ("cross-dataset", "domain-shift"):
         if len(request.datasets) > 1:
             raise UsageError(
-                f"{protocol} trains on one data set; got {', '.join(request.datasets)} (others are --targets)"
+                f"{protocol} trains on one dataset; got {', '.join(request.datasets)} (others are --targets)"
             )
         source = request.datasets[0] if request.datasets else transfer.SOURCE
         usual = transfer.TARGETS if protocol == "cross-dataset" else transfer.VARIANTS
         targets = list(usual if request.targets is None else request.targets)
         if not targets or source in targets:
-            raise UsageError(f"{protocol}: --targets must name data sets other than {source}")
+            raise UsageError(f"{protocol}: --targets must name datasets other than {source}")
         return [(source, {"targets": targets})]
     if request.targets is not None:
         raise UsageError("--targets belongs to cross-dataset and domain-shift")
     if not request.datasets:
-        raise UsageError(f"{protocol}: name the data sets with --datasets")
+        raise UsageError(f"{protocol}: name the datasets with --datasets")
     if protocol == "leave-one-domain-out":
         return [
             (dataset, {"held_out": domain})
@@ -148,15 +148,15 @@ def _roles(request: Request, spec: str) -> dict[str, str]:
 
 
 def plan_study(study: Study, request: Request, method: str = "dear") -> list[tuple[Variant, list[Cell]]]:
-    """The cells of an ablation: for each variant those of all data sets and seeds.
+    """The cells of an ablation: for each variant those of all datasets and seeds.
 
     They are cells of the base-to-novel protocol, so what two studies share is computed once.
 
     Raises:
-        UsageError: the request names no data set.
+        UsageError: the request names no dataset.
     """
     if not request.datasets:
-        raise UsageError("name the data sets with --datasets")
+        raise UsageError("name the datasets with --datasets")
     shots = (16,) if request.shots is None else tuple(request.shots)
     return [
         (

@@ -8,8 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from dear._io.files import parse_json
 from dear.errors import UsageError
-from dear.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Row:
         method: our name of the method, or None where we have none.
         variant: our name of an ablation's variant, or None.
         venue: where the method was published, or "".
-        cells: number of each (data set, column); the data set "Average" is the mean row.
+        cells: number of each (dataset, column); the dataset "Average" is the mean row.
     """
 
     label: str
@@ -48,7 +48,7 @@ class Row:
     cells: Mapping[tuple[str, str], Number]
 
     def number(self, dataset: str, column: str) -> Number | None:
-        """The number of a data set and column, or None where the paper gives none."""
+        """The number of a dataset and column, or None where the paper gives none."""
         return self.cells.get((dataset, column))
 
 

@@ -45,13 +45,13 @@ def figure(values: Sequence[float]) -> Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """What one method (or variant) in one mode reached on one data set, over seeds.
+    """What one method (or variant) in one mode reached on one dataset, over seeds.
 
     Attributes:
         method: name of the method or variant.
         mode: way to predict.
-        dataset: data set or, for transfer, the data set tested on; the held-out domain for domains.
-        shots: pictures a class.
+        dataset: dataset or, for transfer, the dataset tested on; the held-out domain for domains.
+        shots: images a class.
         values: column -> seed -> value.
     """
 
@@ -133,7 +133,7 @@ def _roles(cell: Cell) -> str:
 
 
 def shown_names(datasets: Iterable[str]) -> dict[str, str]:
-    """How data sets are called in tables: a path by its last part that says something, if that is its alone.
+    """How datasets are called in tables: a path by its last part that says something, if that is its alone.
 
     >>> list(shown_names(["/data/pets/index.csv", "/data/birds", "EuroSAT"]).values())
     ['pets', 'birds', 'EuroSAT']
@@ -150,7 +150,7 @@ def _last(path: PurePath) -> str:
 
 
 def _place(cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
-    """(data set, column) under which a value of a cell is shown."""
+    """(dataset, column) under which a value of a cell is shown."""
     if cell.protocol in ("cross-dataset", "domain-shift"):
         return shown[column], "accuracy"
     if cell.protocol == "leave-one-domain-out":
@@ -159,7 +159,7 @@ def _place(cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]
 
 
 def average(lines: Sequence[Line], name: str = "Average") -> Line:
-    """The mean over data sets, seed by seed; only seeds that all of them have."""
+    """The mean over datasets, seed by seed; only seeds that all of them have."""
     columns = [c for c in lines[0].values if all(c in line.values for line in lines)]
     values: dict[str, dict[int, float]] = {}
     for column in columns:

@@ -70,8 +70,8 @@ def with_concepts(roles: RoleMap, count: int) -> RoleMap:
     """The map with `count` core concepts instead of its own.
 
     Fewer: those of the core concepts that lead the most heads. More: the core ones and those of the other
-    concepts (never Style) that lead the most heads. Specialised heads whose concept is core are core heads,
-    the others are isolated; generalisation and mixed heads stay.
+    concepts (never Style) that lead the most heads. Specialized heads whose concept is core are core heads,
+    the others are isolated; generalization and mixed heads stay.
 
     Raises:
         UsageError: there are not that many concepts.
@@ -79,13 +79,13 @@ def with_concepts(roles: RoleMap, count: int) -> RoleMap:
     most = len(CONCEPTS) - 1
     if not 1 <= count <= most:
         raise UsageError(f"concepts:{count}: between 1 and {most} concepts can be core")
-    specialised = [role.concept for _, role in roles if role.kind in ("core", "other")]
+    specialized = [role.concept for _, role in roles if role.kind in ("core", "other")]
     if count == len(roles.core):
         return roles
     order = {concept: place for place, concept in enumerate(CONCEPTS)}
 
     def rank(concept: str) -> tuple[int, int]:
-        return -specialised.count(concept), order.get(concept, len(order))
+        return -specialized.count(concept), order.get(concept, len(order))
 
     own = sorted(roles.core, key=rank)
     others = sorted((c for c in CONCEPTS if c not in roles.core and c != GENERAL), key=rank)

@@ -16,22 +16,22 @@ import numpy
 import safetensors.torch
 import torch
 
+from dear._io.files import read_safetensors, write_safetensors
 from dear.bench.cells import Cell, Place
 from dear.bench.rolespec import derive, mark
 from dear.clip.factory import load
 from dear.clip.model import Clip
+from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
-from dear.data.pictures import FilePictures, PictureSet
 from dear.data.shots import few_shot, read_draw
 from dear.errors import DearError, RoleError, RunError
-from dear.files import read_safetensors, write_safetensors
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method
 from dear.methods.base import Method
 from dear.train import Recipe, evaluate, train
 
-Accuracies = dict[str, float]  #: mode -> share of pictures answered rightly
+Accuracies = dict[str, float]  #: mode -> share of images answered rightly
 
 
 @lru_cache(maxsize=1)
@@ -45,11 +45,11 @@ def starting_roles(clip: Clip, file: str | None) -> RoleMap | None:
     return known_roles(clip) if file is None else RoleMap.load(file)
 
 
-def of_labels(pictures: PictureSet, labels: Sequence[int]) -> PictureSet:
-    """The pictures of some classes, renumbered; by label, since two of ImageNet's classes share a name."""
-    if isinstance(pictures, FilePictures):
-        return pictures.select_labels(labels)
-    return pictures.select_classes([pictures.classes[label] for label in labels])
+def of_labels(images: ImageSet, labels: Sequence[int]) -> ImageSet:
+    """The images of some classes, renumbered; by label, since two of ImageNet's classes share a name."""
+    if isinstance(images, FileImages):
+        return images.select_labels(labels)
+    return images.select_classes([images.classes[label] for label in labels])
 
 
 class Session:
@@ -74,30 +74,30 @@ class Session:
         self.record: dict[str, Any] = {}
         self.seconds = {"train": 0.0, "evaluate": 0.0}
 
-    def open(self, split: str, dataset: str | None = None) -> PictureSet:
-        """A split of the cell's data set, or of another one."""
+    def open(self, split: str, dataset: str | None = None) -> ImageSet:
+        """A split of the cell's dataset, or of another one."""
         return open_data(dataset or self.cell.dataset, split, root=self.place.data_root)
 
-    def draw(self, pictures: PictureSet, labels: Sequence[int] | None = None) -> PictureSet:
-        """The pictures to train on: the cell's shots of each class, or all for 0 shots.
+    def draw(self, images: ImageSet, labels: Sequence[int] | None = None) -> ImageSet:
+        """The images to train on: the cell's shots of each class, or all for 0 shots.
 
         Args:
-            pictures: the whole training split.
+            images: the whole training split.
             labels: the classes to keep, if not all.
         """
         imported = self._imported()
         if imported is not None:
-            drawn = pictures.subset(read_draw(imported, pictures))
+            drawn = images.subset(read_draw(imported, images))
             drawn = drawn if labels is None else of_labels(drawn, labels)
         else:
-            drawn = pictures if labels is None else of_labels(pictures, labels)
+            drawn = images if labels is None else of_labels(images, labels)
             drawn = few_shot(drawn, self.cell.shots, self.cell.seed) if self.cell.shots else drawn
         lines = [
             json.dumps({"path": drawn.key(i), "label": y, "class": drawn.classes[y]}, ensure_ascii=False)
             for i, y in enumerate(drawn.labels.tolist())
         ]
         self.record["draw"] = {
-            "pictures": len(drawn),
+            "images": len(drawn),
             "imported": imported is not None,
             "jsonl": "".join(line + "\n" for line in lines),
         }
@@ -127,20 +127,20 @@ class Session:
             raise RoleError("the role map was changed after the cell was planned; start the grid again")
         return found
 
-    def fit(self, pictures: PictureSet, keep: bool = False) -> Method:
+    def fit(self, images: ImageSet, keep: bool = False) -> Method:
         """Build the cell's method on the set's classes and train it; its size and time are recorded.
 
         Args:
-            pictures: the training set.
+            images: the training set.
             keep: keep the adapter for other protocols, and take theirs; for training on all classes.
         """
         cell = self.cell
         method = build_method(
             cell.method,
             self.clip,
-            pictures.classes,
+            images.classes,
             roles=self.roles(),
-            template=pictures.template,
+            template=images.template,
             seed=cell.seed,
             **cell.options,
         )
@@ -148,7 +148,7 @@ class Session:
             return self._sized(method)
         recipe = Recipe.of(type(method), **{**cell.recipe, "seed": cell.seed})
         began = time.perf_counter()
-        trained = train(method, pictures, recipe)
+        trained = train(method, images, recipe)
         self.seconds["train"] += time.perf_counter() - began
         self.record["steps"] = trained.steps
         path = self._adapter()
@@ -181,28 +181,26 @@ class Session:
         """Record how large the method is and what it knows."""
         state = {name: tensor.cpu().contiguous() for name, tensor in method.adapter_state().items()}
         self.record |= {
-            "trainable_numbers": method.trainable_numbers,
+            "trainable_parameters": method.trainable_parameters,
             "adapter_bytes": len(safetensors.torch.save(state)) if state else 0,
             "facts": method.facts(),
         }
         return method
 
-    def test(self, method: Method, pictures: PictureSet) -> Accuracies | None:
+    def test(self, method: Method, images: ImageSet) -> Accuracies | None:
         """Accuracy in every mode on a set, answers being chosen among exactly the set's own classes.
 
         None where the method cannot name classes that it was not trained on.
         """
         began = time.perf_counter()
-        if pictures.classes != method.classes or pictures.template != method.template:
+        if images.classes != method.classes or images.template != method.template:
             if not method.open_classes:
                 return None
-            method = method.with_classes(pictures.classes, pictures.template)
-        accuracy = evaluate(
-            method, pictures, precision=str(self.cell.recipe.get("precision", "auto"))
-        ).accuracy
+            method = method.with_classes(images.classes, images.template)
+        accuracy = evaluate(method, images, precision=str(self.cell.recipe.get("precision", "auto"))).accuracy
         self.seconds["evaluate"] += time.perf_counter() - began
         tested = self.record.setdefault("tested", {})
-        tested[pictures.name] = tested.get(pictures.name, 0) + len(pictures)
+        tested[images.name] = tested.get(images.name, 0) + len(images)
         return accuracy
 
     def finish(self, modes: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ PAPER_NOTE = (
 
 
 def base_to_novel(lines: Sequence[Line]) -> Sheet:
-    """Base, novel and both harmonic means of every method on every data set, and on their average."""
+    """Base, novel and both harmonic means of every method on every dataset, and on their average."""
     datasets = list(dict.fromkeys(line.dataset for line in lines))
     paper = published.table("main-2")
     rows: list[Row] = []
@@ -72,17 +72,17 @@ def base_to_novel(lines: Sequence[Line]) -> Sheet:
         if dataset != "Average" or set(datasets) == eleven:
             rows += _paper_rows(paper, dataset, ("base", "novel", None, "hm"), notes, mode="")
     averaged = (
-        "Average: accuracies are means over data sets; its first HM is the mean of the data sets' HM, its "
+        "Average: accuracies are means over datasets; its first HM is the mean of the datasets' HM, its "
         "second the HM of the mean accuracies (as in the paper)."
     )
     extra = ([averaged] if len(datasets) > 1 else []) + ([PAPER_NOTE] if _any(rows) else [])
     columns = ("Base", "Novel", HM_SEEDS, HM_MEANS)
-    labels = ("Data set", "Method", "Mode")
+    labels = ("Dataset", "Method", "Mode")
     return Sheet("Base-to-novel", labels, columns, tuple(rows), (SEEDS_NOTE, *extra, *notes))
 
 
 def few_shot(lines: Sequence[Line]) -> Sheet:
-    """Accuracy of every method on every data set against the number of shots, and on their average."""
+    """Accuracy of every method on every dataset against the number of shots, and on their average."""
     shots = sorted({line.shots for line in lines})
     datasets = list(dict.fromkeys(line.dataset for line in lines))
     rows: list[Row] = []
@@ -101,7 +101,7 @@ def few_shot(lines: Sequence[Line]) -> Sheet:
             means.append(Row(("Average", method, mode), tuple(entries)))
         rows = means + rows
     columns = tuple(f"{count} shot{'s' if count > 1 else ''}" for count in shots)
-    return Sheet("Few-shot", ("Data set", "Method", "Mode"), columns, tuple(rows), (SEEDS_NOTE,))
+    return Sheet("Few-shot", ("Dataset", "Method", "Mode"), columns, tuple(rows), (SEEDS_NOTE,))
 
 
 def transfer(lines: Sequence[Line], protocol: str) -> Sheet:
@@ -149,13 +149,13 @@ def held_out(lines: Sequence[Line]) -> Sheet:
             number = row.number(dataset, "target")
             if number is not None:
                 rows.append(Row((dataset, "Average", row.label, ""), (number, None), True))
-    labels = ("Data set", "Held-out domain", "Method", "Mode")
+    labels = ("Dataset", "Held-out domain", "Method", "Mode")
     note = "Validation: a fifth of the source domains, never the target."
     return Sheet("Leave one domain out", labels, ("Accuracy", "Validation"), tuple(rows), (SEEDS_NOTE, note))
 
 
 def ablation(study: Study, lines: Sequence[Line]) -> Sheet:
-    """Variants of a study, on every data set and on their average, with the paper's row beside each."""
+    """Variants of a study, on every dataset and on their average, with the paper's row beside each."""
     datasets = list(dict.fromkeys(line.dataset for line in lines))
     paper = published.for_study(study.name)
     modes = {variant.name: variant.mode for variant in study.variants}
@@ -184,7 +184,7 @@ def ablation(study: Study, lines: Sequence[Line]) -> Sheet:
             set_name = "eleven sets" if where == "Average" else where
             rows.append(Row((f"paper: {set_name}", row.variant or row.label), numbers, True))
     columns = ("Base", "Novel", HM_SEEDS, HM_MEANS)
-    return Sheet(study.title, ("Data set", "Variant"), columns, tuple(rows), tuple(notes))
+    return Sheet(study.title, ("Dataset", "Variant"), columns, tuple(rows), tuple(notes))
 
 
 SHEETS: dict[str, Callable[[Sequence[Line]], Sheet]] = {
@@ -213,7 +213,7 @@ def _any(rows: Sequence[Row]) -> bool:
 def _paper_rows(
     paper: published.Table, dataset: str, columns: Sequence[str | None], notes: list[str], mode: str
 ) -> list[Row]:
-    """The paper's rows for a data set; corrected numbers add a note."""
+    """The paper's rows for a dataset; corrected numbers add a note."""
     rows = []
     for row in paper.rows:
         numbers = tuple(row.number(dataset, column) if column else None for column in columns)

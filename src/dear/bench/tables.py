@@ -7,10 +7,10 @@ import io
 import re
 from pathlib import Path
 
+from dear._io.files import write_atomic
 from dear.bench.published import Number
 from dear.bench.records import Figure
 from dear.bench.sheets import Entry, Row, Sheet
-from dear.files import write_atomic
 
 
 def text(entry: Entry, plus_minus: str = " ± ") -> str:

@@ -1,4 +1,4 @@
-"""Transfer: train on one data set, test on others (cross-dataset), or on its variants (domain shift)."""
+"""Transfer: train on one dataset, test on others (cross-dataset), or on its variants (domain shift)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ VARIANTS = ("ImageNetV2", "ImageNetSketch", "ImageNetA", "ImageNetR")
 
 
 def run(session: Session) -> dict[str, Any]:
-    """Accuracy on the source and on each target, by mode and data set.
+    """Accuracy on the source and on each target, by mode and dataset.
 
     Each target is answered among exactly its own classes: of ImageNet's thousand, ImageNet-A and -R have
     two hundred, and an answer outside them would be wrong by definition. The image tower's work for a
-    picture is shared by the modes, a data set's texts are encoded once.
+    image is shared by the modes, a dataset's texts are encoded once.
     """
     method = session.fit(session.draw(session.open("train")), keep=True)
     modes: dict[str, dict[str, float | None]] = {mode: {} for mode in method.modes}

@@ -9,9 +9,9 @@ import sys
 def main() -> None:
     """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
     try:
+        from dear._io.printable import shown
         from dear.cli.app import app
         from dear.errors import DearError
-        from dear.printable import shown
 
         try:
             app()

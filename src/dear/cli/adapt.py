@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dear._io.printable import shown
 from dear.cli.common import (
     Backbone,
     Data,
@@ -23,7 +24,6 @@ from dear.cli.common import (
     say,
     training_bar,
 )
-from dear.printable import shown
 
 Run = Annotated[Path, typer.Argument(help="The run folder that `dear adapt` wrote.", show_default=False)]
 OwnBackbone = Annotated[
@@ -54,11 +54,11 @@ def adapt(
     allow_other_roles: Annotated[
         bool, typer.Option("--allow-other-roles", help="Use a role map that was made on other weights.")
     ] = False,
-    shots: Annotated[int, typer.Option("--shots", help="Pictures a class to learn from; 0 takes all.")] = 16,
+    shots: Annotated[int, typer.Option("--shots", help="Images a class to learn from; 0 takes all.")] = 16,
     seed: Annotated[int, typer.Option("--seed", help="Of the draw, the start, the order and the views.")] = 1,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the pictures.")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the images.")] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", help="Pictures a step; the method's own number if left out.")
+        int | None, typer.Option("--batch", help="Images a step; the method's own number if left out.")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the method, NAME=VALUE (beta=0.8).")
@@ -70,7 +70,7 @@ def adapt(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Adapt a backbone to pictures, a few a class, and leave the result in a run folder.
+    """Adapt a backbone to images, a few a class, and leave the result in a run folder.
 
     Examples:
 
@@ -80,10 +80,10 @@ def adapt(
 
     `dear adapt --data world:textures --out run --resume`
     """
-    from dear import adapt as path
     from dear.errors import UsageError
     from dear.methods import find_method
     from dear.train.tensorboard import logged
+    from dear.workflows import adapt as path
 
     if roles is not None and not find_method(method).uses_roles:
         raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")
@@ -113,7 +113,7 @@ def adapt(
         print_json({"run": str(out), "steps": trained.steps, "seconds": round(trained.seconds, 3)})
         return
     say(
-        f"{out}: {trained.method.title}, {trained.method.trainable_numbers:,} learned numbers, "
+        f"{out}: {trained.method.title}, {trained.method.trainable_parameters:,} learned numbers, "
         f"{trained.steps} steps in {trained.seconds:.1f} s; next: dear evaluate {out} --data {data}",
     )
 
@@ -128,7 +128,7 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Accuracy of a run on labelled pictures, overall and for each class; classes may be new ones.
+    """Accuracy of a run on labeled images, overall and for each class; classes may be new ones.
 
     Examples:
 
@@ -136,8 +136,8 @@ def evaluate(
 
     `dear evaluate run --data world:textures --mode decoupled --json`
     """
-    from dear.adapt import evaluate_run
     from dear.train import add_metrics
+    from dear.workflows.adapt import evaluate_run
 
     with progress("looking") as told:
         found = evaluate_run(
@@ -150,7 +150,7 @@ def evaluate(
             progress=told,
         )
     report = found.report(mode)
-    figures = {"accuracy": report["modes"], "pictures": report["pictures"]}
+    figures = {"accuracy": report["modes"], "images": report["images"]}
     add_metrics(run, **{f"evaluation of {data} ({split})": figures})
     if as_json:
         print_json({"run": str(run), "data": data, **report})
@@ -162,12 +162,12 @@ def predict(
     run: Annotated[
         Path | None, typer.Argument(help="The run folder; leave out with --onnx.", show_default=False)
     ] = None,
-    images: Annotated[list[Path] | None, typer.Argument(help="Pictures.", show_default=False)] = None,
+    images: Annotated[list[Path] | None, typer.Argument(help="Images.", show_default=False)] = None,
     classes: Annotated[
         str | None, typer.Option("--classes", help="Other class names, comma-separated (novel ones too).")
     ] = None,
     template: Template = None,
-    top: Annotated[int, typer.Option("--top", help="Answers a picture.")] = 5,
+    top: Annotated[int, typer.Option("--top", help="Answers an image.")] = 5,
     mode: Mode = None,
     onnx: Annotated[
         Path | None, typer.Option("--onnx", help="An exported model instead of a run folder.")
@@ -176,7 +176,7 @@ def predict(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Answers for pictures, likeliest first, with probabilities.
+    """Answers for images, likeliest first, with probabilities.
 
     Examples:
 
@@ -188,31 +188,31 @@ def predict(
     """
     from dear.errors import UsageError
 
-    pictures = [str(path) for path in (images or [])]
+    paths = [str(path) for path in (images or [])]
     answers: list[tuple[str, tuple[tuple[str, float], ...]]]
     if onnx is not None:
         from dear.export import runtime
 
-        pictures = [
+        paths = [
             *([] if run is None else [str(run)]),
-            *pictures,
-        ]  # without a run, the first one is a picture
+            *paths,
+        ]  # without a run, the first one is an image
         if classes is not None:
             raise UsageError("--classes: an exported model has its classes built in; use the run folder")
-        if not pictures:
-            raise UsageError("name at least one picture: dear predict --onnx model.onnx a.jpg")
-        answers = [(found.picture, found.top) for found in runtime.predict(onnx, pictures, top, mode)]
+        if not paths:
+            raise UsageError("name at least one image: dear predict --onnx model.onnx a.jpg")
+        answers = [(found.image, found.top) for found in runtime.predict(onnx, paths, top, mode)]
     else:
-        from dear.adapt import predict_run
+        from dear.workflows.adapt import predict_run
 
-        if run is None or not pictures:
-            raise UsageError("name a run folder and at least one picture: dear predict run a.jpg")
+        if run is None or not paths:
+            raise UsageError("name a run folder and at least one image: dear predict run a.jpg")
         names = None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
         if names == []:
             raise UsageError("--classes names no class; give names with commas between")
         said = predict_run(
             str(run),
-            pictures,
+            paths,
             classes=names,
             template=template,
             top=top,
@@ -220,15 +220,15 @@ def predict(
             backbone=backbone,
             device=device_named(device),
         )
-        answers = [(found.picture, found.classes) for found in said]
+        answers = [(found.image, found.classes) for found in said]
     if as_json:
         rows = [
-            {"picture": picture, "classes": [{"name": n, "probability": p} for n, p in found]}
-            for picture, found in answers
+            {"image": image, "classes": [{"name": n, "probability": p} for n, p in found]}
+            for image, found in answers
         ]
         print_json({"predictions": rows})
         return
-    for picture, found in answers:
-        typer.echo(shown(picture))
+    for image, found in answers:
+        typer.echo(shown(image))
         for name, probability in found:
             typer.echo(f"  {probability:6.1%}  {name}")

@@ -39,7 +39,7 @@ def _spoken() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if "torch" not in sys.modules:  # nothing was computed; typer leaves by a RuntimeError, too
             raise
-        from dear.memory import ran_out
+        from dear._io.memory import ran_out
 
         if not ran_out(error):
             raise

@@ -38,7 +38,7 @@ Datasets = Annotated[
     typer.Option("--datasets", help="Comma-separated: benchmark names, world:NAME, folders, tables."),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="Comma-separated seeds.")]
-Shots = Annotated[str | None, typer.Option("--shots", help="Pictures a class, comma-separated; 0 takes all.")]
+Shots = Annotated[str | None, typer.Option("--shots", help="Images a class, comma-separated; 0 takes all.")]
 Roles = Annotated[str | None, typer.Option("--roles", help="Role map of the backbone (roles.json).")]
 Set = Annotated[
     list[str] | None,
@@ -82,7 +82,7 @@ def bench(
     seeds: Seeds = "1,2,3",
     shots: Shots = None,
     targets: Annotated[
-        str | None, typer.Option("--targets", help="Data sets to test on (cross-dataset, domain-shift).")
+        str | None, typer.Option("--targets", help="Datasets to test on (cross-dataset, domain-shift).")
     ] = None,
     roles: Roles = None,
     options: Set = None,
@@ -98,7 +98,7 @@ def bench(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Run a protocol over methods, data sets and seeds, and write its tables and a page with plots.
+    """Run a protocol over methods, datasets and seeds, and write its tables and a page with plots.
 
     One cell of the grid is one file in OUT/cells. A second run computes only what is missing; a cell that
     fails is reported and does not stop the others.
@@ -236,7 +236,7 @@ def _prepare(
 
 
 def _datasets(text: str | None) -> list[str]:
-    """Comma-separated data sets; paths are made absolute, since workers start elsewhere."""
+    """Comma-separated datasets; paths are made absolute, since workers start elsewhere."""
     from dear.data.benchmarks import find_benchmark
 
     return [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from dear.printable import shown, unprintable
+from dear._io.printable import shown, unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ Data = Annotated[
         "--data", "-d", help="A folder of class folders, a CSV/JSONL table, a benchmark name, or world:NAME."
     ),
 ]
-DataRoot = Annotated[str | None, typer.Option("--data-root", help="Where the benchmark data sets are kept.")]
+DataRoot = Annotated[str | None, typer.Option("--data-root", help="Where the benchmark datasets are kept.")]
 Template = Annotated[
     str | None, typer.Option("--template", help='The prompt, with {} for the class: "a photo of a {}."')
 ]
@@ -130,7 +130,7 @@ def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> No
     Console().print(table)
     for name, accuracy in report["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
-        typer.echo(f"{label}: {accuracy:.2%} of {report['pictures']} pictures")
+        typer.echo(f"{label}: {accuracy:.2%} of {report['images']} images")
 
 
 def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`dear data`: what a data set's folder must hold, and what it holds."""
+"""`dear data`: what a dataset's folder must hold, and what it holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from dear._io.printable import shown
 from dear.cli.common import Json, print_json
-from dear.printable import shown
 
-group = typer.Typer(no_args_is_help=True, help="Data sets: list those known by name, check a folder.")
+group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def add_to(app: typer.Typer) -> None:
 
 @group.command("list")
 def names(as_json: Json = False) -> None:
-    """List the data sets known by name. A folder or a table can be given instead.
+    """List the datasets known by name. A folder or a table can be given instead.
 
     Example: `dear data list`
     """
@@ -37,14 +37,14 @@ def names(as_json: Json = False) -> None:
 def check(
     name: Annotated[str, typer.Argument(help="A benchmark's name, a folder, a table, or world:NAME.")],
     data_root: Annotated[
-        Path | None, typer.Option("--data-root", help="Where the benchmark data sets are kept.")
+        Path | None, typer.Option("--data-root", help="Where the benchmark datasets are kept.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what of a data set is there, what is missing, and where the field gets it.
+    """Say what of a dataset is there, what is missing, and where the field gets it.
 
     A benchmark's layout is compared with what was published; of a folder, a table or a world task every
-    picture is read. The exit status is 1 when something is missing or unreadable.
+    image is read. The exit status is 1 when something is missing or unreadable.
 
     Examples:
 
@@ -62,22 +62,22 @@ def check(
         else:
             typer.echo(str(found))
         raise typer.Exit(0 if found.complete else 1)
-    _check_pictures(name, as_json)
+    _check_images(name, as_json)
 
 
-def _check_pictures(name: str, as_json: bool) -> None:
+def _check_images(name: str, as_json: bool) -> None:
     from collections import Counter
 
     from dear.data import open_data
-    from dear.data.check import check_pictures
+    from dear.data.check import check_images
 
     lines, bad = {}, []
     for split in ("train", "test"):
-        pictures = open_data(name, split)
-        report = check_pictures(pictures, "skip")
-        counts = Counter(pictures.labels.tolist())
+        images = open_data(name, split)
+        report = check_images(images, "skip")
+        counts = Counter(images.labels.tolist())
         lines[split] = {
-            "pictures": len(pictures),
+            "images": len(images),
             "classes": len(counts),
             "fewest": min(counts.values(), default=0),
         }
@@ -87,7 +87,7 @@ def _check_pictures(name: str, as_json: bool) -> None:
     else:
         for split, found in lines.items():
             typer.echo(
-                f"{split}: {found['pictures']} pictures of {found['classes']} classes, "
+                f"{split}: {found['images']} images of {found['classes']} classes, "
                 f"at least {found['fewest']} a class"
             )
         for item in bad:

@@ -17,16 +17,16 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results and the page.")] = Path(
         "demo"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="One task, fewer pictures and epochs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One task, fewer images and epochs.")] = False,
 ) -> None:
     """Roles, adaptation, comparison and a page, on what comes with the package; minutes on two cores.
 
     Example: `dear demo --out demo`
     """
-    from dear.demo import demo as story
+    from dear.workflows.demo import demo as story
 
     story(out, quick, typer.echo)
-    typer.echo(f"\nOpen {out / 'index.html'} in a browser. For your own pictures, a folder a class:")
+    typer.echo(f"\nOpen {out / 'index.html'} in a browser. For your own images, a folder a class:")
     typer.echo("  dear adapt --data photos/ --backbone openai/clip-vit-base-patch16 --out run")
     typer.echo("  dear evaluate run --data photos/")
-    typer.echo("  dear predict run picture.jpg")
+    typer.echo("  dear predict run image.jpg")

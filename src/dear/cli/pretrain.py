@@ -23,8 +23,8 @@ def pretrain(
     steps: Annotated[
         int | None, typer.Option("--steps", help="Training steps; the recipe's if left out.")
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Pictures a step.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of weights, pictures and captions.")] = 1,
+    batch: Annotated[int | None, typer.Option("--batch", help="Images a step.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of weights, images and captions.")] = 1,
     device: Device = "auto",
 ) -> None:
     """Train the mini backbone from nothing on the attribute world (a GPU job of minutes).
@@ -39,11 +39,11 @@ def pretrain(
 
     import torch
 
+    from dear import world
+    from dear._io.files import write_json
     from dear.clip.checkpoint import save_hf
-    from dear.data import world
     from dear.errors import UsageError
-    from dear.files import write_json
-    from dear.mini.train import PretrainRecipe, pretrain, recipe_record
+    from dear.world.pretrain import PretrainRecipe, pretrain, recipe_record
 
     for name, number in (("--steps", steps), ("--batch", batch)):
         if number is not None and number < 1:
@@ -59,7 +59,7 @@ def pretrain(
         log.append(line)
         say(
             f"step {line['step']:.0f}/{recipe.steps}  loss {line['loss']:.3f}  "
-            f"{line['pictures_per_s']:.0f} pictures/s",
+            f"{line['images_per_s']:.0f} images/s",
         )
 
     every = min(100, max(1, recipe.steps // 10))
@@ -73,7 +73,7 @@ def mini(
     backbone: Annotated[
         str, typer.Option("--backbone", "-b", help="A backbone trained on the attribute world.")
     ] = "mini",
-    number: Annotated[int, typer.Option("--pictures", help="Pictures a factor.")] = 4000,
+    number: Annotated[int, typer.Option("--images", help="Images a factor.")] = 4000,
     truth: Annotated[
         Path | None,
         typer.Option("--truth", help="Also write what explains each head's variance to this file."),
@@ -90,15 +90,15 @@ def mini(
     """
     from dear.clip.factory import load
     from dear.heads.contributions import last_third
-    from dear.mini import figures
+    from dear.world import measure
 
     clip = load(backbone, device=device_named(device))
-    found = figures.factor_accuracies(clip, number)
-    found["compositions (100-way)"] = figures.composition_accuracy(clip)
+    found = measure.factor_accuracies(clip, number)
+    found["compositions (100-way)"] = measure.composition_accuracy(clip)
     if truth is not None:
-        figures.write_head_truth(truth, clip, last_third(clip))
+        measure.write_head_truth(truth, clip, last_third(clip))
     if roles is not None:
-        figures.mini_roles(clip).save(roles)
+        measure.mini_roles(clip).save(roles)
     if as_json:
         print_json({"backbone": clip.name, "accuracy": found})
         return

@@ -19,11 +19,11 @@ def report(
     out: Annotated[str, typer.Option("--out", "-o", help="The page to write.")] = "report.html",
     data: Annotated[
         str | None,
-        typer.Option("--data", "-d", help="Pictures to test on; else the run's own test pictures."),
+        typer.Option("--data", "-d", help="Images to test on; else the run's own test images."),
     ] = None,
     data_root: DataRoot = None,
     other: Annotated[
-        str | None, typer.Option("--other", help="Pictures of classes it was not trained on.")
+        str | None, typer.Option("--other", help="Images of classes it was not trained on.")
     ] = None,
     mode: Annotated[str | None, typer.Option("--mode", help="The mode to report on, such as fused.")] = None,
     backbone: Annotated[
@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write one page about an adapted model.
 
-    It shows accuracy a class, confusions, the most wrong pictures, fusion weights, what changed against
+    It shows accuracy a class, confusions, the most wrong images, fusion weights, what changed against
     zero-shot, and what happens to classes that were not trained.
 
     Example: `dear report run --data photos --out page.html`
@@ -48,13 +48,13 @@ def report(
 
     method = load_run(run, backbone=backbone, device=device_named(device))
     config = read_config(run)
-    pictures = open_data(data or own_data(config, run), "test", root=data_root)
+    images = open_data(data or own_data(config, run), "test", root=data_root)
     unseen = None if other is None else open_data(other, "test", root=data_root)
     with progress("answering") as told:
-        facts = examine(method, pictures, unseen, mode, told)
+        facts = examine(method, images, unseen, mode, told)
     recipe, source = config["recipe"], config["data"]
     notes = {
-        "trained on": f"{source.get('pictures')} pictures of {source.get('name')}",
+        "trained on": f"{source.get('images')} images of {source.get('name')}",
         "recipe": f"{recipe.get('epochs')} epochs, batches of {recipe.get('batch')}, "
         f"seed {recipe.get('seed')}",
         "made with": f"dear {config.get('dear', '')}",
@@ -64,7 +64,7 @@ def report(
 
 
 def own_data(config: dict[str, Any], run: str) -> str:
-    """The data set a run was trained on, as `--data` would name it.
+    """The dataset a run was trained on, as `--data` would name it.
 
     Raises:
         UsageError: the run does not tell.
@@ -75,4 +75,4 @@ def own_data(config: dict[str, Any], run: str) -> str:
     for found in (data.get("spec"), data.get("name")):
         if isinstance(found, str) and (found.startswith("world:") or data.get("spec")):
             return found
-    raise UsageError(f"{run}: does not say where its pictures lie; name them with --data")
+    raise UsageError(f"{run}: does not say where its images lie; name them with --data")

@@ -1,4 +1,4 @@
-"""`dear retrieve`: pictures that are alike in one attribute."""
+"""`dear retrieve`: images that are alike in one attribute."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dear._io.printable import shown
 from dear.cli.common import Device, Json, device_named, print_json, progress, say
-from dear.printable import shown
 
 
 def add_to(app: typer.Typer) -> None:
@@ -18,15 +18,15 @@ def add_to(app: typer.Typer) -> None:
 
 def retrieve(
     run: Annotated[Path, typer.Argument(help="Run folder of a DeAR adaptation.", show_default=False)],
-    query: Annotated[Path, typer.Option("--query", "-q", help="The picture to compare with.")],
+    query: Annotated[Path, typer.Option("--query", "-q", help="The image to compare with.")],
     gallery: Annotated[
-        str, typer.Option("--gallery", "-g", help="A folder of pictures, or what --data takes.")
+        str, typer.Option("--gallery", "-g", help="A folder of images, or what --data takes.")
     ],
     attribute: Annotated[
         str | None,
         typer.Option("--attribute", "-a", help="color, shape, texture, object, location; all if left out."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", help="How many pictures.")] = 8,
+    top: Annotated[int, typer.Option("--top", help="How many images.")] = 8,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for a contact sheet an attribute.")
     ] = None,
@@ -36,11 +36,11 @@ def retrieve(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find the pictures that are most like a query in one attribute's feature space.
+    """Find the images that are most like a query in one attribute's feature space.
 
     Example: `dear retrieve run --query a.jpg --attribute color --gallery photos/ --top 8 --out sheets`
     """
-    from dear import retrieve as path
+    from dear.workflows import retrieve as path
 
     with progress("looking") as told:
         found = path.retrieve(
@@ -56,7 +56,7 @@ def retrieve(
         )
     if as_json:
         rows = {
-            name: [{"picture": key, "cosine": cosine} for key, cosine in pairs]
+            name: [{"image": key, "cosine": cosine} for key, cosine in pairs]
             for name, pairs in path.keys_of(found).items()
         }
         print_json({"query": str(query), "attributes": rows})

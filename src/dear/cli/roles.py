@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 @group.command("discover")
 def discover(
     images: Annotated[
-        str, typer.Option("--images", "-i", help="Pictures to judge by: what --data takes. No labels used.")
+        str, typer.Option("--images", "-i", help="Images to judge by: what --data takes. No labels used.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
     backbone: Backbone = "mini",
@@ -50,7 +50,7 @@ def discover(
     sentences: Annotated[
         str | None, typer.Option("--sentences", help="A sentence-transformers model or folder.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Pictures at once.")] = 64,
+    batch: Annotated[int, typer.Option("--batch", help="Images at once.")] = 64,
     device: Device = "auto",
 ) -> None:
     """Find the role of every head of the last layers, for this checkpoint.
@@ -73,13 +73,13 @@ def discover(
     if rule == "table2":
         found = RoleMap.table2()
     else:
-        pictures = open_data(images, split, root=data_root)
+        image_set = open_data(images, split, root=data_root)
         clip = load(backbone, device=device_named(device))
         kept = resume_path(out)
         with stages() as told, stoppable(lambda: "; the same command continues" if kept.exists() else ""):
             found = discover_roles(
                 clip,
-                pictures,
+                image_set,
                 rule=rule,
                 value=value,
                 layers=_layers(layers),
@@ -135,11 +135,11 @@ def show(
         )
         return
     if masks:
-        from dear.methods.masks import layer_mask, picture
+        from dear.methods.masks import draw_mask, layer_mask
 
         for layer in roles.layers:
             typer.echo(f"layer {layer}   rows read columns; or = class token and patches, # seen, · hidden")
-            typer.echo(picture(layer_mask(roles, layer, roles.core), roles.core))
+            typer.echo(draw_mask(layer_mask(roles, layer, roles.core), roles.core))
         return
     _table(roles, phrases)
 
@@ -149,19 +149,19 @@ def report(
     file: File,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("roles.html"),
     images: Annotated[
-        str | None, typer.Option("--images", "-i", help="Pictures to show what excites each head.")
+        str | None, typer.Option("--images", "-i", help="Images to show what excites each head.")
     ] = None,
     backbone: Annotated[
         str | None, typer.Option("--backbone", "-b", help="The backbone; the map's own if left out.")
     ] = None,
     data_root: DataRoot = None,
-    limit: Annotated[int, typer.Option("--limit", help="Most pictures looked at.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", help="Most images looked at.")] = 1000,
     allow_other_roles: Annotated[
         bool, typer.Option("--allow-other-roles", help="Show a role map that was made on other weights.")
     ] = False,
     device: Device = "auto",
 ) -> None:
-    """Write one page about the heads; with pictures it shows what excites each head and where it looks.
+    """Write one page about the heads; with images it shows what excites each head and where it looks.
 
     Example: `dear roles report roles.json --images world:mixed --out page.html`
     """
@@ -170,13 +170,13 @@ def report(
     from dear.report.roles_page import write_roles_page
 
     roles = _read(file)
-    clip = pictures = None
+    clip = image_set = None
     if images is not None:
-        pictures = open_data(images, "test", root=data_root)
+        image_set = open_data(images, "test", root=data_root)
         clip = load(backbone or roles.backbone or "mini", device=device_named(device))
     with stages() as told:
         write_roles_page(
-            roles, out, clip, pictures, limit=limit, allow_other=allow_other_roles, progress=told
+            roles, out, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=told
         )
     say(f"{out}: written")
 
@@ -198,11 +198,11 @@ def _table(roles: RoleMap, phrases: int) -> None:
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     table.add_column("entropy", justify="right")
     table.add_column("phrases", ratio=1)
-    colours = {"core": "green", "other": "cyan", "generalization": "magenta", "mixed": "yellow"}
+    colors = {"core": "green", "other": "cyan", "generalization": "magenta", "mixed": "yellow"}
     for (layer, head), role in roles:
         said = "; ".join(role.phrases[:phrases])
         entropy = "" if role.entropy is None else f"{role.entropy:.2f}"
-        kind = Text(role.kind, style=colours[role.kind])
+        kind = Text(role.kind, style=colors[role.kind])
         table.add_row(str(layer), str(head), kind, Text(role.concept or ""), entropy, Text(said))
     Console().print(table)
     counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())

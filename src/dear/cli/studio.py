@@ -25,7 +25,7 @@ def studio(
         str | None, typer.Option("--backbone", "-b", help="A backbone, if not the run's own or mini.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", "-d", help="Pictures to look at: a folder, a table or world:NAME.")
+        str | None, typer.Option("--data", "-d", help="Images to look at: a folder, a table or world:NAME.")
     ] = None,
     device: Device = "auto",
 ) -> None:

@@ -21,7 +21,7 @@ from dear.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from dear.data.pictures import PictureSet
+    from dear.data.images import ImageSet
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def zeroshot(
         str, typer.Option("--half", help="all classes, or the base (first) or novel (second) half.")
     ] = "all",
     unreadable: Annotated[
-        str, typer.Option("--unreadable", help="Pictures that cannot be read: stop, or skip and report.")
+        str, typer.Option("--unreadable", help="Images that cannot be read: stop, or skip and report.")
     ] = "stop",
     device: Device = "auto",
     as_json: Json = False,
@@ -55,34 +55,34 @@ def zeroshot(
     """
     from dear.clip.factory import load
     from dear.data import open_data
-    from dear.data.check import check_pictures
+    from dear.data.check import check_images
     from dear.methods import build_method
     from dear.train import evaluate
 
-    pictures = open_data(data, split, root=data_root, template=template)
-    pictures = _half(pictures, half)
-    report = check_pictures(pictures, unreadable)
+    images = open_data(data, split, root=data_root, template=template)
+    images = _half(images, half)
+    report = check_images(images, unreadable)
     if report.unreadable:
         say(str(report))
-        pictures = report.kept
+        images = report.kept
     clip = load(backbone, device=device_named(device))
-    method = build_method("zeroshot", clip, pictures.classes, template=pictures.template, ensemble=ensemble)
+    method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
     with progress("looking") as told:
-        found = evaluate(method, pictures, progress=told)
+        found = evaluate(method, images, progress=told)
     if as_json:
-        print_json({"backbone": clip.name, "data": pictures.name, **found.report()})
+        print_json({"backbone": clip.name, "data": images.name, **found.report()})
         return
-    print_accuracy(found, f"{clip.name} on {pictures.name}, zero-shot")
+    print_accuracy(found, f"{clip.name} on {images.name}, zero-shot")
 
 
-def _half(pictures: PictureSet, half: str) -> PictureSet:
+def _half(images: ImageSet, half: str) -> ImageSet:
     """The base or the novel half of the classes."""
     from dear.data import halves
     from dear.errors import UsageError
 
     if half == "all":
-        return pictures
-    base, novel = halves(pictures.classes)
+        return images
+    base, novel = halves(images.classes)
     if half not in ("base", "novel"):
         raise UsageError(f"--half {half}: choose from all, base, novel")
-    return pictures.select_classes(base if half == "base" else novel)
+    return images.select_classes(base if half == "base" else novel)

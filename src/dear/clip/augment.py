@@ -1,9 +1,9 @@
 """Training views: a random crop resized (bicubic) and a random flip, driven by the caller's generator.
 
-A crop covers 0.5 to 1 of the picture's area with an aspect of 3/4 to 4/3, as in the field's recipe
-(torchvision's RandomResizedCrop). `augment_picture` does it with Pillow on one picture, `augment_batch` on a
+A crop covers 0.5 to 1 of the image's area with an aspect of 3/4 to 4/3, as in the field's recipe
+(torchvision's RandomResizedCrop). `augment_image` does it with Pillow on one image, `augment_batch` on a
 whole batch of tensors, on their device. Bicubic resizing is separable, so a batch costs two batched
-matrix products with one weight matrix a picture and axis; the weights are Pillow's (antialiased,
+matrix products with one weight matrix an image and axis; the weights are Pillow's (antialiased,
 a = -0.5), and both functions draw the same numbers in the same order, so their views are the same
 to one step of 255.
 """
@@ -32,14 +32,14 @@ def sample_boxes(
     ratio: tuple[float, float] = RATIO,
     flip: float = FLIP,
 ) -> tuple[Tensor, Tensor]:
-    """Crops and flips for B pictures.
+    """Crops and flips for B images.
 
-    Each picture has ten tries to draw an area and an aspect that fit; failing all, its crop is the largest
-    centred one of an allowed aspect. A picture always takes the same count of random numbers, so the draws
+    Each image has ten tries to draw an area and an aspect that fit; failing all, its crop is the largest
+    centered one of an allowed aspect. An image always takes the same count of random numbers, so the draws
     of one do not depend on the shapes of those before it.
 
     Args:
-        sizes: int64 [B, 2], height and width of each picture.
+        sizes: int64 [B, 2], height and width of each image.
         generator: a CPU generator; it is advanced.
         scale: smallest and largest share of the area.
         ratio: smallest and largest width / height.
@@ -75,7 +75,7 @@ def _between(uniform: Tensor, low: float, high: float) -> Tensor:
     return low + uniform * (high - low)
 
 
-def augment_picture(
+def augment_image(
     image: Image.Image,
     size: int,
     generator: torch.Generator,
@@ -83,12 +83,12 @@ def augment_picture(
     ratio: tuple[float, float] = RATIO,
     flip: float = FLIP,
 ) -> Tensor:
-    """A random training view of one picture.
+    """A random training view of one image.
 
     Returns:
         uint8 [3, size, size].
 
-    >>> view = augment_picture(Image.new("RGB", (40, 30), "red"), 16, torch.Generator().manual_seed(0))
+    >>> view = augment_image(Image.new("RGB", (40, 30), "red"), 16, torch.Generator().manual_seed(0))
     >>> view.shape, view[:, 5, 5].tolist()
     (torch.Size([3, 16, 16]), [255, 0, 0])
     """
@@ -111,16 +111,16 @@ def augment_batch(
     flip: float = FLIP,
     sizes: Tensor | None = None,
 ) -> Tensor:
-    """A random training view of every picture of a batch, computed on the batch's device.
+    """A random training view of every image of a batch, computed on the batch's device.
 
     Args:
-        pixels: uint8 [B, 3, h, w]; pictures smaller than h x w stand in the top left corner.
+        pixels: uint8 [B, 3, h, w]; images smaller than h x w stand in the top left corner.
         size: side of the views.
         generator: a CPU generator; the same draws are made whatever the device.
         scale: smallest and largest share of the area.
         ratio: smallest and largest width / height.
         flip: probability of a flip.
-        sizes: int64 [B, 2], true height and width of each picture (default: all h x w).
+        sizes: int64 [B, 2], true height and width of each image (default: all h x w).
 
     Returns:
         float32 [B, 3, size, size] in [0, 1].
@@ -139,26 +139,26 @@ def augment_batch(
 
 
 def crop_batch(pixels: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
-    """Cut a box out of every picture and resize it as Pillow's bicubic does.
+    """Cut a box out of every image and resize it as Pillow's bicubic does.
 
     Args:
         pixels: uint8 [B, 3, h, w].
-        boxes: int64 [B, 4] as (top, left, height, width), within the pictures, on the same device.
+        boxes: int64 [B, 4] as (top, left, height, width), within the images, on the same device.
         flips: bool [B], which results to mirror.
         size: side of the results, S.
 
     Returns:
         float32 [B, 3, S, S] in [0, 1].
     """
-    count, colours, height, width = pixels.shape
+    count, colors, height, width = pixels.shape
     across = resampling(boxes[:, 1], boxes[:, 3], width, size)  # [B, S, w]
     across = torch.where(flips[:, None, None], across.flip(1), across)
     down = resampling(boxes[:, 0], boxes[:, 2], height, size)  # [B, S, h]
     # Mixed precision would round the weights; Pillow keeps 8 bits between the passes, and so do we.
     with torch.autocast(pixels.device.type, enabled=False):
-        rows = pixels.float().reshape(count, colours * height, width)  # [B, 3h, w]
+        rows = pixels.float().reshape(count, colors * height, width)  # [B, 3h, w]
         narrow = _to_steps(torch.bmm(rows, across.transpose(1, 2)))  # [B, 3h, S]
-        narrow = narrow.view(count, colours, height, size)
+        narrow = narrow.view(count, colors, height, size)
         square = _to_steps(torch.matmul(down[:, None], narrow))  # [B, 3, S, S]
     return square / 255
 
@@ -182,10 +182,10 @@ def resampling(start: Tensor, length: Tensor, extent: int, size: int) -> Tensor:
     """
     device = start.device
     step = (length / size)[:, None, None]  # source pixels a result pixel
-    spread = step.clamp(min=1)  # the filter widens when pictures shrink: antialiasing
+    spread = step.clamp(min=1)  # the filter widens when images shrink: antialiasing
     source = torch.arange(extent, device=device)[None, None, :] - start[:, None, None]  # [B, 1, n]
-    centre = (torch.arange(size, device=device)[None, :, None] + 0.5) * step  # [B, S, 1]
-    weights = _cubic((source + 0.5 - centre) / spread)  # [B, S, n]
+    center = (torch.arange(size, device=device)[None, :, None] + 0.5) * step  # [B, S, 1]
+    weights = _cubic((source + 0.5 - center) / spread)  # [B, S, n]
     weights = weights * ((source >= 0) & (source < length[:, None, None]))
     return weights / weights.sum(-1, keepdim=True)
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear._io.files import read_json, read_safetensors, write_json, write_safetensors
 from dear.clip import configfiles, layouts
 from dear.clip.archive import check_zip, is_archive, read_archive
 from dear.clip.config import ACTIVATIONS, ClipConfig
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, DearError, UsageError
-from dear.files import read_json, read_safetensors, write_json, write_safetensors
 
 HF_CONFIG = "config.json"
-HF_PICTURES = "preprocessor_config.json"
+HF_IMAGES = "preprocessor_config.json"
 HF_WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -99,10 +99,10 @@ def _config(path: Path) -> Any:
 
 
 def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Checkpoint:
-    pictures = folder / HF_PICTURES
+    images = folder / HF_IMAGES
     config = configfiles.from_huggingface(
         _config(folder / HF_CONFIG),
-        _config(pictures) if pictures.is_file() else None,
+        _config(images) if images.is_file() else None,
         str(folder / HF_CONFIG),
     )
     short = layouts.TOKEN_ROWS in tensors and tensors.get(layouts.TOKEN_TABLE, torch.empty(())).dim() == 2
@@ -241,7 +241,7 @@ def _pickled(path: Path) -> _Weights:
     tensors = {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
     odd = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
     if odd:
-        raise CheckpointError(f"{path}: tensor {odd[0]!r} is sparse, quantised or empty; no CLIP's is")
+        raise CheckpointError(f"{path}: tensor {odd[0]!r} is sparse, quantized or empty; no CLIP's is")
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > path.stat().st_size:
         raise CheckpointError(f"{path}: claims more numbers than the file has, so it is refused")
@@ -270,5 +270,5 @@ def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) 
     tensors = layouts.publish(state, layouts.huggingface(config, rows))
     stored = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     write_safetensors(folder / HF_WEIGHTS[0], stored, {"format": "pt"})
-    write_json(folder / HF_PICTURES, configfiles.to_pictures(config))
+    write_json(folder / HF_IMAGES, configfiles.to_images(config))
     write_json(folder / HF_CONFIG, configfiles.to_huggingface(config, str(dtype).removeprefix("torch.")))

@@ -64,15 +64,15 @@ class VisionConfig(TowerConfig):
         super().__post_init__()
         for name in ("image_size", "patch_size"):
             value = getattr(self, name)
-            _check(isinstance(value, int) and 0 < value <= 4096, f"{name} = {value!r} is not a picture size")
+            _check(isinstance(value, int) and 0 < value <= 4096, f"{name} = {value!r} is not an image size")
         _check(
             self.image_size >= self.patch_size,
-            f"a picture of {self.image_size} pixels has no patch of {self.patch_size}",
+            f"an image of {self.image_size} pixels has no patch of {self.patch_size}",
         )
 
     @property
     def side(self) -> int:
-        """Patches along one side of the picture."""
+        """Patches along one side of the image."""
         return self.image_size // self.patch_size
 
     @property

@@ -77,12 +77,12 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
     if kind != "clip":
         raise CheckpointError(f"{source}: describes a model of type {kind!r}; only 'clip' can be loaded")
     vision, text = _hf_tower(top, "vision", _HF_VISION, source), _hf_tower(top, "text", _HF_TEXT, source)
-    _need(vision["num_channels"] == 3, source, f"pictures of {vision['num_channels']!r} channels, not 3")
+    _need(vision["num_channels"] == 3, source, f"images of {vision['num_channels']!r} channels, not 3")
     vocab = _whole(text, "vocab_size", source)
     # Older files say 2 and mean the largest id in the text, which is where CLIP's own end token stands.
     ends = (2, vocab - 1, 49407)
     _need(text["eos_token_id"] in ends, source, f"texts that end with token {text['eos_token_id']!r}")
-    pictures = _section(preprocessor if preprocessor is not None else {}, source)
+    images = _section(preprocessor if preprocessor is not None else {}, source)
     return _build(
         source,
         vision={
@@ -96,8 +96,8 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
             "vocab": vocab,
         },
         embed_dim=_whole({"projection_dim": 512, **top}, "projection_dim", source),
-        mean=pictures.get("image_mean", CLIP_MEAN),
-        std=pictures.get("image_std", CLIP_STD),
+        mean=images.get("image_mean", CLIP_MEAN),
+        std=images.get("image_std", CLIP_STD),
     )
 
 
@@ -124,7 +124,7 @@ def _hf_sizes(tower: Section, source: str) -> dict[str, Any]:
 
 
 def _side(tower: Section, key: str, source: str) -> int:
-    """A picture's or patch's side; a pair must be square."""
+    """An image's or patch's side; a pair must be square."""
     value = tower[key]
     if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
         value = value[0]
@@ -167,8 +167,8 @@ def to_huggingface(config: ClipConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def to_pictures(config: ClipConfig) -> dict[str, Any]:
-    """The preprocessor_config.json that prepares pictures as `Clip.preprocess` does."""
+def to_images(config: ClipConfig) -> dict[str, Any]:
+    """The preprocessor_config.json that prepares images as `Clip.preprocess` does."""
     size = config.vision.image_size
     return {
         "image_processor_type": "CLIPImageProcessor",
@@ -194,7 +194,7 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
     """
     top = _section(raw, source)
     model = _section(top.get("model_cfg"), source)
-    pictures = _section(top.get("preprocess_cfg") or {}, source)
+    images = _section(top.get("preprocess_cfg") or {}, source)
     vision, text = _section(model.get("vision_cfg"), source), _section(model.get("text_cfg"), source)
     _need("embed_dim" in model, source, "no model_cfg.embed_dim")
     known = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "cast_dtype", "init_logit_scale"}
@@ -202,7 +202,7 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
     _plain(vision, set(_OPEN_VISION), "vision_cfg", source)
     _plain(text, set(_OPEN_TEXT), "text_cfg", source)
     for key, usual in (("interpolation", "bicubic"), ("resize_mode", "shortest"), ("mode", "RGB")):
-        given = pictures.get(key, usual)
+        given = images.get(key, usual)
         _need(given == usual, source, f"preprocess_cfg.{key} = {given!r} (only {usual!r} is supported)")
     vision, text = {**_OPEN_VISION, **vision}, {**_OPEN_TEXT, **text}
     width, head_width = _whole(vision, "width", source), _whole(vision, "head_width", source)
@@ -231,8 +231,8 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
             "vocab": _whole(text, "vocab_size", source),
         },
         embed_dim=_whole(model, "embed_dim", source),
-        mean=pictures.get("mean") or CLIP_MEAN,
-        std=pictures.get("std") or CLIP_STD,
+        mean=images.get("mean") or CLIP_MEAN,
+        std=images.get("std") or CLIP_STD,
     )
 
 
@@ -304,20 +304,20 @@ def _build(
             VisionConfig(**vision),
             TextConfig(**text),
             embed_dim,
-            _colour(mean, "mean"),
-            _colour(std, "std"),
+            _color(mean, "mean"),
+            _color(std, "std"),
         )
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
 
 
-def _colour(value: Any, name: str) -> tuple[float, float, float]:
+def _color(value: Any, name: str) -> tuple[float, float, float]:
     """Three numbers, one a channel."""
     if isinstance(value, list | tuple) and len(value) == 3:
         r, g, b = value
         if all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e6 for v in value):
             return float(r), float(g), float(b)
-    raise CheckpointError(f"the {name} of the pictures must be three numbers, not {value!r}")
+    raise CheckpointError(f"the {name} of the images must be three numbers, not {value!r}")
 
 
 def _section(value: Any, source: str) -> Section:

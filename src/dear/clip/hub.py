@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dear.clip.checkpoint import HF_CONFIG, HF_PICTURES, HF_WEIGHTS, OPENCLIP_CONFIG, OPENCLIP_WEIGHTS, shards
+from dear._io.files import read_json
+from dear.clip.checkpoint import HF_CONFIG, HF_IMAGES, HF_WEIGHTS, OPENCLIP_CONFIG, OPENCLIP_WEIGHTS, shards
 from dear.errors import CheckpointError, DearError
-from dear.files import read_json
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _TIMEOUT_SECONDS = 20.0
@@ -118,7 +118,7 @@ def _wanted(name: str, available: Iterable[str], get: Any) -> Iterator[str]:
         clip = isinstance(raw, dict) and raw.get("model_type") == "clip"
     if clip and weights is not None:
         yield HF_CONFIG
-        yield from {HF_PICTURES} & there
+        yield from {HF_IMAGES} & there
         if weights.endswith(".index.json"):
             yield from shards(get(weights))
         yield weights
@@ -205,7 +205,7 @@ def _cached_files(name: str, cache_dir: str | Path | None) -> list[Path] | None:
         path = try_to_load_from_cache(name, file, cache_dir=cache_dir)
         return Path(path) if isinstance(path, str) else None
 
-    known = (HF_CONFIG, HF_PICTURES, *HF_WEIGHTS, OPENCLIP_CONFIG, *OPENCLIP_WEIGHTS)
+    known = (HF_CONFIG, HF_IMAGES, *HF_WEIGHTS, OPENCLIP_CONFIG, *OPENCLIP_WEIGHTS)
     there = [file for file in known if cached(file) is not None]
     try:
         paths = [cached(file) for file in _wanted(name, there, cached)]

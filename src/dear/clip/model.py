@@ -23,7 +23,7 @@ _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
 
 
 class Patches(nn.Module):
-    """Cuts a picture into patches and projects each: CLIP's first convolution, which has no bias."""
+    """Cuts an image into patches and projects each: CLIP's first convolution, which has no bias."""
 
     def __init__(self, width: int, size: int) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class VisionTower(Tower):
         self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels [B, 3, S, S] to the input of layer 1, [B, N, D], class token first."""
+        """Normalized pixels [B, 3, S, S] to the input of layer 1, [B, N, D], class token first."""
         size = self.shape.image_size
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
-            raise InputError(f"pictures must be [B, 3, {size}, {size}]; got {list(pixels.shape)}")
+            raise InputError(f"images must be [B, 3, {size}, {size}]; got {list(pixels.shape)}")
         patches = self.patch(pixels)  # [B, N - 1, D]
         first = self.class_token.to(patches.dtype).expand(patches.shape[0], 1, -1)
         x: Tensor = self.ln_pre(torch.cat([first, patches], dim=1) + self.positions)
@@ -73,7 +73,7 @@ class VisionTower(Tower):
         return normed @ self.proj
 
     def forward(self, pixels: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
-        """Pictures to features [B, E]: the class token's last state, normed and projected."""
+        """Images to features [B, E]: the class token's last state, normed and projected."""
         read = torch.zeros(1, dtype=torch.long, device=pixels.device)
         return self.project(self.run(self.embed(pixels), edit=edit, read=read, record=record)[:, 0])
 
@@ -213,15 +213,15 @@ class Clip(nn.Module):
 
         return tokenize(texts, self.config.text.context)
 
-    def preprocess(self, picture: Image) -> Tensor:
-        """A picture to normalised pixels [3, S, S], as CLIP was trained."""
+    def preprocess(self, image: Image) -> Tensor:
+        """An image to normalized pixels [3, S, S], as CLIP was trained."""
         from dear.clip.images import preprocess
 
-        return preprocess(picture, self.config.vision.image_size, self.config.mean, self.config.std)
+        return preprocess(image, self.config.vision.image_size, self.config.mean, self.config.std)
 
     @torch.no_grad()
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels [B, 3, S, S] to image features [B, E], not of unit length."""
+        """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length."""
         features: Tensor = self.visual(pixels.to(self.device))
         return features
 

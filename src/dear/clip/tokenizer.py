@@ -42,7 +42,7 @@ _LONG_S_TOKENS = (6, 129, 379)  # "'", and the two bytes of the long s, the last
 
 @lru_cache(maxsize=1)
 def _byte_pairs() -> Tokenizer:
-    """The merges, parsed once: that takes longer than tokenising thousands of texts."""
+    """The merges, parsed once: that takes longer than tokenizing thousands of texts."""
     return Tokenizer()
 
 

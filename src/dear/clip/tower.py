@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.clip import fast
 from dear.clip.attention import Attention, Linear, take_rows
 from dear.clip.config import TowerConfig
 from dear.clip.edit import Edit, LayerEdit
+from dear.clip.gpu import tower as gpu_tower
 from dear.errors import UsageError
 
 
@@ -47,7 +47,7 @@ class Record(Mapping[str, Tensor]):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation in the precision of its weights, whatever the activations' precision."""
+    """Layer normalization in the precision of its weights, whatever the activations' precision."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis of x [..., D]."""
+        """Normalize the last axis of x [..., D]."""
         y = F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
         return y.to(x.dtype)
 
@@ -164,8 +164,8 @@ class Tower(nn.Module):
             raise UsageError(f"layers {first} to {last} do not exist in a tower of {self.config.layers}")
         if edit is not None and max(edit.layers, default=0) > self.config.layers:
             raise UsageError(f"the edit names layer {max(edit.layers)}; the tower has {self.config.layers}")
-        if record is None and first <= last and fast.usable(self, x, edit):
-            return fast.run(self, x, first, last, edit, read)
+        if record is None and first <= last and gpu_tower.usable(self, x, edit):
+            return gpu_tower.run(self, x, first, last, edit, read)
         for layer in range(first, last + 1):
             change = None if edit is None else edit.layers.get(layer)
             extra = 0

@@ -1,22 +1,22 @@
-"""Pictures and labels from folders, tables, benchmark layouts and the attribute world."""
+"""Images and labels from folders, tables, benchmark layouts and the attribute world."""
 
-from dear.data.check import PictureReport, check_pictures
+from dear.data.check import ImageReport, check_images
 from dear.data.check_dataset import DatasetCheck, check_dataset
+from dear.data.images import FileImages, ImageSet, select_domains
 from dear.data.names import prompt, readable
 from dear.data.open import list_datasets, open_data
-from dear.data.pictures import FilePictures, PictureSet, select_domains
 from dear.data.shots import draw_shots, few_shot, read_draw, write_draw
 from dear.data.split import halves
 from dear.data.training import TrainingPixels
 
 __all__ = [
     "DatasetCheck",
-    "FilePictures",
-    "PictureReport",
-    "PictureSet",
+    "FileImages",
+    "ImageReport",
+    "ImageSet",
     "TrainingPixels",
     "check_dataset",
-    "check_pictures",
+    "check_images",
     "draw_shots",
     "few_shot",
     "halves",

@@ -7,7 +7,7 @@ is read:
 - `imagenet`: folders by WordNet id under `train` and `val` (the test split), names in `classnames.txt`;
 - `imagenet-test`: ImageNet's variants, test split only; A and R have their own 200 of the classes;
 - `aircraft`: lists of `image class` by split, classes in `variants.txt`;
-- `domains`: `domain/class/picture`; no split is published, a fifth of each class of each domain is held out.
+- `domains`: `domain/class/image`; no split is published, a fifth of each class of each domain is held out.
 
 Underscores in class names are read as spaces, and nothing else is changed, as the field does.
 """
@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from dear.data.folder import picture_paths
+from dear._io.files import read_json, read_text
+from dear._io.printable import check_name
+from dear.data.folder import image_paths
+from dear.data.images import FileImages
 from dear.data.names import check_template, spaced
 from dear.data.paths import Inside
-from dear.data.pictures import FilePictures
 from dear.data.split import pick_split
 from dear.errors import DataError, DearError, InputError, UsageError
-from dear.files import read_json, read_text
-from dear.printable import check_name
 
 COOP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"
@@ -45,7 +45,7 @@ class Benchmark:
         folder: its folder under the data root.
         template: its prompt (supplement, Table 4).
         classes: how many it has.
-        pictures: the folder of pictures in `folder`.
+        images: the folder of images in `folder`.
         split: the split file in `folder`.
         folders: what class folders are called, "wordnet" or "numbers".
         subset: only some of ImageNet's classes, those with a folder.
@@ -58,7 +58,7 @@ class Benchmark:
     folder: str
     template: str
     classes: int
-    pictures: str = ""
+    images: str = ""
     split: str = ""
     folders: str = ""
     subset: bool = False
@@ -83,7 +83,7 @@ BENCHMARKS = _load()
 
 @dataclass(frozen=True)
 class Listing:
-    """Pictures as a benchmark's files list them: one (path, label) each, by split, and the classes."""
+    """Images as a benchmark's files list them: one (path, label) each, by split, and the classes."""
 
     root: Path
     classes: tuple[str, ...]
@@ -102,7 +102,7 @@ def find_benchmark(name: str) -> Benchmark | None:
 
 def open_benchmark(
     name: str, split: str, root: str | os.PathLike[str], template: str | None = None
-) -> FilePictures:
+) -> FileImages:
     """One split of a benchmark.
 
     Args:
@@ -121,7 +121,7 @@ def open_benchmark(
     listing = list_benchmark(benchmark, Path(root))
     rows = _pick(benchmark, listing, split)
     domains = listing.domains
-    return FilePictures(
+    return FileImages(
         name=benchmark.name,
         classes=listing.classes,
         template=check_template(benchmark.template if template is None else template),
@@ -148,7 +148,7 @@ def _pick(benchmark: Benchmark, listing: Listing, split: str) -> list[tuple[str,
 
 
 def list_benchmark(benchmark: Benchmark, root: Path) -> Listing:
-    """What the benchmark's files list, whether or not the pictures are there.
+    """What the benchmark's files list, whether or not the images are there.
 
     Raises:
         DataError: a file is missing or malformed, or a path leaves the folder.
@@ -181,7 +181,7 @@ def _read_split(benchmark: Benchmark, home: Path) -> Listing:
         raise DataError(f"{error}: it comes from {COOP}") from error
     if not isinstance(table, dict) or not table:
         raise DataError(f"{file}: is not a split file of lists by split")
-    inside = Inside(home / benchmark.pictures)
+    inside = Inside(home / benchmark.images)
     names: dict[int, str] = {}
     splits: dict[str, list[tuple[str, int]]] = {}
     for split, rows in table.items():
@@ -212,24 +212,24 @@ def _split_row(row: Any, where: str) -> tuple[str, int, str]:
 def _read_imagenet(benchmark: Benchmark, home: Path) -> Listing:
     names = _classnames(home)
     number = {wordnet: label for label, wordnet in enumerate(names)}
-    pictures = home / benchmark.pictures
-    train = _in_folders(pictures, pictures / "train", number)
+    images = home / benchmark.images
+    train = _in_folders(images, images / "train", number)
     return Listing(
-        pictures,
+        images,
         tuple(names.values()),
-        {"train": train, "test": _in_folders(pictures, pictures / "val", number)},
+        {"train": train, "test": _in_folders(images, images / "val", number)},
     )
 
 
 def _read_imagenet_test(benchmark: Benchmark, home: Path) -> Listing:
     names = _classnames(home)
-    pictures = home / benchmark.pictures
+    images = home / benchmark.images
     if benchmark.subset:  # A and R are scored among their own 200 classes, in ImageNet's order
-        names = {wordnet: name for wordnet, name in names.items() if (pictures / wordnet).is_dir()}
+        names = {wordnet: name for wordnet, name in names.items() if (images / wordnet).is_dir()}
     number = {wordnet: label for label, wordnet in enumerate(names)}
     if benchmark.folders == "numbers":  # V2 calls its folders 0 to 999
         number = {str(label): label for label in number.values()}
-    return Listing(pictures, tuple(names.values()), {"test": _in_folders(pictures, pictures, number)})
+    return Listing(images, tuple(names.values()), {"test": _in_folders(images, images, number)})
 
 
 def _classnames(home: Path) -> dict[str, str]:
@@ -246,7 +246,7 @@ def _classnames(home: Path) -> dict[str, str]:
 
 
 def _in_folders(root: Path, folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
-    """Pictures in class folders whose labels are known, by label and path."""
+    """Images in class folders whose labels are known, by label and path."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     above = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
@@ -256,7 +256,7 @@ def _in_folders(root: Path, folder: Path, number: dict[str, int]) -> list[tuple[
             if entry.name not in number:
                 raise DataError(f"{folder}: the class folder {entry.name!r} is not in classnames.txt")
             label = number[entry.name]
-            rows += [(f"{above}{entry.name}/{path}", label) for path in picture_paths(Path(entry.path))]
+            rows += [(f"{above}{entry.name}/{path}", label) for path in image_paths(Path(entry.path))]
     return sorted(rows, key=lambda row: (row[1], row[0]))
 
 
@@ -264,7 +264,7 @@ def _read_aircraft(benchmark: Benchmark, home: Path) -> Listing:
     """`images_variant_train.txt` and its like: an image number, a space, the variant."""
     variants = _lines(home / "variants.txt")
     number = {name: label for label, name in enumerate(variants)}
-    inside = Inside(home / benchmark.pictures)
+    inside = Inside(home / benchmark.images)
     splits: dict[str, list[tuple[str, int]]] = {}
     for split in ("train", "val", "test"):
         file = home / f"images_variant_{split}.txt"
@@ -287,7 +287,7 @@ def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
     rows, domains = [], {}
     for domain, names in folders.items():
         for name in names:
-            for path in sorted(picture_paths(home / domain / name)):
+            for path in sorted(image_paths(home / domain / name)):
                 key = f"{domain}/{name}/{path}"
                 domains[key] = domain
                 rows.append((key, classes.index(name)))
@@ -302,7 +302,7 @@ def _folders(folder: Path) -> Iterable[str]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        text = read_text(file, "list of names or pictures")
+        text = read_text(file, "list of names or images")
     except DearError as error:
         raise DataError(f"{error}; see `dear data check`") from error
     return [line.strip() for line in text.splitlines() if line.strip()]

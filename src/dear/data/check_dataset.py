@@ -23,7 +23,7 @@ class DatasetCheck:
         missing: files and folders that are not, or what is wrong with them.
         classes: how many were found.
         expected_classes: how many were published.
-        pictures: by split, how many are listed.
+        images: by split, how many are listed.
         absent: by split, how many of those are not there.
         source: where the field gets it.
     """
@@ -34,7 +34,7 @@ class DatasetCheck:
     missing: tuple[str, ...]
     classes: int
     expected_classes: int
-    pictures: dict[str, int]
+    images: dict[str, int]
     absent: dict[str, int]
     source: tuple[str, ...]
 
@@ -52,11 +52,11 @@ class DatasetCheck:
         lines = [f"{self.name} in {self.home}: {'complete' if self.complete else 'incomplete'}"]
         lines += [f"  there    {item}" for item in self.present]
         lines += [f"  missing  {item}" for item in self.missing]
-        if self.pictures:
+        if self.images:
             lines.append(f"  classes  {self.classes} of {self.expected_classes}")
-        for split, count in self.pictures.items():
+        for split, count in self.images.items():
             gone = f", {self.absent[split]} of them missing" if self.absent[split] else ""
-            lines.append(f"  {split:8} {count} pictures{gone}")
+            lines.append(f"  {split:8} {count} images{gone}")
         if not self.complete:
             lines += ["where the field gets it:", *(f"  {place}" for place in self.source)]
         return "\n".join(lines)
@@ -77,7 +77,7 @@ def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
     missing = [part for part in parts if part not in present]
     if "classnames.txt" in missing and (home.parent / "imagenet" / "classnames.txt").is_file():
         missing.remove("classnames.txt")
-    pictures: dict[str, int] = {}
+    images: dict[str, int] = {}
     absent: dict[str, int] = {}
     classes = 0
     try:
@@ -88,11 +88,11 @@ def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
     else:
         classes = len(listing.classes)
         for split, rows in listing.splits.items():
-            pictures[split] = len(rows)
+            images[split] = len(rows)
             absent[split] = sum(not (listing.root / path).is_file() for path, _ in rows)
         if listing.domains is not None:
-            pictures = dict(Counter(listing.domains.values()))
-            absent = dict.fromkeys(pictures, 0)
+            images = dict(Counter(listing.domains.values()))
+            absent = dict.fromkeys(images, 0)
     return DatasetCheck(
         name=benchmark.name,
         home=str(home),
@@ -100,7 +100,7 @@ def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
         missing=tuple(missing),
         classes=classes,
         expected_classes=benchmark.classes,
-        pictures=pictures,
+        images=images,
         absent=absent,
         source=benchmark.source,
     )
@@ -110,13 +110,13 @@ def _parts(benchmark: Benchmark) -> list[str]:
     """Files and folders that a benchmark's folder must hold."""
     match benchmark.kind:
         case "split":
-            return [part for part in (benchmark.split, benchmark.pictures) if part]
+            return [part for part in (benchmark.split, benchmark.images) if part]
         case "imagenet":
-            return ["classnames.txt", f"{benchmark.pictures}/train", f"{benchmark.pictures}/val"]
+            return ["classnames.txt", f"{benchmark.images}/train", f"{benchmark.images}/val"]
         case "imagenet-test":
-            return ["classnames.txt", benchmark.pictures]
+            return ["classnames.txt", benchmark.images]
         case "aircraft":
             lists = [f"images_variant_{split}.txt" for split in ("train", "val", "test")]
-            return [benchmark.pictures, "variants.txt", *lists]
+            return [benchmark.images, "variants.txt", *lists]
         case _:
             return list(benchmark.domains)

@@ -5,8 +5,8 @@ photos/golden_retriever/1.jpg        photos/train/golden_retriever/1.jpg
 photos/tabby_cat/2.jpg               photos/test/golden_retriever/2.jpg
 ```
 
-A class is a folder; pictures at any depth below it are its own. Classes are in natural order of their folder
-names. Hidden files, links to folders inside a class, and files that do not end like pictures are passed
+A class is a folder; images at any depth below it are its own. Classes are in natural order of their folder
+names. Hidden files, links to folders inside a class, and files that do not end like images are passed
 over. Where there are no split folders, a fifth of each class is held out for testing by the hash of the
 path (`dear.data.split`); but `photos/train` or `photos/test`, given by itself, is taken whole.
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
+from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable
-from dear.data.pictures import FilePictures
 from dear.data.split import pick_split
 from dear.errors import DataError, InputError
 
@@ -37,21 +37,21 @@ def open_folder(
     template: str | None = None,
     name: str | None = None,
     allow_empty: bool = False,
-) -> FilePictures:
+) -> FileImages:
     """Read a folder of class folders.
 
     Args:
         root: the folder.
         split: "train", "test", "val", or "all". Where there is a `val/` but no `test/`, that is tested on.
         template: prompt with `{}` (default "a photo of a {}.").
-        name: of the data set (default: the folder's name).
-        allow_empty: accept class folders without pictures.
+        name: of the dataset (default: the folder's name).
+        allow_empty: accept class folders without images.
 
     Returns:
-        The pictures of the split. All splits have the same classes: those of all split folders together.
+        The images of the split. All splits have the same classes: those of all split folders together.
 
     Raises:
-        DataError: no such folder or split, no classes, a class without pictures, or two that read the same.
+        DataError: no such folder or split, no classes, a class without images, or two that read the same.
     """
     root = Path(root)
     if not root.is_dir():
@@ -63,7 +63,7 @@ def open_folder(
     folders = sorted({folder for classes in found.values() for folder in classes}, key=natural_key)
     if not folders:
         raise DataError(
-            f"{root}: holds no class folders; put the pictures of each class in a folder of its name"
+            f"{root}: holds no class folders; put the images of each class in a folder of its name"
         )
     try:
         classes = check_classes(folders, [readable(folder) for folder in folders], str(root))
@@ -84,7 +84,7 @@ def open_folder(
     if not groups and not whole:
         keep = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root))
         rows = [rows[index] for index in keep]
-    return FilePictures(
+    return FileImages(
         name=name,
         classes=classes,
         template=check_template(TEMPLATE if template is None else template),
@@ -99,7 +99,7 @@ def _is_split(folder: Path) -> bool:
     if _split_of(folder.name) is None:
         return False
     beside = [entry for entry in _entries(folder.parent) if _split_of(entry.name) and entry.is_dir()]
-    return len([entry for entry in beside if not _holds_pictures(entry)]) > 1
+    return len([entry for entry in beside if not _holds_images(entry)]) > 1
 
 
 def _split_of(name: str) -> str | None:
@@ -107,26 +107,26 @@ def _split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
-def _holds_pictures(folder: Path) -> bool:
-    """Whether pictures lie directly in a folder."""
-    return any(entry.is_file() and is_picture(entry.name) for entry in _entries(folder))
+def _holds_images(folder: Path) -> bool:
+    """Whether images lie directly in a folder."""
+    return any(entry.is_file() and is_image(entry.name) for entry in _entries(folder))
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
     """Split folders by split, or none.
 
-    A folder called `train` may also be a class (of vehicles): it is one if pictures lie directly in it, or
-    if it has neighbours that are no splits.
+    A folder called `train` may also be a class (of vehicles): it is one if images lie directly in it, or
+    if it has neighbors that are no splits.
     """
     folders = [entry for entry in _entries(root) if entry.is_dir()]
     found: dict[str, Path] = {}
     for folder in folders:
         split = _split_of(folder.name)
         if split is None:
-            if any(picture_paths(folder)):
+            if any(image_paths(folder)):
                 return {}
             continue
-        if _holds_pictures(folder):
+        if _holds_images(folder):
             return {}
         if split in found:
             raise DataError(
@@ -153,25 +153,25 @@ def _refuse_empty(root: Path, groups: dict[str, Path], found: dict[str, dict[str
         for folder, paths in classes.items():
             if not paths:
                 where = groups[part] / folder if groups else root / folder
-                raise DataError(f"{where}: the class folder holds no pictures; fill it or remove it")
+                raise DataError(f"{where}: the class folder holds no images; fill it or remove it")
 
 
 def _classes(folder: Path) -> dict[str, list[str]]:
-    """Pictures of each class folder, relative to `folder`."""
+    """Images of each class folder, relative to `folder`."""
     return {
-        entry.name: [f"{entry.name}/{path}" for path in picture_paths(entry)]
+        entry.name: [f"{entry.name}/{path}" for path in image_paths(entry)]
         for entry in _entries(folder)
         if entry.is_dir()
     }
 
 
-def picture_paths(folder: Path) -> Iterator[str]:
-    """Every picture below a folder, relative to it, with `/`."""
+def image_paths(folder: Path) -> Iterator[str]:
+    """Every image below a folder, relative to it, with `/`."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         inner = Path(place).relative_to(folder)
         for file in files:
-            if is_picture(file):
+            if is_image(file):
                 yield (inner / file).as_posix()
 
 
@@ -181,10 +181,10 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(entries, key=lambda entry: natural_key(entry.name))
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file's name is not hidden and ends like a picture's.
+def is_image(name: str) -> bool:
+    """Whether a file's name is not hidden and ends like an image's.
 
-    >>> is_picture("a.JPG"), is_picture("._a.jpg"), is_picture("notes.txt")
+    >>> is_image("a.JPG"), is_image("._a.jpg"), is_image("notes.txt")
     (True, False, False)
     """
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in ENDINGS

@@ -1,4 +1,4 @@
-"""A picture set made of lists: files or Pillow images, and their labels."""
+"""An image set made of lists: files or Pillow images, and their labels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from PIL import Image
 from torch import Tensor
 
 from dear.clip.images import open_image, resize_crop
+from dear.data.images import find_classes, renumber, threaded
 from dear.data.names import TEMPLATE
-from dear.data.pictures import find_classes, renumber, threaded
 
-Picture = str | os.PathLike[str] | Image.Image
+ImageLike = str | os.PathLike[str] | Image.Image
 
 
 @dataclass(frozen=True, eq=False)
-class ListedPictures:
-    """A picture set made of files (or Pillow images) and labels in lists.
+class ListedImages:
+    """An image set made of files (or Pillow images) and labels in lists.
 
     Attributes:
         items: files or Pillow images.
@@ -29,37 +29,37 @@ class ListedPictures:
         template: prompt with `{}`.
     """
 
-    items: tuple[Picture, ...]
+    items: tuple[ImageLike, ...]
     labels: Tensor
     classes: tuple[str, ...]
     template: str = TEMPLATE
-    name: str = "pictures"
+    name: str = "images"
     domains: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def picture(self, index: int) -> Image.Image:
-        """A whole picture, RGB, upright."""
+    def image(self, index: int) -> Image.Image:
+        """A whole image, RGB, upright."""
         return open_image(self.items[index])
 
     def pixels(self, indices: Sequence[int], size: int) -> Tensor:
-        """CLIP's view of some pictures, uint8 [b, 3, size, size]."""
-        return torch.stack(threaded(lambda i: resize_crop(self.picture(i), size), list(indices)))
+        """CLIP's view of some images, uint8 [b, 3, size, size]."""
+        return torch.stack(threaded(lambda i: resize_crop(self.image(i), size), list(indices)))
 
     def key(self, index: int) -> str:
-        """The file's path as given; the place in the list for a picture in memory."""
+        """The file's path as given; the place in the list for an image in memory."""
         item = self.items[index]
         return f"item {index}" if isinstance(item, Image.Image) else Path(item).as_posix()
 
-    def subset(self, indices: Sequence[int]) -> ListedPictures:
-        """The pictures at `indices`, with the same classes."""
+    def subset(self, indices: Sequence[int]) -> ListedImages:
+        """The images at `indices`, with the same classes."""
         chosen = [int(i) for i in indices]
         items = tuple(self.items[i] for i in chosen)
-        return ListedPictures(items, self.labels[chosen], self.classes, self.template, self.name)
+        return ListedImages(items, self.labels[chosen], self.classes, self.template, self.name)
 
-    def select_classes(self, names: Sequence[str]) -> ListedPictures:
-        """The pictures of some classes; labels count into `names`."""
+    def select_classes(self, names: Sequence[str]) -> ListedImages:
+        """The images of some classes; labels count into `names`."""
         chosen, labels = renumber(self.labels, find_classes(self, names))
         part = self.subset(chosen.tolist())
-        return ListedPictures(part.items, labels, tuple(names), self.template, self.name)
+        return ListedImages(part.items, labels, tuple(names), self.template, self.name)

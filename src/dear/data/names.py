@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from dear._io.printable import check_name, check_shown
 from dear.errors import DataError, InputError
-from dear.printable import check_name, check_shown
 
 TEMPLATE = "a photo of a {}."
 MAX_TEMPLATE = 1000
@@ -22,7 +22,7 @@ def readable(raw: str) -> str:
     """The natural reading of a folder's or label's name.
 
     Underscores become spaces; a leading "001." goes; a name that is all CamelCase is parted ("SeaLake" is
-    "Sea Lake", but "McDonald" stays); WordNet ids stay as they are. Case is kept: the tokeniser ignores it.
+    "Sea Lake", but "McDonald" stays); WordNet ids stay as they are. Case is kept: the tokenizer ignores it.
 
     Raises:
         InputError: nothing readable is left, or the name is too long or holds control characters.
@@ -89,7 +89,7 @@ def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple
     Args:
         raw: what the data calls its classes (folders, labels), for messages.
         names: their readings.
-        where: the data set, for messages.
+        where: the dataset, for messages.
 
     Raises:
         DataError: two classes read the same, whatever their case; both are named.

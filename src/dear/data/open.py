@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dear.data.benchmarks import BENCHMARKS, find_benchmark, open_benchmark
 from dear.data.folder import open_folder
+from dear.data.images import ImageSet
 from dear.data.names import check_template
-from dear.data.pictures import PictureSet
 from dear.data.table import open_table
 from dear.errors import DataError, UsageError
 
@@ -25,17 +25,17 @@ def open_data(
     template: str | None = None,
     name: str | None = None,
     allow_empty: bool = False,
-) -> PictureSet:
-    """Open one split of a data set.
+) -> ImageSet:
+    """Open one split of a dataset.
 
     Args:
         spec: a folder of class folders; a `.csv` or `.jsonl` table; a benchmark's name (with `root`); or
             `world:NAME`.
         split: "train", "test", "val" where there is one, or "all".
         root: the folder that holds the benchmarks; for a table, the folder its paths start from.
-        template: prompt with `{}`, instead of the data set's own.
-        name: of the data set, instead of its own (few-shot draws depend on it).
-        allow_empty: accept class folders without pictures.
+        template: prompt with `{}`, instead of the dataset's own.
+        name: of the dataset, instead of its own (few-shot draws depend on it).
+        allow_empty: accept class folders without images.
 
     Raises:
         DataError: the data is missing or malformed.
@@ -55,7 +55,7 @@ def open_data(
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse what is no data set at all; nothing is read.
+    """Refuse what is no dataset at all; nothing is read.
 
     Raises:
         DataError: there is no such folder, table, benchmark or task.
@@ -63,7 +63,7 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
     """
     text = os.fspath(spec)
     if text.startswith(WORLD):
-        from dear.data.world.served import check_task_name
+        from dear.world.served import check_task_name
 
         check_task_name(text.removeprefix(WORLD))
         return
@@ -81,19 +81,19 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
     hint = next(
         (f"; did you mean {known}?" for known in BENCHMARKS if near and known.casefold() == near[0]), ""
     )
-    raise DataError(f"{text[:200]}: no such folder, table or data set{hint}")
+    raise DataError(f"{text[:200]}: no such folder, table or dataset{hint}")
 
 
-def _open_world(spec: str, split: str, template: str | None) -> PictureSet:
+def _open_world(spec: str, split: str, template: str | None) -> ImageSet:
     """A task of the attribute world, with its own template unless another is asked for."""
-    from dear.data import world
+    from dear import world
 
     task = world.task(spec.removeprefix(WORLD), split)
     return task if template is None else replace(task, template=check_template(template))
 
 
 def list_datasets() -> tuple[str, ...]:
-    """Names of all data sets that are known by name: the benchmarks, and the tasks of the attribute world."""
-    from dear.data import world
+    """Names of all datasets that are known by name: the benchmarks, and the tasks of the attribute world."""
+    from dear import world
 
     return (*BENCHMARKS, *(f"{WORLD}{name}" for name in world.list_tasks()))

@@ -14,7 +14,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 class Inside:
     """Checks that relative paths stay inside a root, links followed.
 
-    The root itself may be a link, as people keep data sets elsewhere. Folders are resolved once each.
+    The root itself may be a link, as people keep datasets elsewhere. Folders are resolved once each.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -39,19 +39,17 @@ class Inside:
             raise DataError(f"{where}: the path {path!r} is absolute; give it relative to {self.root}")
         plain = os.path.normpath(plain).replace(os.sep, "/")
         if plain == ".." or plain.startswith("../"):
-            raise DataError(
-                f"{where}: the path {path!r} leaves {self.root}; only pictures inside it are read"
-            )
+            raise DataError(f"{where}: the path {path!r} leaves {self.root}; only images inside it are read")
         folder, name = os.path.split(plain)
         if folder not in self._folders:
             self._folders[folder] = self._stays(folder)
         full = os.path.join(self._real, plain)
         if not self._folders[folder] or (os.path.islink(full) and not self._stays(plain)):
             raise DataError(
-                f"{where}: the path {path!r} leads out of {self.root} by a link; copy the picture there"
+                f"{where}: the path {path!r} leads out of {self.root} by a link; copy the image there"
             )
         if not name or plain == ".":
-            raise DataError(f"{where}: the path {path!r} names a folder, not a picture")
+            raise DataError(f"{where}: the path {path!r} names a folder, not an image")
         return plain
 
     def _stays(self, relative: str) -> bool:

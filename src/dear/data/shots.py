@@ -1,6 +1,6 @@
-"""Few-shot draws: a few pictures of each class, the same for everyone who names the same seed.
+"""Few-shot draws: a few images of each class, the same for everyone who names the same seed.
 
-A draw depends on the data set's name, the class and the seed alone: each picture of a class is ranked by
+A draw depends on the dataset's name, the class and the seed alone: each image of a class is ranked by
 a hash of those and its own key, and the first k are taken. So the order of files, other classes and the
 machine do not matter, and fewer shots are always a part of more. Draws can be written to JSONL and read
 back, so that published ones can be used.
@@ -13,46 +13,46 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from dear.data.pictures import PictureSet
+from dear._io.files import parse_json, read_text, write_atomic
+from dear.data.images import ImageSet
 from dear.data.split import digest
 from dear.errors import DataError, DearError
-from dear.files import parse_json, read_text, write_atomic
 
 
-def draw_shots(pictures: PictureSet, shots: int, seed: int) -> list[int]:
-    """Indices of `shots` pictures of each class, classes in order; all of a class that has fewer.
+def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
+    """Indices of `shots` images of each class, classes in order; all of a class that has fewer.
 
     Raises:
-        DataError: `shots` is below 1, or a class has no pictures.
+        DataError: `shots` is below 1, or a class has no images.
     """
     if shots < 1:
-        raise DataError(f"{pictures.name}: {shots} shots a class cannot be drawn; ask for at least 1")
+        raise DataError(f"{images.name}: {shots} shots a class cannot be drawn; ask for at least 1")
     members: dict[int, list[int]] = defaultdict(list)
-    for index, label in enumerate(pictures.labels.tolist()):
+    for index, label in enumerate(images.labels.tolist()):
         members[label].append(index)
     chosen: list[int] = []
-    for label, name in enumerate(pictures.classes):
+    for label, name in enumerate(images.classes):
         if not members[label]:
-            raise DataError(f"{pictures.name}: the class {name!r} has no pictures to draw shots from")
+            raise DataError(f"{images.name}: the class {name!r} has no images to draw shots from")
         rank = {
-            index: (digest("shots", pictures.name, name, str(seed), pictures.key(index)), pictures.key(index))
+            index: (digest("shots", images.name, name, str(seed), images.key(index)), images.key(index))
             for index in members[label]
         }
         chosen += sorted(members[label], key=rank.__getitem__)[:shots]
     return chosen
 
 
-def few_shot(pictures: PictureSet, shots: int, seed: int) -> PictureSet:
+def few_shot(images: ImageSet, shots: int, seed: int) -> ImageSet:
     """The set of `draw_shots`."""
-    return pictures.subset(draw_shots(pictures, shots, seed))
+    return images.subset(draw_shots(images, shots, seed))
 
 
-def write_draw(path: str | os.PathLike[str], pictures: PictureSet, indices: list[int]) -> None:
-    """Write a draw as JSONL: one line a picture, with its path, label and class."""
-    labels = pictures.labels.tolist()
+def write_draw(path: str | os.PathLike[str], images: ImageSet, indices: list[int]) -> None:
+    """Write a draw as JSONL: one line an image, with its path, label and class."""
+    labels = images.labels.tolist()
     lines = [
         json.dumps(
-            {"path": pictures.key(index), "label": labels[index], "class": pictures.classes[labels[index]]},
+            {"path": images.key(index), "label": labels[index], "class": images.classes[labels[index]]},
             ensure_ascii=False,
         )
         for index in indices
@@ -60,21 +60,21 @@ def write_draw(path: str | os.PathLike[str], pictures: PictureSet, indices: list
     write_atomic(path, "".join(line + "\n" for line in lines))
 
 
-def read_draw(path: str | os.PathLike[str], pictures: PictureSet) -> list[int]:
+def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
     """Indices of a draw that `write_draw` or anyone else wrote.
 
-    Only `path` is needed on each line; `class` (a name), where it stands, must be the picture's own.
+    Only `path` is needed on each line; `class` (a name), where it stands, must be the image's own.
 
     Raises:
-        DataError: a line is malformed, names a picture that the set does not have, or names it twice.
+        DataError: a line is malformed, names an image that the set does not have, or names it twice.
     """
     path = Path(path)
     try:
         text = read_text(path, "draw")
     except DearError as error:
         raise DataError(str(error)) from error
-    place = {pictures.key(index): index for index in range(len(pictures))}
-    labels = pictures.labels.tolist()
+    place = {images.key(index): index for index in range(len(images))}
+    labels = images.labels.tolist()
     chosen: dict[int, None] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -88,14 +88,14 @@ def read_draw(path: str | os.PathLike[str], pictures: PictureSet) -> list[int]:
             raise DataError(f"{where}: is not an object with a path")
         index = place.get(record["path"])
         if index is None:
-            raise DataError(f"{where}: {pictures.name} has no picture {record['path']!r} in this split")
-        own = pictures.classes[labels[index]]
+            raise DataError(f"{where}: {images.name} has no image {record['path']!r} in this split")
+        own = images.classes[labels[index]]
         if record.get("class", own) != own:
             raise DataError(
-                f"{where}: the picture {record['path']!r} is of class {own!r}, not {record['class']!r}"
+                f"{where}: the image {record['path']!r} is of class {own!r}, not {record['class']!r}"
             )
         if index in chosen:
-            raise DataError(f"{where}: the picture {record['path']!r} is drawn twice")
+            raise DataError(f"{where}: the image {record['path']!r} is drawn twice")
         chosen[index] = None
     if not chosen:
         raise DataError(f"{path}: the draw is empty")

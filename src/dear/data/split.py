@@ -27,11 +27,11 @@ def digest(*parts: str) -> bytes:
 
 
 def hold_out(keys: Sequence[str], groups: Sequence[Hashable], share: float = HELD_OUT) -> list[bool]:
-    """Which pictures are held out for testing where the data names no split.
+    """Which images are held out for testing where the data names no split.
 
-    In each group (a class; a class of a domain) the pictures are ordered by the hash of their key, and the
+    In each group (a class; a class of a domain) the images are ordered by the hash of their key, and the
     first `share` of them, rounded, is held out: at least one and not all where there are two or more; a
-    single picture is for training.
+    single image is for training.
 
     >>> sum(hold_out([f"cat/{n}.jpg" for n in range(10)], ["cat"] * 10))
     2

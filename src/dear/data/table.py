@@ -1,4 +1,4 @@
-"""A table of pictures: CSV with a header, or JSONL with one object a line.
+"""A table of images: CSV with a header, or JSONL with one object a line.
 
 Columns: `path` (relative to the table's folder), `label`, and as wanted `classname`, `split`, `domain`.
 Without `classname`, labels are class names and are read like folder names (`golden_retriever` is "golden
@@ -6,7 +6,7 @@ retriever"); with it, the class name stands there (only underscores are read as 
 number. Classes are in the order of their labels: by value if all are whole numbers, else in natural order.
 Other columns are passed over.
 
-Paths may not leave the table's folder, neither by `..` nor by a link, and no picture may stand in it twice:
+Paths may not leave the table's folder, neither by `..` nor by a link, and no image may stand in it twice:
 it could be trained on and tested, or have two labels. Where there is no `split` column, a fifth of each
 class (and domain) is held out for testing by the hash of the path.
 """
@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
+from dear._io.files import parse_json, read_text
+from dear._io.printable import check_name
+from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable, spaced
 from dear.data.paths import Inside
-from dear.data.pictures import FilePictures
 from dear.data.split import pick_split
 from dear.errors import DataError, DearError, InputError
-from dear.files import parse_json, read_text
-from dear.printable import check_name
 
 MAX_BYTES = 256 * 1024 * 1024
 REQUIRED = ("path", "label")
@@ -56,14 +56,14 @@ def open_table(
     template: str | None = None,
     name: str | None = None,
     root: str | os.PathLike[str] | None = None,
-) -> FilePictures:
+) -> FileImages:
     """Read a CSV or JSONL table.
 
     Args:
         path: the table; its ending tells its kind.
         split: a value of the `split` column, or "all".
         template: prompt with `{}` (default "a photo of a {}.").
-        name: of the data set (default: the table's name; of an `index.csv` its folder's).
+        name: of the dataset (default: the table's name; of an `index.csv` its folder's).
         root: the folder that paths start from (default: the table's).
 
     Raises:
@@ -82,7 +82,7 @@ def open_table(
             there = ", ".join(sorted({row.split or "" for row in rows}))
             raise DataError(f"{path}: has no rows of split {split!r}; it has {there}")
     taken = [rows[index] for index in chosen]
-    return FilePictures(
+    return FileImages(
         name=name or (path.resolve().parent.name if path.stem == "index" else path.stem),
         classes=classes,
         template=check_template(TEMPLATE if template is None else template),
@@ -111,15 +111,13 @@ def read_table(path: Path, root: Path) -> list[Row]:
             raise DataError(f"{where}: some rows have {odd!r} and others do not; fill it in all or in none")
         columns = present
         cells = {key: _cell(record[key], key, where) for key in sorted(present)}
-        picture = inside.check(cells["path"], where)
-        if picture in first:
-            raise DataError(
-                f"{where}: the picture {picture!r} stands in row {first[picture]} already; keep one"
-            )
-        first[picture] = number
+        image = inside.check(cells["path"], where)
+        if image in first:
+            raise DataError(f"{where}: the image {image!r} stands in row {first[image]} already; keep one")
+        first[image] = number
         if "split" in cells:
             cells["split"] = cells["split"].lower()
-        rows.append(Row(number, **{**cells, "path": picture}))
+        rows.append(Row(number, **{**cells, "path": image}))
     if not rows:
         raise DataError(f"{path}: the table has no rows")
     return rows

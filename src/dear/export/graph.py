@@ -92,7 +92,7 @@ class Features(nn.Module):
             self.attributes = tuple(method.attributes)
         elif method.mergeable:
             self.visual = still_clip(method.merge()).visual
-        elif method.trainable_numbers == 0:
+        elif method.trainable_parameters == 0:
             self.visual = still_clip(method.clip).visual
         else:
             raise UsageError(

@@ -1,6 +1,6 @@
 """Export to ONNX: image in, class scores out, in one file that says itself how to use it.
 
-The input `pixels` is normalised, [batch, 3, S, S] with any batch; how a picture becomes pixels, the classes
+The input `pixels` is normalized, [batch, 3, S, S] with any batch; how an image becomes pixels, the classes
 in the order of the scores, and the weights' fingerprint stand in the file's metadata. `dear.export.runtime`
 reads such a file without PyTorch.
 """
@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from dear._io.files import write_atomic
 from dear.errors import DearError, UsageError
 from dear.export.graph import Features, Scores, blank
-from dear.files import write_atomic
 from dear.methods.base import Method
 
 FORMAT, SCHEMA = "dear onnx", "1"
@@ -66,7 +66,7 @@ def export_onnx(
     model = program.model
     if isinstance(model.graph.inputs[0].shape[0], int):
         raise DearError(
-            f"the method {method.name!r} answers picture by picture; it cannot be written for any batch"
+            f"the method {method.name!r} answers image by image; it cannot be written for any batch"
         )
     for node in model.graph.all_nodes():
         node.metadata_props.clear()  # the exporter notes stack traces there: paths of this machine
@@ -95,7 +95,7 @@ def metadata(method: Method, graph: Scores | Features) -> dict[str, str]:
         "color": "RGB",
         "size": config.vision.image_size,
         "resize": "short side, bicubic",
-        "crop": "centre",
+        "crop": "center",
         "scale": "1/255",
         "mean": list(config.mean),
         "std": list(config.std),

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from dear._io.image_file import open_image, square
+from dear._io.printable import check_name
+from dear._io.strict_json import parse_json
 from dear.errors import DearError, UsageError
-from dear.imagefile import open_image, square
-from dear.jsontext import parse_json
-from dear.printable import check_name
 
-Picture = str | os.PathLike[str] | bytes | Image
+ImageLike = str | os.PathLike[str] | bytes | Image
 _AT_ONCE = 32
 # How a tensor of an ONNX file names the other file that its numbers lie in: the key "location" of protobuf.
 _ELSEWHERE = b"\x0a\x08location"
@@ -25,9 +25,9 @@ _ELSEWHERE = b"\x0a\x08location"
 
 @dataclass(frozen=True)
 class Answer:
-    """The likeliest classes of one picture, likeliest first."""
+    """The likeliest classes of one image, likeliest first."""
 
-    picture: str
+    image: str
     top: tuple[tuple[str, float], ...]  #: (class, probability)
 
 
@@ -81,30 +81,30 @@ class OnnxModel:
         if takes != ["pixels"] or not set(self.outputs) <= gives:
             raise DearError(f"{path}: its description does not fit its graph; export it again")
 
-    def preprocess(self, picture: Picture) -> NDArray[np.float32]:
-        """A picture to normalised pixels [3, S, S], as the model was trained.
+    def preprocess(self, image: ImageLike) -> NDArray[np.float32]:
+        """An image to normalized pixels [3, S, S], as the model was trained.
 
         Raises:
-            InputError: it is not a picture that can be read.
+            InputError: it is not an image that can be read.
         """
-        view = np.asarray(square(open_image(picture), self.size), dtype=np.float32)  # [S, S, 3]
+        view = np.asarray(square(open_image(image), self.size), dtype=np.float32)  # [S, S, 3]
         pixels: NDArray[np.float32] = (view.transpose(2, 0, 1) / np.float32(255) - self._mean) / self._std
         return pixels
 
     def run(self, pixels: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """All outputs, by name, of normalised pixels [B, 3, S, S]."""
+        """All outputs, by name, of normalized pixels [B, 3, S, S]."""
         try:
             values = self._session.run(list(self.outputs), {"pixels": pixels})
         except Exception as error:  # see `__init__`
             raise DearError(f"{self.path}: its graph cannot be run ({_first_line(error)})") from None
         return dict(zip(self.outputs, values, strict=True))
 
-    def probabilities(self, pictures: Sequence[Picture], mode: str | None = None) -> NDArray[np.float32]:
+    def probabilities(self, images: Sequence[ImageLike], mode: str | None = None) -> NDArray[np.float32]:
         """Probability of every class, [n, C], under CLIP's temperature.
 
         Raises:
             UsageError: the file holds the encoder alone, or has no such mode.
-            InputError: a picture cannot be read.
+            InputError: an image cannot be read.
         """
         if not self.classes:
             raise UsageError(f"{self.path}: holds an encoder alone; export it without --encoder-only")
@@ -112,8 +112,8 @@ class OnnxModel:
             raise UsageError(f"{self.path}: has no mode {mode!r}; it has {', '.join(self.modes)}")
         output = self.outputs[0 if mode is None else self.modes.index(mode)]
         parts = [np.empty((0, len(self.classes)), dtype=np.float32)]
-        for start in range(0, len(pictures), _AT_ONCE):
-            pixels = np.stack([self.preprocess(p) for p in pictures[start : start + _AT_ONCE]])
+        for start in range(0, len(images), _AT_ONCE):
+            pixels = np.stack([self.preprocess(p) for p in images[start : start + _AT_ONCE]])
             scores = self.run(pixels)[output]
             if np.shape(scores) != (len(pixels), len(self.classes)) or not np.isfinite(scores).all():
                 raise DearError(
@@ -123,20 +123,20 @@ class OnnxModel:
             parts.append(_softmax(scores))
         return np.concatenate(parts)
 
-    def predict(self, pictures: Sequence[Picture], top: int = 5, mode: str | None = None) -> list[Answer]:
-        """The `top` likeliest classes of each picture."""
+    def predict(self, images: Sequence[ImageLike], top: int = 5, mode: str | None = None) -> list[Answer]:
+        """The `top` likeliest classes of each image."""
         answers = []
-        for picture, row in zip(pictures, self.probabilities(pictures, mode), strict=True):
+        for image, row in zip(images, self.probabilities(images, mode), strict=True):
             order = np.argsort(-row, kind="stable")[: max(1, top)]
-            name = os.fspath(picture) if isinstance(picture, str | os.PathLike) else "picture"
+            name = os.fspath(image) if isinstance(image, str | os.PathLike) else "image"
             answers.append(Answer(name, tuple((self.classes[i], float(row[i])) for i in order)))
         return answers
 
 
 def predict(
-    onnx_path: str | os.PathLike[str], image_paths: Sequence[Picture], top: int = 5, mode: str | None = None
+    onnx_path: str | os.PathLike[str], image_paths: Sequence[ImageLike], top: int = 5, mode: str | None = None
 ) -> list[Answer]:
-    """The `top` likeliest classes of each picture, from a file written by `dear export`."""
+    """The `top` likeliest classes of each image, from a file written by `dear export`."""
     return OnnxModel(onnx_path).predict(image_paths, top, mode)
 
 
@@ -184,7 +184,7 @@ def _parse(raw: dict[str, str], path: Path) -> dict[str, Any]:
 
 
 def _is_whole(parsed: dict[str, Any], lists: Sequence[str]) -> bool:
-    """Whether a description names its outputs and says how pictures are prepared."""
+    """Whether a description names its outputs and says how images are prepared."""
     texts = all(
         isinstance(parsed[key], list) and all(isinstance(text, str) for text in parsed[key]) for key in lists
     )
@@ -192,14 +192,14 @@ def _is_whole(parsed: dict[str, Any], lists: Sequence[str]) -> bool:
     if not texts or not isinstance(given, dict) or not {"outputs", "modes"} <= set(parsed):
         return False
     size, mean, std = (given.get(key) for key in ("size", "mean", "std"))
-    colours = [value for triple in (mean, std) if isinstance(triple, list) for value in triple]
+    colors = [value for triple in (mean, std) if isinstance(triple, list) for value in triple]
     return (
         type(size) is int
         and 0 < size <= 4096
-        and len(colours) == 6
+        and len(colors) == 6
         and len(mean) == 3  # type: ignore[arg-type]
-        and all(type(value) in (int, float) and abs(value) < 1e6 for value in colours)
-        and all(value > 1e-6 for value in colours[3:])
+        and all(type(value) in (int, float) and abs(value) < 1e6 for value in colors)
+        and all(value > 1e-6 for value in colors[3:])
         and bool(parsed["outputs"])
         and ("classes" not in parsed or len(parsed["outputs"]) == len(parsed["modes"]))
     )

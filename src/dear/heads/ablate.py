@@ -1,8 +1,8 @@
-"""Mean-ablation: how well the model still does when heads say the same about every picture.
+"""Mean-ablation: how well the model still does when heads say the same about every image.
 
-The *direct* effect: a head's contribution to the feature is replaced by its mean over the pictures, and
+The *direct* effect: a head's contribution to the feature is replaced by its mean over the images, and
 everything else stays as it is. Since the feature is the sum of contributions, that is a subtraction: no
-picture runs through the tower again.
+image runs through the tower again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Collected:
-    """Features of n pictures and the parts of them that heads added.
+    """Features of n images and the parts of them that heads added.
 
     Attributes:
         features: [n, E].
@@ -46,18 +46,18 @@ class Collected:
 
         Args:
             heads: which heads.
-            mean: [L, H, d], mean outputs to put in their place; None: the mean over these pictures.
+            mean: [L, H, d], mean outputs to put in their place; None: the mean over these images.
 
         Raises:
             UsageError: a head was not collected.
         """
-        centre = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
+        center = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
         total = torch.zeros_like(self.features)
         for layer, head in heads:
             if layer not in self.layers or not 0 <= head < self.outputs.shape[2]:
                 raise UsageError(f"head ({layer}, {head}) was not collected; layers {self.layers} were")
             place = self.layers.index(layer)
-            total += (centre[place, head] - self.outputs[:, place, head]) @ self.maps[place, head]
+            total += (center[place, head] - self.outputs[:, place, head]) @ self.maps[place, head]
         return total
 
 
@@ -68,7 +68,7 @@ def collect(
     batch_size: int = 64,
     progress: Callable[[int], None] | None = None,
 ) -> Collected:
-    """Run the pictures once and keep what ablations need (d numbers a head and picture)."""
+    """Run the images once and keep what ablations need (d numbers a head and image)."""
     chosen = check_layers(clip, layers)
     features, outputs, done = [], [], 0
     for batch in batches(clip, images, batch_size):
@@ -79,20 +79,20 @@ def collect(
         if progress is not None:
             progress(done)
     if not features:
-        raise UsageError("there are no pictures to collect contributions from")
+        raise UsageError("there are no images to collect contributions from")
     return Collected(torch.cat(features), torch.cat(outputs), head_maps(clip, chosen).cpu(), chosen)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A zero-shot question: collected pictures, their labels [n] and class features [C, E]."""
+    """A zero-shot question: collected images, their labels [n] and class features [C, E]."""
 
-    pictures: Collected
+    images: Collected
     labels: Tensor
     classes: Tensor
 
     def accuracy(self, heads: Iterable[Key] = ()) -> float:
-        """Share of pictures classified rightly with `heads` mean-ablated."""
+        """Share of images classified rightly with `heads` mean-ablated."""
         return float((self._scores(heads).argmax(dim=1) == self.labels).float().mean())
 
     def margin(self, heads: Iterable[Key] = ()) -> float:
@@ -106,11 +106,11 @@ class Task:
         return float((right - wrong).mean())
 
     def _scores(self, heads: Iterable[Key]) -> Tensor:
-        """Cosines of the pictures with the classes, [n, C]."""
+        """Cosines of the images with the classes, [n, C]."""
         heads = tuple(heads)
-        features = self.pictures.features
+        features = self.images.features
         if heads:
-            features = features + self.pictures.change(heads)
+            features = features + self.images.change(heads)
         unit = torch.nn.functional.normalize
         return unit(features, dim=-1) @ unit(self.classes.float().cpu(), dim=-1).T
 
@@ -124,7 +124,7 @@ def task(
     layers: Iterable[int] | None = None,
     batch_size: int = 64,
 ) -> Task:
-    """Collect a labelled picture set for ablations of zero-shot accuracy."""
+    """Collect a labeled image set for ablations of zero-shot accuracy."""
     words = clip.encode_text([template.format(name) for name in classes]).float().cpu()
     return Task(collect(clip, images, layers, batch_size), labels.cpu(), words)
 
@@ -136,9 +136,9 @@ def layer_effects(task: Task) -> list[dict[str, float]]:
         A row a layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with
         the heads of all layers up to it mean-ablated.
     """
-    count = task.pictures.outputs.shape[2]
+    count = task.images.outputs.shape[2]
     rows, before = [], []
-    for layer in task.pictures.layers:
+    for layer in task.images.layers:
         here = [(layer, head) for head in range(count)]
         before += here
         rows.append(
@@ -217,7 +217,7 @@ def random_heads(task: Task, heads: Sequence[Key], seeds: int) -> list[list[Key]
     Layers differ much more in what they are worth than heads of a layer do; heads drawn from all layers
     would mostly tell which layers a role lives in.
     """
-    every = task.pictures.outputs.shape[2]
+    every = task.images.outputs.shape[2]
     layers = Counter(layer for layer, _ in heads)
     draws = []
     for seed in range(seeds):

@@ -1,4 +1,4 @@
-"""Pictures in batches, whatever they come as: a picture set, a tensor, or batches already."""
+"""Images in batches, whatever they come as: an image set, a tensor, or batches already."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dear.clip.images import normalise
+from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.errors import InputError
 
 
 @runtime_checkable
-class Pictures(Protocol):
-    """The part of a picture set that discovery needs: a length, and pixels by number."""
+class ImageSource(Protocol):
+    """The part of an image set that discovery needs: a length, and pixels by number."""
 
     def __len__(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
 
     def pixels(self, indices: Sequence[int], size: int) -> Tensor:
         """uint8 [b, 3, size, size]."""
 
 
-Images = Pictures | Tensor | Iterable[Tensor]
-"""A picture set, normalised pixels [n, 3, S, S], or an iterable of such batches."""
+Images = ImageSource | Tensor | Iterable[Tensor]
+"""An image set, normalized pixels [n, 3, S, S], or an iterable of such batches."""
 
 
 def count(images: Images) -> int | None:
-    """How many pictures there are, where that can be told beforehand."""
-    return len(images) if isinstance(images, Pictures | Tensor) else None
+    """How many images there are, where that can be told beforehand."""
+    return len(images) if isinstance(images, ImageSource | Tensor) else None
 
 
 def batches(clip: Clip, images: Images, batch_size: int = 64) -> Iterator[Tensor]:
-    """Normalised pixels [b, 3, S, S] on the backbone's device, in order.
+    """Normalized pixels [b, 3, S, S] on the backbone's device, in order.
 
-    Pictures of a set are decoded one batch ahead, in a thread, while the backbone works on the last one.
+    Images of a set are decoded one batch ahead, in a thread, while the backbone works on the last one.
 
     Raises:
         InputError: what came is none of the three kinds of `Images`.
     """
     if isinstance(images, Tensor):
         yield from _checked(images, clip).split(batch_size)
-    elif isinstance(images, Pictures):
+    elif isinstance(images, ImageSource):
         yield from _decoded(clip, images, batch_size)
     else:
         for batch in images:
             if not isinstance(batch, Tensor):
                 raise InputError(
-                    f"batches of pictures must be tensors [B, 3, S, S], not {type(batch).__name__}"
+                    f"batches of images must be tensors [B, 3, S, S], not {type(batch).__name__}"
                 )
             yield from _checked(batch, clip).split(batch_size)
 
@@ -60,15 +60,15 @@ def _checked(batch: Tensor, clip: Clip) -> Tensor:
     size = clip.config.vision.image_size
     if batch.dim() != 4 or batch.shape[1:] != (3, size, size) or not batch.is_floating_point():
         raise InputError(
-            f"pixels must be normalised floats [B, 3, {size}, {size}]; got {batch.dtype} {list(batch.shape)}"
+            f"pixels must be normalized floats [B, 3, {size}, {size}]; got {batch.dtype} {list(batch.shape)}"
         )
     if not bool(batch.isfinite().all()):
         row = int((~batch.isfinite().flatten(1).all(dim=1)).nonzero()[0])
-        raise InputError(f"picture {row} of the given pixels holds NaN or infinity; leave it out")
+        raise InputError(f"image {row} of the given pixels holds NaN or infinity; leave it out")
     return batch.to(clip.device)
 
 
-def _decoded(clip: Clip, images: Pictures, batch_size: int) -> Iterator[Tensor]:
+def _decoded(clip: Clip, images: ImageSource, batch_size: int) -> Iterator[Tensor]:
     config = clip.config
     size, total = config.vision.image_size, len(images)
 
@@ -82,4 +82,4 @@ def _decoded(clip: Clip, images: Pictures, batch_size: int) -> Iterator[Tensor]:
             ready = waiting.result()
             if start + batch_size < total:
                 waiting = pool.submit(decode, start + batch_size)
-            yield normalise(ready.to(clip.device), config.mean, config.std).to(torch.float32)
+            yield normalize(ready.to(clip.device), config.mean, config.std).to(torch.float32)

@@ -23,7 +23,7 @@ from dear.heads.names import PROTOTYPES
 
 @dataclass(frozen=True)
 class Cluster:
-    """One group of phrases: its concept's name, its centre and how many phrases made it."""
+    """One group of phrases: its concept's name, its center and how many phrases made it."""
 
     concept: str
     centroid: tuple[float, ...]
@@ -86,7 +86,7 @@ def cluster_concepts(
         embed: their sentence embedding.
         tags: concept a phrase was written for, where known.
         min_cluster_size: HDBSCAN's smallest cluster.
-        min_samples: HDBSCAN's neighbourhood.
+        min_samples: HDBSCAN's neighborhood.
 
     Raises:
         RoleError: there are too few phrases to cluster.
@@ -162,7 +162,7 @@ def tag_agreement(
     """How well found concepts and written tags agree, over the phrases that have tags.
 
     `same_name`: share of phrases whose concept is their tag. `purity`: share of phrases that bear the
-    commonest tag of their cluster. `adjusted_rand` and `mutual_information` (normalised) compare named
+    commonest tag of their cluster. `adjusted_rand` and `mutual_information` (normalized) compare named
     concepts with tags; `cluster_mutual_information` the clusters before naming.
     """
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score

@@ -2,8 +2,8 @@
 
 Write z for a head's class-token output [d] (softmax row · V_h), W for its rows of the output projection
 [d, D], and s for the standard deviation of the final class token, which `ln_post` divides by. LayerNorm is
-linear once s is known, so the head's term of the feature is `(z / s) · M` with `M = centre(W) diag(w) P`
-[d, E]: a map that depends on the weights alone. One picture therefore costs d numbers a head (64 in
+linear once s is known, so the head's term of the feature is `(z / s) · M` with `M = center(W) diag(w) P`
+[d, E]: a map that depends on the weights alone. One image therefore costs d numbers a head (64 in
 ViT-B/16), from which its contribution [E] follows whenever it is wanted.
 """
 
@@ -91,7 +91,7 @@ def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutputs:
-    """Scaled class-token outputs of the heads of `layers`, for pictures [B, 3, S, S]."""
+    """Scaled class-token outputs of the heads of `layers`, for images [B, 3, S, S]."""
     visual = clip.visual
     x = visual.embed(batch.to(clip.device))
     if layers[0] > 1:
@@ -109,7 +109,7 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
 
     Args:
         clip: the backbone.
-        batch: normalised pixels [B, 3, S, S].
+        batch: normalized pixels [B, 3, S, S].
         layers: which layers' heads to show; None for all.
 
     Returns:
@@ -117,7 +117,7 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
 
     Raises:
         UsageError: a layer does not exist.
-        InputError: the pictures do not have the backbone's size.
+        InputError: the images do not have the backbone's size.
 
     >>> from dear.clip.config import ClipConfig
     >>> clip = Clip(ClipConfig.named("ViT-B-32"))
@@ -141,8 +141,8 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
     outputs = torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in chosen], dim=1)
     heads = torch.einsum("blhd,lhde->blhe", outputs / spread[:, None, None], head_maps(clip, chosen))
     norm, proj = visual.ln_post, visual.proj.float()
-    centred = (rest - rest.mean(dim=1, keepdim=True)) / spread
-    return Contributions(heads, (centred * norm.weight.float() + norm.bias.float()) @ proj, chosen)
+    centered = (rest - rest.mean(dim=1, keepdim=True)) / spread
+    return Contributions(heads, (centered * norm.weight.float() + norm.bias.float()) @ proj, chosen)
 
 
 def _spread(clip: Clip, last: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From pictures and phrases to a role map: the whole pipeline of section 3.2."""
+"""From images and phrases to a role map: the whole pipeline of section 3.2."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear._io.memory import clear_stop
 from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.batches import Images, batches, count
@@ -18,14 +19,13 @@ from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.embed import DEFAULT, sentence_embedder
 from dear.heads.moments import Moments, moments
 from dear.heads.names import CORE, PROTOTYPES
-from dear.heads.resume import EVERY, Kept, NamedPictures
+from dear.heads.resume import EVERY, Kept, NamedImages
 from dear.heads.roles import RoleMap
 from dear.heads.rules import Measured, assign
 from dear.heads.textspan import Spans, textspan_moments
-from dear.memory import clear_stop
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the stage ("phrases", "pictures", "heads", "concepts"), how much of it is done, of how much."""
+"""Called with the stage ("phrases", "images", "heads", "concepts"), how much of it is done, of how much."""
 
 WAYS = ("clusters", "fixed", "tags")  #: how concepts are found
 _TEXTS_AT_ONCE = 256
@@ -51,8 +51,8 @@ def discover_roles(
 
     Args:
         clip: the backbone.
-        images: a picture set, normalised pixels [n, 3, S, S], or an iterable of such batches. Labels are not
-            used. Thousands of varied pictures are best.
+        images: an image set, normalized pixels [n, 3, S, S], or an iterable of such batches. Labels are not
+            used. Thousands of varied images are best.
         rule: "dominant" or "quantile"; `value` is its tau or q (defaults 0.35 and 0.20).
         value: the rule's threshold.
         layers: layers counted from 1; None for the last third (9-12 of 12).
@@ -63,10 +63,10 @@ def discover_roles(
             the corpus' writer said), or your own names with a few sentences each.
         core: concepts that get an attribute token.
         sentences: sentence-transformers model that tells phrases apart.
-        batch_size: pictures at once.
+        batch_size: images at once.
         progress: told about each stage.
         keep: file in which what was measured is kept until the end; the same call after an interruption
-            continues from it, to the same roles. Needs pictures with names (a picture set).
+            continues from it, to the same roles. Needs images with names (an image set).
 
     Returns:
         A role map bound to the backbone's weights.
@@ -89,7 +89,7 @@ def discover_roles(
     texts, features, dropped = text_features(clip, words.texts, tell)
     seen, kept = _read(clip, images, chosen, batch_size, tell, keep)
     if seen.count < 2:
-        raise RoleError(f"roles need at least two pictures; {seen.count} came")
+        raise RoleError(f"roles need at least two images; {seen.count} came")
     tell("heads", 0, None)
     spans = textspan_moments(seen, features, phrases)
     picked = _phrases(spans, texts, chosen)
@@ -98,8 +98,8 @@ def discover_roles(
     heads = {key: Measured.of(said, [found.of[phrase] for phrase in said]) for key, said in picked.items()}
     table, parameters = assign(heads, rule, value, core)
     evidence: dict[str, Any] = {
-        "pictures": seen.count,
-        "images": name if isinstance(name := getattr(images, "name", None), str) else "",
+        "image_count": seen.count,
+        "image_source": name if isinstance(name := getattr(images, "name", None), str) else "",
         "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
         "phrases_a_head": phrases,
         "concepts": found.summary(),
@@ -129,25 +129,25 @@ def _read(
     tell: Progress,
     keep: str | PathLike[str] | None,
 ) -> tuple[Moments, Kept | None]:
-    """The moments of all pictures, and where they are kept for a second try."""
+    """The moments of all images, and where they are kept for a second try."""
     total = count(images)
     seen = Moments(head_maps(clip, layers), layers)
     kept = None
-    if keep is not None and isinstance(images, NamedPictures):
+    if keep is not None and isinstance(images, NamedImages):
         kept = Kept(keep, clip, images, layers, batch_size)
         images = images.subset(range(kept.restore(seen), len(images)))
-        kept.save(seen)  # a folder that cannot be written is told now, not after the pictures
-    tell("pictures", seen.count, total)
+        kept.save(seen)  # a folder that cannot be written is told now, not after the images
+    tell("images", seen.count, total)
     batch = 0
 
-    def done(pictures: int) -> None:
+    def done(done_images: int) -> None:
         nonlocal batch
         batch += 1
         if kept is not None and batch % EVERY == 0:
             kept.save(seen)
-        tell("pictures", pictures, total)
+        tell("images", done_images, total)
 
-    with clear_stop(lambda: f"out of memory with {batch_size} pictures at once; choose a smaller --batch"):
+    with clear_stop(lambda: f"out of memory with {batch_size} images at once; choose a smaller --batch"):
         return moments(clip, batches(clip, images, batch_size), layers, done, seen), kept
 
 
@@ -225,7 +225,7 @@ def _concepts(
     """The concepts of all picked phrases, by the asked way."""
     different = list(dict.fromkeys(phrase for _, said in sorted(picked.items()) for phrase in said))
     if not different:
-        raise RoleError("no head's output varies over these pictures; give pictures that differ")
+        raise RoleError("no head's output varies over these images; give images that differ")
     if way == "tags":
         return tagged_concepts(different, tags)
     if isinstance(way, Mapping):

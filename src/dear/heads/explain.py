@@ -1,4 +1,4 @@
-"""Seeing what a head does: the pictures that excite it most and least, and where in them it looks."""
+"""Seeing what a head does: the images that excite it most and least, and where in them it looks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Excitement:
-    """Pictures ordered by how far a head pushes their feature along a direction.
+    """Images ordered by how far a head pushes their feature along a direction.
 
     Attributes:
-        scores: [n], projection of the head's contribution, minus the mean over the pictures.
-        most: numbers of the pictures with the highest scores, highest first.
+        scores: [n], projection of the head's contribution, minus the mean over the images.
+        most: numbers of the images with the highest scores, highest first.
         least: numbers of those with the lowest, lowest first.
         phrase: the phrase whose direction it is; None: the head's principal direction.
     """
@@ -35,20 +35,20 @@ class Excitement:
 
 
 def excitement(
-    pictures: Collected, key: Key, text: Tensor | None = None, phrase: str | None = None, top: int = 4
+    images: Collected, key: Key, text: Tensor | None = None, phrase: str | None = None, top: int = 4
 ) -> Excitement:
-    """Which of the collected pictures excite head `key` = (layer, head).
+    """Which of the collected images excite head `key` = (layer, head).
 
     Args:
-        pictures: collected contributions.
+        images: collected contributions.
         key: layer and head.
         text: [E], text feature that gives the direction; None for the direction in which the head's
             contributions vary most.
         phrase: what `text` says.
-        top: how many pictures at either end.
+        top: how many images at either end.
     """
-    place = pictures.layers.index(key[0])
-    terms = pictures.outputs[:, place, key[1]] @ pictures.maps[place, key[1]]  # [n, E]
+    place = images.layers.index(key[0])
+    terms = images.outputs[:, place, key[1]] @ images.maps[place, key[1]]  # [n, E]
     terms = terms - terms.mean(dim=0)
     if text is None:
         direction = torch.linalg.svd(terms, full_matrices=False)[2][0]
@@ -72,11 +72,11 @@ def gaze(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
 
     Args:
         clip: the backbone.
-        pixels: normalised pictures [B, 3, S, S].
+        pixels: normalized images [B, 3, S, S].
         keys: (layer, head) of K heads.
 
     Returns:
-        [K, B, side, side], not normalised; the class token's own summand is left out.
+        [K, B, side, side], not normalized; the class token's own summand is left out.
     """
     visual, side = clip.visual, clip.config.vision.side
     layers = sorted({layer for layer, _ in keys})

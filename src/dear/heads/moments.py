@@ -1,4 +1,4 @@
-"""Running moments of every head: all that TEXTSPAN needs, whatever the number of pictures."""
+"""Running moments of every head: all that TEXTSPAN needs, whatever the number of images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dear.heads.contributions import check_layers, head_maps, head_outputs
 
 
 class Moments:
-    """Sums over pictures of a head's output z and of z z^T, in float64, for each of [L, H] heads.
+    """Sums over images of a head's output z and of z z^T, in float64, for each of [L, H] heads.
 
-    Moments of parts of a picture set add up to the moments of the whole: `first + second`.
+    Moments of parts of an image set add up to the moments of the whole: `first + second`.
 
     Attributes:
-        count: pictures seen.
+        count: images seen.
         total: [L, H, d], sum of z.
         square: [L, H, d, d], sum of z z^T.
         maps: [L, H, d, E], from output to contribution.
@@ -41,7 +41,7 @@ class Moments:
         self.square += z.transpose(2, 3) @ z
 
     def __add__(self, other: Moments) -> Moments:
-        """Moments of both picture sets together.
+        """Moments of both image sets together.
 
         Raises:
             UsageError: the two belong to other heads.
@@ -66,14 +66,14 @@ def moments(
     progress: Callable[[int], None] | None = None,
     into: Moments | None = None,
 ) -> Moments:
-    """Moments of the heads of `layers` over a stream of pictures, in constant memory.
+    """Moments of the heads of `layers` over a stream of images, in constant memory.
 
     Args:
         clip: the backbone.
-        batches: normalised pixels [B, 3, S, S], as many batches as there are.
+        batches: normalized pixels [B, 3, S, S], as many batches as there are.
         layers: which layers; None for all.
-        progress: called with the number of pictures done so far.
-        into: moments of earlier pictures, to which these are added.
+        progress: called with the number of images done so far.
+        into: moments of earlier images, to which these are added.
     """
     chosen = check_layers(clip, layers)
     result = Moments(head_maps(clip, chosen), chosen) if into is None else into

@@ -1,4 +1,4 @@
-"""Discovery that continues: moments kept beside the result while the pictures are read."""
+"""Discovery that continues: moments kept beside the result while the images are read."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.clip.model import Clip
 from dear.errors import DearError
-from dear.files import read_safetensors, require_finite, write_safetensors
 from dear.heads.moments import Moments
 
 EVERY = 10  #: batches between two saves
 
 
 @runtime_checkable
-class NamedPictures(Protocol):
-    """The part of a picture set that is needed to know it again and to read the rest of it."""
+class NamedImages(Protocol):
+    """The part of an image set that is needed to know it again and to read the rest of it."""
 
     def __len__(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
 
     def pixels(self, indices: Sequence[int], size: int) -> Tensor:
         """uint8 [b, 3, size, size]."""
 
     def key(self, index: int) -> str:
-        """A picture's name."""
+        """An image's name."""
 
-    def subset(self, indices: Sequence[int]) -> NamedPictures:
-        """Some of the pictures."""
+    def subset(self, indices: Sequence[int]) -> NamedImages:
+        """Some of the images."""
 
 
 class Kept:
@@ -42,40 +42,40 @@ class Kept:
     Args:
         path: the file.
         clip: the backbone.
-        pictures: what is read; names and order are part of the computation, since sums depend on the order.
+        images: what is read; names and order are part of the computation, since sums depend on the order.
         layers: whose heads are measured.
-        batch_size: pictures at once; part of it for the same reason.
+        batch_size: images at once; part of it for the same reason.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         clip: Clip,
-        pictures: NamedPictures,
+        images: NamedImages,
         layers: tuple[int, ...],
         batch_size: int,
     ) -> None:
         self.path = Path(path)
-        self.pictures = len(pictures)
+        self.images = len(images)
         names = hashlib.sha256()
-        for index in range(len(pictures)):
-            names.update(f"{pictures.key(index)}\n".encode("utf-8", "surrogatepass"))
+        for index in range(len(images)):
+            names.update(f"{images.key(index)}\n".encode("utf-8", "surrogatepass"))
         about = [clip.fingerprint, clip.device.type, str(clip.dtype), layers, batch_size, names.hexdigest()]
         self.key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     def restore(self, moments: Moments) -> int:
-        """Take over what an interrupted computation kept, if it was this one; returns the pictures seen."""
+        """Take over what an interrupted computation kept, if it was this one; returns the images seen."""
         try:
             tensors, words = read_safetensors(self.path, "kept moments")
             key, count = words["dear"].split()
             total, square = tensors["total"], tensors["square"]
             require_finite(tensors, str(self.path))
-        except (DearError, KeyError, ValueError):  # none, or damaged: the pictures are read again
+        except (DearError, KeyError, ValueError):  # none, or damaged: the images are read again
             return 0
         fits = total.shape == moments.total.shape and square.shape == moments.square.shape
         if key != self.key or not fits or not count.isdecimal() or len(count) > 12:
             return 0
-        if int(count) > self.pictures:
+        if int(count) > self.images:
             return 0
         moments.count = int(count)
         moments.total.copy_(total)
@@ -83,7 +83,7 @@ class Kept:
         return moments.count
 
     def save(self, moments: Moments) -> None:
-        """Keep the moments of the pictures seen so far."""
+        """Keep the moments of the images seen so far."""
         tensors = {"total": moments.total, "square": moments.square}
         write_safetensors(self.path, tensors, {"dear": f"{self.key} {moments.count}"})
 

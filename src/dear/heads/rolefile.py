@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dear._io.printable import unprintable
 from dear.errors import RoleError
 from dear.heads.names import KINDS
-from dear.printable import unprintable
 
 if TYPE_CHECKING:
     from dear.heads.roles import RoleMap
@@ -205,8 +205,8 @@ def _concepts(value: Any) -> bool:
 
 # What pages show of the evidence; anything else in it is passed over.
 _EVIDENCE: dict[str, Callable[[Any], bool]] = {
-    "pictures": _whole,
-    "images": _text,
+    "image_count": _whole,
+    "image_source": _text,
     "corpus": lambda value: (
         isinstance(value, dict) and _text(value.get("name", "")) and _whole(value.get("phrases", 0))
     ),

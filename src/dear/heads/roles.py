@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from dear._io.files import parse_json, read_json, write_atomic
 from dear.errors import RoleError
-from dear.files import parse_json, read_json, write_atomic
 from dear.heads import rolefile
 from dear.heads.names import CORE, KINDS
 
@@ -55,7 +55,7 @@ class Role:
 
     Attributes:
         kind: "core", "other", "generalization" or "mixed".
-        concept: the concept a specialised head belongs to; None where none leads.
+        concept: the concept a specialized head belongs to; None where none leads.
         entropy: Concept Entropy in bits; None where it was never measured (Table 2).
         shares: share of the head's phrases in each concept, largest first.
         phrases: the phrases TEXTSPAN picked, in order.

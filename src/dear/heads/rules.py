@@ -47,9 +47,9 @@ class Measured:
 
 
 def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ...] = CORE) -> dict[Key, Role]:
-    """Roles by rank of Concept Entropy: lowest share `q` specialised, highest `q` generalisation, rest mixed.
+    """Roles by rank of Concept Entropy: lowest share `q` specialized, highest `q` generalization, rest mixed.
 
-    `round(q · heads)` heads go to each end. A specialised head belongs to the concept of its largest share:
+    `round(q · heads)` heads go to each end. A specialized head belongs to the concept of its largest share:
     core if that is a core concept, else other. Entropies of 20 phrases tie often; ties are broken by the
     larger leading share, then by layer and head, so that the counts are exact and the map is reproducible.
 
@@ -64,7 +64,7 @@ def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ..
     for rank, key in enumerate(order):
         head = heads[key]
         if rank < count:
-            table[key] = _specialised(head, core)
+            table[key] = _specialized(head, core)
         elif rank >= len(order) - count:
             table[key] = head.role("generalization", None)
         else:
@@ -94,11 +94,11 @@ def dominant(
         elif concept == GENERAL and GENERAL not in core:
             table[key] = head.role("generalization", concept)
         else:
-            table[key] = _specialised(head, core)
+            table[key] = _specialized(head, core)
     return table
 
 
-def _specialised(head: Measured, core: tuple[str, ...]) -> Role:
+def _specialized(head: Measured, core: tuple[str, ...]) -> Role:
     """Core if the leading concept is core, else other."""
     concept, _ = head.leading
     return head.role("core" if concept in core else "other", concept)
@@ -131,7 +131,7 @@ def assign(
 
 
 def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
-    """The same measured heads under another rule or threshold: nothing is computed on pictures again.
+    """The same measured heads under another rule or threshold: nothing is computed on images again.
 
     Raises:
         RoleError: the map holds no shares to judge by (Table 2, uniform maps).

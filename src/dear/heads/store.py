@@ -1,7 +1,7 @@
 """Contributions kept on disk: appended batch by batch, read back through a memory map.
 
 What is stored is the heads' small form in float16 (d numbers a head instead of E, see `contributions`):
-50,000 pictures and four layers of ViT-B/16 take 0.3 GB, and memory for one batch.
+50,000 images and four layers of ViT-B/16 take 0.3 GB, and memory for one batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dear._io.files import read_json, read_safetensors, require_finite, write_json, write_safetensors
 from dear.clip.model import Clip
 from dear.errors import DearError
-from dear.files import read_json, read_safetensors, require_finite, write_json, write_safetensors
 from dear.heads.contributions import check_layers, head_maps, head_outputs
 
 _SCHEMA = 1
 
 
 class ContributionStore:
-    """Contributions of n pictures on disk; `store.contributions(12, 7)` is what head 7 of layer 12 adds.
+    """Contributions of n images on disk; `store.contributions(12, 7)` is what head 7 of layer 12 adds.
 
     Attributes:
         outputs: float16 memory map [n, L, H, d], class-token outputs divided by the final deviation.
@@ -52,7 +52,7 @@ class ContributionStore:
                 f"{self.folder}: is not a contribution store of schema {_SCHEMA}; collect it again"
             )
         tensors, _ = read_safetensors(self.folder / "maps.safetensors", "contribution store")
-        maps, count, listed = tensors.get("maps"), about.get("pictures"), about.get("layers")
+        maps, count, listed = tensors.get("maps"), about.get("images"), about.get("layers")
         if maps is None or maps.dim() != 4 or not maps.is_floating_point() or 0 in maps.shape:
             raise DearError(f"{self.folder}: the contribution store is damaged (its maps); collect it again")
         require_finite({"maps": maps}, str(self.folder / "maps.safetensors"))
@@ -75,11 +75,11 @@ class ContributionStore:
         self.features = _mapped(self.folder / "features.f16", (count, embed))
 
     def __len__(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return int(self.outputs.shape[0])
 
     def contributions(self, layer: int, head: int, rows: slice | Sequence[int] = slice(None)) -> Tensor:
-        """What a head adds to the features of the pictures `rows`, [n, E] in float32."""
+        """What a head adds to the features of the images `rows`, [n, E] in float32."""
         place = self.layers.index(layer)
         small = torch.from_numpy(np.array(self.outputs[rows, place, head], dtype=np.float32))
         return small @ self.maps[place, head]
@@ -103,7 +103,7 @@ class StoreWriter:
         self._part = self.folder.with_name(f".{self.folder.name}.{uuid.uuid4().hex[:8]}.part")
 
     def __enter__(self) -> StoreWriter:
-        """Open the files in a hidden neighbour of the folder."""
+        """Open the files in a hidden neighbor of the folder."""
         with self._writing():
             self._part.mkdir(parents=True)
             self._outputs = (self._part / "outputs.f16").open("wb")
@@ -143,7 +143,7 @@ class StoreWriter:
                     "backbone": self.clip.name,
                     "fingerprint": self.clip.fingerprint,
                     "layers": list(self.layers),
-                    "pictures": self.count,
+                    "images": self.count,
                 }
                 write_json(self._part / "store.json", about)
                 with self._writing():

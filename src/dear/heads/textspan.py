@@ -1,13 +1,13 @@
 """TEXTSPAN (Gandelsman et al. 2024): the phrases that span what a head writes, all heads at once.
 
 For a head with contributions C [n, d] and unit text features T [m, d]: keep the part of T in the span of
-C's top right singular vectors, centre C, then repeat: pick the phrase whose projections C t vary most, and
+C's top right singular vectors, center C, then repeat: pick the phrase whose projections C t vary most, and
 remove its direction from C and from T.
 
 Every step needs C's moments only. The singular vectors are the eigenvectors of C^T C; the variance of C t is
 t^T S t with S the covariance; and once the direction of a pick is gone from T, all later phrases are
 orthogonal to it, so removing it from C changes no later variance. Keeping T and T S side by side makes a
-pick cost O(m r) instead of O(n m): thousands of pictures cost no more than one.
+pick cost O(m r) instead of O(n m): thousands of images cost no more than one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def textspan(contributions: Tensor, text: Tensor, count: int = 20, rank: int = R
     """TEXTSPAN on contributions in memory.
 
     Args:
-        contributions: [n, ..., d], one row a picture; the axes between are heads.
+        contributions: [n, ..., d], one row an image; the axes between are heads.
         text: [m, d] text features (of any length; they are made unit).
         count: phrases a head.
         rank: most singular vectors kept (r = min(rank, numerical rank)).
@@ -79,7 +79,7 @@ def _solve(
 ) -> Spans:
     """Run the picks for K heads with moments [K, k, k] and [K, k] in the coordinates of `basis` [K, d, k]."""
     if n < 2 or not len(text) or count < 1 or rank < 1:
-        raise UsageError("TEXTSPAN needs at least two pictures, one phrase, and a positive count and rank")
+        raise UsageError("TEXTSPAN needs at least two images, one phrase, and a positive count and rank")
     unit = torch.nn.functional.normalize(text.to(square), dim=-1)  # [m, d]
     parts = []
     for start in range(0, len(square), _HEADS_AT_ONCE):
@@ -108,7 +108,7 @@ def _picks(
     picks, explained = [], []
     alive = torch.ones_like(heads, dtype=torch.bool)
     for _ in range(count):
-        variance = (T * TS).sum(-1)  # [K, m]: variance of C t over the pictures
+        variance = (T * TS).sum(-1)  # [K, m]: variance of C t over the images
         best, pick = variance.max(dim=1)
         # Below the tolerance nothing but rounding is left to be described.
         alive = alive & (best.clamp(min=0) * n).sqrt().gt(tolerance[:, 0])

@@ -20,14 +20,14 @@ from dear.methods.prompts import TEMPLATE, ClassPrompts, scores
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What is minimised, and its named parts (unweighted, for the log)."""
+    """What is minimized, and its named parts (unweighted, for the log)."""
 
     total: Tensor  #: scalar
     parts: Mapping[str, Tensor]  #: name -> scalar, detached
 
 
 class Batch(NamedTuple):
-    """Normalised pixels [B, 3, S, S], labels [B] and, where the set has them, domain numbers [B]."""
+    """Normalized pixels [B, 3, S, S], labels [B] and, where the set has them, domain numbers [B]."""
 
     pixels: Tensor
     labels: Tensor
@@ -46,7 +46,7 @@ class Method(nn.Module):
     """A way to adapt a frozen CLIP to some classes.
 
     A subclass sets the class attributes, makes its parameters in `build`, and says what becomes of the
-    pictures (`images`), of the classes (`texts`), or of both (`forward`); `loss` is cross-entropy unless it
+    images (`images`), of the classes (`texts`), or of both (`forward`); `loss` is cross-entropy unless it
     says otherwise. Parameters and buffers of the module are what is learned and
     saved; the backbone is held but not registered, so neither `parameters()` nor a saved file knows it.
 
@@ -56,7 +56,7 @@ class Method(nn.Module):
         template: prompt with `{}` for the class name.
         roles: role map, for methods with `uses_roles`.
         allow_other_roles: take a role map that was made on other weights of a fitting shape.
-        ids: token ids [C, T] of the prompts, instead of tokenising them.
+        ids: token ids [C, T] of the prompts, instead of tokenizing them.
         seed: of the learned tensors' random start.
         config: the method's options as its `Config`; or give them as keywords.
         options: fields of `Config` by name.
@@ -180,7 +180,7 @@ class Method(nn.Module):
         return self.prompts.template
 
     @property
-    def trainable_numbers(self) -> int:
+    def trainable_parameters(self) -> int:
         """How many numbers are learned."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
@@ -203,7 +203,7 @@ class Method(nn.Module):
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, mode: str | None = None) -> Tensor:
-        """Scores [B, C] of normalised pixels [B, 3, S, S] in one mode, without gradient."""
+        """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient."""
         mode = self.pick_mode(mode)
         return self.all_logits(pixels)[mode]
 

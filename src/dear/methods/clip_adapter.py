@@ -2,7 +2,7 @@
 
 `A(f) = ReLU(ReLU(f W_1^T) W_2^T)`, W_1 [E/4, E], W_2 [E, E/4], and `f* = r A(f) + (1 - r) f` with r = 0.2.
 
-Departures: the paper picks r a data set by search; 0.2 (the authors' code) holds for all. The text adapter,
+Departures: the paper picks r a dataset by search; 0.2 (the authors' code) holds for all. The text adapter,
 which the paper finds to add nothing, is left out. Training is the usual recipe (AdamW, lr 0.001, 10 epochs,
 batch 16): the authors' code comes without its settings.
 """

@@ -1,7 +1,7 @@
-"""CoCoOp: a context that every picture shifts (Zhou, Yang, Loy, Liu, CVPR 2022).
+"""CoCoOp: a context that every image shifts (Zhou, Yang, Loy, Liu, CVPR 2022).
 
-A small net h maps the picture's unit feature to one vector, which is added to every context vector,
-`v_m(x) = v_m + h(x)`, h = Linear(E, E/16), ReLU, Linear(E/16, D). Every picture so has text features
+A small net h maps the image's unit feature to one vector, which is added to every context vector,
+`v_m(x) = v_m + h(x)`, h = Linear(E, E/16), ReLU, Linear(E/16, D). Every image so has text features
 of its own: B·C passes of the text tower a batch, done in chunks.
 
 Departures: none known; the authors' setting is context 4, batch 1, 10 epochs, lr 0.002, last epoch.
@@ -33,12 +33,12 @@ class CoCoOpConfig:
 
 
 class CoCoOp(Method):
-    """Learned context vectors and a net that shifts them by the picture."""
+    """Learned context vectors and a net that shifts them by the image."""
 
     name: ClassVar[str] = "cocoop"
     title: ClassVar[str] = "CoCoOp"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
     Config: ClassVar[type] = CoCoOpConfig
     config: CoCoOpConfig
 

@@ -19,7 +19,7 @@ from dear.methods.prompts import ClassPrompts
 from dear.methods.starts import normal
 
 WORDS = "a photo of a"  #: what contexts start as
-_TEXTS_AT_ONCE = 1024  # bounds the memory where every picture has prompts of its own
+_TEXTS_AT_ONCE = 1024  # bounds the memory where every image has prompts of its own
 
 
 class ContextPrompts:

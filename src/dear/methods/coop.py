@@ -5,7 +5,7 @@ p(y|x) is CLIP's softmax over cosines.
 
 Departures from the authors' code:
 - The default is the setting of CoOp in base-to-novel tables (from the CoCoOp paper): M = 4, started at
-  "a photo of a", batch 32, lr 0.002; but 50 epochs for every data set, which there are ImageNet's (200 for
+  "a photo of a", batch 32, lr 0.002; but 50 epochs for every dataset, which there are ImageNet's (200 for
   the others). `context=16, words=""` with 200 epochs is the IJCV paper's.
 - Contexts of their own for each class ("CSC") and class names in the middle are left out: they cannot name
   novel classes, or gained nothing.
@@ -39,7 +39,7 @@ class CoOp(Method):
     name: ClassVar[str] = "coop"
     title: ClassVar[str] = "CoOp"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 50, "batch": 32}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = CoOpConfig
     config: CoOpConfig
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
-from dear.clip.streams import Aside
+from dear.clip.gpu.streams import Aside
 from dear.errors import RoleError, UsageError
 from dear.heads.known import known_roles
 from dear.heads.names import CONCEPTS
@@ -103,7 +103,7 @@ class DeAR(Method):
         >>> clip = dear.Clip(dear.ClipConfig.named("ViT-B-32"))
         >>> ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
         >>> model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids)
-        >>> model.trainable_numbers, model.logits(torch.zeros(1, 3, 224, 224), mode="decoupled").shape
+        >>> model.trainable_parameters, model.logits(torch.zeros(1, 3, 224, 224), mode="decoupled").shape
         (399622, torch.Size([1, 2]))
     """
 

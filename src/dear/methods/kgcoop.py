@@ -33,12 +33,12 @@ class KgCoOpConfig:
 
 
 class KgCoOp(Method):
-    """Learned context vectors, regularised by the frozen text features."""
+    """Learned context vectors, regularized by the frozen text features."""
 
     name: ClassVar[str] = "kgcoop"
     title: ClassVar[str] = "KgCoOp"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 100, "batch": 128}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 128}
     Config: ClassVar[type] = KgCoOpConfig
     config: KgCoOpConfig
 

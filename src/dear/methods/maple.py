@@ -38,7 +38,7 @@ class MaPLe(Method):
     name: ClassVar[str] = "maple"
     title: ClassVar[str] = "MaPLe"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = MaPLeConfig
     config: MaPLeConfig
 

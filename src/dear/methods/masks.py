@@ -12,13 +12,13 @@ from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
 
 ISOLATIONS = ("bidirectional", "readonly")
-_ALIASES = {"colour": "color", "place": "location", "material": "texture", "form": "shape", "thing": "object"}
+_ALIASES = {"color": "color", "place": "location", "material": "texture", "form": "shape", "thing": "object"}
 
 
 def find_attribute(name: str, attributes: Sequence[str] = CORE) -> int:
     """Place of the attribute `name` among `attributes`, whatever the case.
 
-    >>> find_attribute("colour")
+    >>> find_attribute("color")
     0
 
     Raises:
@@ -42,7 +42,7 @@ def layer_mask(
     """The block mask of all heads of a layer.
 
     A core head whose concept has no token among `attributes` has nothing to read: it is isolated like the
-    other specialised heads.
+    other specialized heads.
 
     Args:
         roles: the role map.
@@ -79,10 +79,10 @@ def _see(role: Role, attributes: Sequence[str], each: int, isolation: str) -> to
     return see
 
 
-def picture(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) -> str:
+def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) -> str:
     """A layer's mask as text: a block a head, a row a query, a column a key; # is seen, · is hidden.
 
-    >>> print(picture(layer_mask(RoleMap.table2(), 12)).splitlines()[0])
+    >>> print(draw_mask(layer_mask(RoleMap.table2(), 12)).splitlines()[0])
     head 0
     """
     short = [name[:2] + (str(i) if each > 1 else "") for name in attributes for i in range(each)]

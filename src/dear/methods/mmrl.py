@@ -9,7 +9,7 @@ Loss: `alpha CE(f_c) + (1 - alpha) CE(f_r) + lambda (1 - cos(f_c, f_c frozen) + 
 Inference: `fused`, alpha s_c + (1 - alpha) s_r, for classes that were trained on; `decoupled`, s_c alone, for
 others. K = 5, J = 6 of 12, d_r = 512, alpha = 0.7.
 
-Departures: lambda = 1 for every data set (the authors set it a data set from 0.01 to 7, and d_r = 2048 for
+Departures: lambda = 1 for every dataset (the authors set it a dataset from 0.01 to 7, and d_r = 2048 for
 EuroSAT); batch 4 everywhere (they take 32 on ImageNet); in towers of other depths J is the middle; last epoch
 kept.
 """

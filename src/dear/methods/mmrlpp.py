@@ -5,8 +5,8 @@ Shared-residual representation aligner: all layers share one map and add a low-r
 is `P_v + A B` (rank 64). Progressive representation composition: from the second layer on a token's input is
 `beta R_i + (1 - beta) (what the layer before made of it)`. Loss and inference are MMRL's.
 
-Departures: beta = 0.9 and lambda = 1 for every data set (the authors set beta from 0.1 to 0.9 and lambda from
-0.01 to 7 a data set, and beta again for each target of the cross-dataset test); batch 4 everywhere (they take
+Departures: beta = 0.9 and lambda = 1 for every dataset (the authors set beta from 0.1 to 0.9 and lambda from
+0.01 to 7 a dataset, and beta again for each target of the cross-dataset test); batch 4 everywhere (they take
 32 on ImageNet); last epoch kept.
 """
 

@@ -9,7 +9,7 @@ the teacher's softmax, which has the same gradient. Context 16, batch 32, lr 0.0
 
 Departures: the context starts at random (the authors put the template's words behind zeros); 100 epochs for
 any number of shots, which there are those of 2 and 4 shots and of base-to-novel (200 for 8 and 16); lambda is
-1 everywhere (the authors' numbers for three data sets use 0.8).
+1 everywhere (the authors' numbers for three datasets use 0.8).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ProGrad(Method):
     name: ClassVar[str] = "prograd"
     title: ClassVar[str] = "ProGrad"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
     Config: ClassVar[type] = ProGradConfig
     config: ProGradConfig
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear._io.printable import check_name
 from dear.clip.edit import Edit
 from dear.clip.model import Clip, TextTower
 from dear.errors import InputError, UsageError
-from dear.printable import check_name
 
 TEMPLATE = "a photo of a {}."
 _CLASSES_AT_ONCE = 256  # bounds the memory of the frozen passes over long class lists
@@ -45,7 +45,7 @@ class ClassPrompts:
         clip: the backbone whose text tower reads the prompts.
         classes: names of the classes.
         template: the sentence around a name, with `{}` in its place.
-        ids: token ids [C, T] to use instead of tokenising the sentences.
+        ids: token ids [C, T] to use instead of tokenizing the sentences.
     """
 
     def __init__(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None = None) -> None:

@@ -4,11 +4,11 @@ Independent deep prompts in the text tower (the first starts at "a photo of a") 
 constraints beside the cross-entropy:
 1. agreement with the frozen model: `25 L1(w, w_frozen) + 10 L1(f, f_frozen) + KL(p_frozen || p)`, L1 the mean
    absolute difference of unit features, KL summed over classes and divided by B·C as in the authors' code;
-2. Gaussian prompt aggregation: the result is `sum_e g_e P_e` over the epochs' prompts, g a normalised
+2. Gaussian prompt aggregation: the result is `sum_e g_e P_e` over the epochs' prompts, g a normalized
    Gaussian around epoch 15 of 20 with deviation 1;
 3. textual diversity: w_frozen is the mean feature over 60 templates.
 
-Departures: one Gaussian for all tasks, in shares of the epochs (the authors set it a data set: 15 and 1 of
+Departures: one Gaussian for all tasks, in shares of the epochs (the authors set it a dataset: 15 and 1 of
 20, 30 and 30 of 50 and so on); 60 templates of our own; last epoch's aggregate, never the best epoch.
 """
 
@@ -41,7 +41,7 @@ class PromptSRCConfig:
     text_weight: float = 25.0
     image_weight: float = 10.0
     logits_weight: float = 1.0
-    centre: float = 0.75  #: of the Gaussian over epochs, as a share of them (15 of 20)
+    center: float = 0.75  #: of the Gaussian over epochs, as a share of them (15 of 20)
     deviation: float = 0.05  #: of the Gaussian, as a share of the epochs (1 of 20)
     templates: tuple[str, ...] = DIVERSE
 
@@ -55,7 +55,7 @@ class PromptSRC(Method):
     name: ClassVar[str] = "promptsrc"
     title: ClassVar[str] = "PromptSRC"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
     Config: ClassVar[type] = PromptSRCConfig
     config: PromptSRCConfig
 
@@ -108,7 +108,7 @@ class PromptSRC(Method):
     def epoch_weight(self, epoch: int, epochs: int) -> float:
         """g_e of an epoch counted from 1; over all epochs they sum to 1."""
         every = torch.arange(1, epochs + 1, dtype=torch.float64)
-        z = (every - self.config.centre * epochs) / (self.config.deviation * epochs)
+        z = (every - self.config.center * epochs) / (self.config.deviation * epochs)
         return float((-0.5 * z**2).softmax(dim=0)[epoch - 1])
 
     def after_epoch(self, epoch: int, epochs: int) -> None:

@@ -1,4 +1,4 @@
-"""Attention head purification for domain generalisation (Wang, Kang, arXiv 2412.07226).
+"""Attention head purification for domain generalization (Wang, Kang, arXiv 2412.07226).
 
 Task level: head-aware LoRA on q and v of the image tower, each head with a pair of its own, `dW_h = B_h A_h`;
 rank 8 in the last two layers, 2 before. Domain level: one scalar a head a layer; `gate = H softmax(scalars)`
@@ -147,7 +147,7 @@ class Purify(Method):
         return gap.detach() + ((self.scalars - self.scalars.detach()) * slope / _ENLARGE).sum()
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
-        """Keep the gates for the picture of their evolution."""
+        """Keep the gates for the image of their evolution."""
         if self.config.gates:
             self.history = torch.cat([self.history, self.gates().detach()[None]])
 

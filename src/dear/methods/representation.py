@@ -1,7 +1,7 @@
 """Representation tokens: what MMRL and MMRL++ share.
 
 From layer J on, tokens made of one learned space stand beside the patches and between BOT and the words. A
-picture has two features: `f_c` of the class token under CLIP's projection, and `f_r` of the representation
+image has two features: `f_c` of the class token under CLIP's projection, and `f_r` of the representation
 tokens' mean under a learned one.
 
 Loss: `alpha CE(f_c) + (1 - alpha) CE(f_r) + lambda (1 - cos(f_c, f_c frozen) + 1 - cos(w, w frozen))`.

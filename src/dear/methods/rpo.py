@@ -5,7 +5,7 @@ themselves included: they read the frozen model's states and change none, so CLI
 as they were. `logits = 1/K sum_k tau cos(v_k, t_k)` over pairs of the prompts' last states. Prompts start at
 the class token's and EOT's embeddings plus 0.1 times a random unit vector. K = 24.
 
-Departures: lr 0.01 for every data set (the authors halve it for ImageNet); otherwise the authors' setting:
+Departures: lr 0.01 for every dataset (the authors halve it for ImageNet); otherwise the authors' setting:
 SGD, batch 4, 15 epochs, last epoch kept.
 """
 
@@ -53,7 +53,7 @@ class RPO(Method):
     name: ClassVar[str] = "rpo"
     title: ClassVar[str] = "RPO"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
     Config: ClassVar[type] = RPOConfig
     config: RPOConfig
 

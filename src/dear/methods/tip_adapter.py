@@ -1,10 +1,10 @@
-"""Tip-Adapter and Tip-Adapter-F: a cache of the training pictures (Zhang et al., ECCV 2022).
+"""Tip-Adapter and Tip-Adapter-F: a cache of the training images (Zhang et al., ECCV 2022).
 
-Keys are the unit features of the training pictures, each the mean over several random views; values are their
+Keys are the unit features of the training images, each the mean over several random views; values are their
 labels, one-hot. `logits = tau f w^T + alpha exp(-beta (1 - f K^T)) L`. Tip-Adapter learns nothing;
 Tip-Adapter-F goes on to train the keys.
 
-Departures: alpha = 1 and beta = 5.5 are fixed; the authors search both a data set, and their code
+Departures: alpha = 1 and beta = 5.5 are fixed; the authors search both a dataset, and their code
 keeps Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache holds no novel classes, so
 both refuse to name any.
 """
@@ -30,7 +30,7 @@ class TipAdapterConfig:
 
     alpha: float = 1.0  #: weight of the cache; 0 is frozen CLIP
     beta: float = 5.5  #: how fast a key's influence falls with distance
-    views: int = 10  #: random views a picture whose features are averaged; 0: the whole picture once
+    views: int = 10  #: random views an image whose features are averaged; 0: the whole image once
 
     def __post_init__(self) -> None:
         if self.views < 0:
@@ -39,7 +39,7 @@ class TipAdapterConfig:
 
 @torch.no_grad()
 def make_cache(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor]:
-    """Keys [N, E] and labels [N] of the training pictures; every walk meets them in the same order."""
+    """Keys [N, E] and labels [N] of the training images; every walk meets them in the same order."""
     total, labels = torch.zeros(()), torch.zeros(0)
     for _ in range(max(1, views)):
         walk = list(batches(views > 0))
@@ -60,11 +60,11 @@ def vote(method: TipAdapter | TipAdapterF, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def make_room(method: TipAdapter | TipAdapterF, state: Mapping[str, Tensor]) -> None:
-    """As many keys as there were training pictures; tensors stay the same objects."""
+    """As many keys as there were training images; tensors stay the same objects."""
     if {"keys", "labels"} <= set(state):  # else loading says what is missing
-        pictures = state["labels"].numel()
-        method.keys.data = method.keys.data.new_zeros(pictures, method.keys.shape[1])
-        method.labels.data = method.labels.data.new_zeros(pictures)
+        images = state["labels"].numel()
+        method.keys.data = method.keys.data.new_zeros(images, method.keys.shape[1])
+        method.labels.data = method.labels.data.new_zeros(images)
 
 
 class TipAdapter(Method):
@@ -88,7 +88,7 @@ class TipAdapter(Method):
         self.keys, self.labels = make_cache(self.clip, batches, self.config.views)
 
     def make_room(self, state: Mapping[str, Tensor]) -> None:
-        """As many keys as there were training pictures."""
+        """As many keys as there were training images."""
         make_room(self, state)
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
@@ -114,12 +114,12 @@ class TipAdapterF(Method):
         self.register_buffer("labels", torch.zeros(0, dtype=torch.long, device=self.clip.device))
 
     def prepare(self, batches: Batches) -> None:
-        """Fill the cache; the parameter stays the same object, for the optimiser holds it."""
+        """Fill the cache; the parameter stays the same object, for the optimizer holds it."""
         keys, self.labels = make_cache(self.clip, batches, self.config.views)
         self.keys.data = keys.to(self.keys.dtype)
 
     def make_room(self, state: Mapping[str, Tensor]) -> None:
-        """As many keys as there were training pictures."""
+        """As many keys as there were training images."""
         make_room(self, state)
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ class VPT(Method):
     name: ClassVar[str] = "vpt"
     title: ClassVar[str] = "VPT"
     steady: ClassVar[bool] = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimiser": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
+    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = VPTConfig
     config: VPTConfig
 

@@ -4,7 +4,7 @@
 w_c is the mean of the unit features of several prompts, at unit length again.
 
 Departures: the ensemble is the task's own prompt and seven of the authors' eighty for ImageNet, on every data
-set; their lists of prompts for each other data set are left out.
+set; their lists of prompts for each other dataset are left out.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The figures are plotly figures, the same in pages, in the studio and in a notebo
 'bar'
 """
 
-from dear.figures import (
+from dear.report.figures import (
     accuracy_bars,
     accuracy_curve,
     changes,

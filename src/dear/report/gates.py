@@ -1,4 +1,4 @@
-"""The gates of head purification and how training moved them, as a picture."""
+"""The gates of head purification and how training moved them, as an image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def gates_figure(history: Tensor, title: str = "Gates of the heads") -> go.Figur
 
     Args:
         history: gates after each epoch [epochs, L, H], as `Purify.history`; or one set [L, H].
-        title: above the picture.
+        title: above the image.
 
     >>> figure = gates_figure(torch.ones(5, 12, 12))
     >>> len(figure.frames)  # the start, then five epochs

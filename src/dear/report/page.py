@@ -26,11 +26,11 @@ p { margin: .25rem 0 .75rem; max-width: 46rem; } p.lead, .soft { color: var(--so
 .tiles li { flex: 1 1 9rem; border: 1px solid var(--line); border-radius: .5rem; padding: .7rem .9rem; }
 .tiles b { display: block; font-size: 1.6rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .tiles span { color: var(--soft); font-size: .85rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .9rem;
+.images { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .9rem;
   padding: 0; margin: .75rem 0; list-style: none; }
-.pictures img { width: 100%; aspect-ratio: 1; object-fit: cover; border-radius: .4rem; display: block;
+.images img { width: 100%; aspect-ratio: 1; object-fit: cover; border-radius: .4rem; display: block;
   background: #f1f3f5; }
-.pictures p { margin: .3rem 0 0; font-size: .85rem; line-height: 1.35; overflow-wrap: anywhere; }
+.images p { margin: .3rem 0 0; font-size: .85rem; line-height: 1.35; overflow-wrap: anywhere; }
 .right { color: #00664b; } .wrong { color: #a33b00; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; width: 100%; }
@@ -42,7 +42,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--blue); padding: .25rem 0; }
 summary:focus-visible, a:focus-visible { outline: 3px solid #56b4e9; outline-offset: 2px; }
 @media (max-width: 30rem) { body { padding: 1rem .8rem 3rem; } h1 { font-size: 1.35rem; } }
-@media print { body { max-width: none; } h2 { break-after: avoid; } figure, tr, .pictures li {
+@media print { body { max-width: none; } h2 { break-after: avoid; } figure, tr, .images li {
   break-inside: avoid; } }
 """
 
@@ -90,21 +90,21 @@ class Figures:
         return f'<figure style="margin:0" role="img" aria-label="{escape(label)}">{inner}</figure>'
 
 
-def thumbnail(picture: Image, side: int = 144) -> str:
-    """A picture as a data URL, its short side at most `side` pixels; small ones are enlarged unblurred."""
-    picture = picture.convert("RGB")
-    short = min(picture.size)
+def thumbnail(image: Image, side: int = 144) -> str:
+    """An image as a data URL, its short side at most `side` pixels; small ones are enlarged unblurred."""
+    image = image.convert("RGB")
+    short = min(image.size)
     if short > side:
-        picture = picture.resize(
-            (max(1, picture.width * side // short), max(1, picture.height * side // short)),
+        image = image.resize(
+            (max(1, image.width * side // short), max(1, image.height * side // short)),
             Resampling.BICUBIC,
         )
     elif short <= side // 2:
-        picture = picture.resize(
-            (picture.width * (side // short), picture.height * (side // short)), Resampling.NEAREST
+        image = image.resize(
+            (image.width * (side // short), image.height * (side // short)), Resampling.NEAREST
         )
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=82)
+    image.save(file, "JPEG", quality=82)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 

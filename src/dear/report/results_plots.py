@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
     from dear.bench.records import Line
 
-# Okabe and Ito's colours: told apart also by people who see no red or green.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C8C8C")
+# Okabe and Ito's colors: told apart also by people who see no red or green.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C8C8C")
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon")
-PATTERNS = ("", "/", "x", ".")  # from the ninth series on colours come again, with a pattern
+PATTERNS = ("", "/", "x", ".")  # from the ninth series on colors come again, with a pattern
 FILLINGS = ("", "-open", "-dot", "-open-dot")
 HEADINGS = {
     "hm": "HM of base and novel (%)",
@@ -36,7 +36,7 @@ def series_name(line: Line) -> str:
 
 
 def short_name(dataset: str) -> str:
-    """A data set's name for an axis: without `world:`, and nothing that plotly takes for HTML.
+    """A dataset's name for an axis: without `world:`, and nothing that plotly takes for HTML.
 
     >>> short_name("world:textures"), short_name("EuroSAT"), short_name("<b>")
     ('textures', 'EuroSAT', '&lt;b&gt;')
@@ -45,22 +45,22 @@ def short_name(dataset: str) -> str:
 
 
 def bars(lines: Sequence[Line], column: str) -> go.Figure:
-    """One group of bars a data set, one bar a method; `column` is a key of HEADINGS."""
+    """One group of bars a dataset, one bar a method; `column` is a key of HEADINGS."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
     for number, (name, own) in enumerate(_series(lines).items()):
         found = [(line.dataset, line.figure(column)) for line in own]
         there = [(dataset, value) for dataset, value in found if value is not None]
-        colour, pattern = COLOURS[number % len(COLOURS)], PATTERNS[number // len(COLOURS) % len(PATTERNS)]
+        color, pattern = COLORS[number % len(COLORS)], PATTERNS[number // len(COLORS) % len(PATTERNS)]
         figure.add_bar(
             name=name,
             x=[short_name(dataset) for dataset, _ in there],
             y=[100 * value.mean for _, value in there],
             error_y={"array": [100 * (value.std or 0) for _, value in there], "color": INK, "thickness": 1},
             marker={
-                "color": colour,
-                "pattern": {"shape": pattern, "bgcolor": colour, "fgcolor": "white", "size": 5},
+                "color": color,
+                "pattern": {"shape": pattern, "bgcolor": color, "fgcolor": "white", "size": 5},
             },
             hovertemplate="%{x}<br>" + name + ": %{y:.2f}<extra></extra>",
         )
@@ -69,9 +69,9 @@ def bars(lines: Sequence[Line], column: str) -> go.Figure:
 
 
 def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
-    """Novel against base accuracy: colour a method, shape a data set, curves of equal HM behind.
+    """Novel against base accuracy: color a method, shape a dataset, curves of equal HM behind.
 
-    The first method's points carry the data sets' names.
+    The first method's points carry the datasets' names.
     """
     import plotly.graph_objects as go
 
@@ -96,7 +96,7 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
             (line, b.mean * 100, n.mean * 100) for line, b, n in pairs if b is not None and n is not None
         ]
         points += [(b, n) for _, b, n in there]
-        filling = FILLINGS[number // len(COLOURS) % len(FILLINGS)]
+        filling = FILLINGS[number // len(COLORS) % len(FILLINGS)]
         figure.add_scatter(
             name=name,
             x=[b for _, b, _ in there],
@@ -106,7 +106,7 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
             textfont={"size": 11, "color": "#616e7c"},
             text=[short_name(line.dataset) for line, _, _ in there],
             marker={
-                "color": COLOURS[number % len(COLOURS)],
+                "color": COLORS[number % len(COLORS)],
                 "symbol": [MARKS[places[line.dataset] % len(MARKS)] + filling for line, _, _ in there],
                 "size": 11,
                 "line": {"color": "white", "width": 1} if not filling else {"width": 2},
@@ -121,7 +121,7 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
 
 
 def shot_curves(lines: Sequence[Line]) -> go.Figure:
-    """Accuracy against shots (logarithmic): one panel a data set, one curve a method."""
+    """Accuracy against shots (logarithmic): one panel a dataset, one curve a method."""
     from plotly.subplots import make_subplots
 
     datasets = list(dict.fromkeys(line.dataset for line in lines))
@@ -143,7 +143,7 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
                 y=[100 * value.mean for _, value in there],
                 error_y={"array": [100 * (value.std or 0) for _, value in there], "thickness": 1},
                 mode="lines+markers",
-                line={"color": COLOURS[number % len(COLOURS)], "dash": DASHES[number // len(COLOURS) % 4]},
+                line={"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % 4]},
                 hovertemplate="%{x} shots: %{y:.2f}<extra>" + name + "</extra>",
                 row=place // wide + 1,
                 col=place % wide + 1,
@@ -156,10 +156,10 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
 
 
 def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """Learned fusion weights: one row a data set, one column the class token or an attribute.
+    """Learned fusion weights: one row a dataset, one column the class token or an attribute.
 
     Args:
-        weights: data set -> token -> weight; each row sums to 1.
+        weights: dataset -> token -> weight; each row sums to 1.
     """
     import plotly.graph_objects as go
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.errors import DearError
 from dear.heads.ablate import Task, collect, layer_effects, role_effects
-from dear.heads.batches import Images, Pictures, batches
+from dear.heads.batches import Images, ImageSource, batches
 from dear.heads.embed import sentence_embedder
 from dear.heads.explain import excitement, gaze
 from dear.heads.roles import RoleMap
@@ -30,9 +30,9 @@ _LEVELS = "0123456789"
 
 @dataclass(frozen=True)
 class Seen:
-    """One picture as a head sees it: its number, the score, and where it looks (digits, row by row)."""
+    """One image as a head sees it: its number, the score, and where it looks (digits, row by row)."""
 
-    picture: int
+    image: int
     score: float
     gaze: str
 
@@ -42,14 +42,14 @@ class Evidence:
     """Everything measured for the page; parts that could not be measured are empty.
 
     Attributes:
-        thumbnails: data URLs by picture number.
-        names: what to call each picture.
-        heads: most and least exciting pictures of each head, and the phrase that gave the direction.
+        thumbnails: data URLs by image number.
+        names: what to call each image.
+        heads: most and least exciting images of each head, and the phrase that gave the direction.
         side: patches a side of the gaze.
         layers: rows of `layer_effects`; empty without labels.
         roles: rows of `role_effects`; empty without labels.
         accuracy: zero-shot accuracy with nothing ablated.
-        pictures: how many pictures the page looked at.
+        images: how many images the page looked at.
         plane: phrase to its place in the plane.
     """
 
@@ -60,7 +60,7 @@ class Evidence:
     layers: tuple[Mapping[str, float], ...] = ()
     roles: tuple[Mapping[str, Any], ...] = ()
     accuracy: float | None = None
-    pictures: int = 0
+    images: int = 0
     plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -77,11 +77,11 @@ def gather(
 
     Args:
         roles: the map.
-        clip: its backbone; without it and `images` the page has no pictures.
-        images: a picture set (with labels: layers and roles are ablated too) or normalised pixels.
-        heads: heads whose pictures are shown; None for all.
-        limit: most pictures looked at, spread evenly over the set.
-        top: pictures at either end.
+        clip: its backbone; without it and `images` the page has no images.
+        images: an image set (with labels: layers and roles are ablated too) or normalized pixels.
+        heads: heads whose images are shown; None for all.
+        limit: most images looked at, spread evenly over the set.
+        top: images at either end.
         progress: told about each stage.
     """
     tell = progress or (lambda stage, done, total: None)
@@ -93,7 +93,7 @@ def gather(
     for key in chosen:
         roles[key]  # a head that does not exist is told here
     some, numbers = _some(clip, images, limit)
-    kept = collect(clip, some, progress=lambda done: tell("pictures", done, len(numbers)))
+    kept = collect(clip, some, progress=lambda done: tell("images", done, len(numbers)))
     found = {}
     for key in chosen:
         phrase = roles[key].phrases[0] if roles[key].phrases else None
@@ -120,7 +120,7 @@ def gather(
         layers=tuple(layer_effects(task)) if task else (),
         roles=tuple(role_effects(task, roles)) if task else (),
         accuracy=task.accuracy() if task else None,
-        pictures=len(numbers),
+        images=len(numbers),
         plane=plane,
     )
 
@@ -143,9 +143,9 @@ def phrase_plane(phrases: Sequence[str]) -> dict[str, tuple[float, float]]:
     return {phrase: (float(a), float(b)) for phrase, (a, b) in zip(phrases, flat, strict=True)}
 
 
-def _some(clip: Clip, images: Images, limit: int) -> tuple[Tensor | Pictures, list[int]]:
-    """At most `limit` of the pictures, spread evenly, as a set of their own; and their numbers."""
-    if not isinstance(images, Pictures | Tensor):
+def _some(clip: Clip, images: Images, limit: int) -> tuple[Tensor | ImageSource, list[int]]:
+    """At most `limit` of the images, spread evenly, as a set of their own; and their numbers."""
+    if not isinstance(images, ImageSource | Tensor):
         images = torch.cat(list(images))
     total = len(images)
     numbers = sorted({place * total // min(limit, total) for place in range(min(limit, total))})
@@ -155,9 +155,9 @@ def _some(clip: Clip, images: Images, limit: int) -> tuple[Tensor | Pictures, li
 
 
 class _Part:
-    """Some pictures of a set."""
+    """Some images of a set."""
 
-    def __init__(self, whole: Pictures, numbers: list[int]) -> None:
+    def __init__(self, whole: ImageSource, numbers: list[int]) -> None:
         self.whole, self.numbers = whole, numbers
 
     def __len__(self) -> int:
@@ -167,8 +167,8 @@ class _Part:
         return self.whole.pixels([self.numbers[index] for index in indices], size)
 
 
-def _looks(clip: Clip, some: Tensor | Pictures, rows: list[int], keys: list[Key]) -> Tensor:
-    """Gaze of every chosen head on every wanted picture, [K, rows, side, side]."""
+def _looks(clip: Clip, some: Tensor | ImageSource, rows: list[int], keys: list[Key]) -> Tensor:
+    """Gaze of every chosen head on every wanted image, [K, rows, side, side]."""
     part = some[rows] if isinstance(some, Tensor) else _Part(some, rows)
     return torch.cat([gaze(clip, batch, keys).cpu() for batch in batches(clip, part, 32)], dim=1)
 
@@ -180,7 +180,7 @@ def _digits(look: Tensor) -> str:
 
 
 def _task(clip: Clip, images: Images, numbers: list[int], kept: Any) -> Task | None:
-    """The zero-shot question of a labelled set; None for pictures without labels."""
+    """The zero-shot question of a labeled set; None for images without labels."""
     labels, classes = getattr(images, "labels", None), getattr(images, "classes", None)
     if not isinstance(labels, Tensor) or not classes or len(classes) < 2:
         return None
@@ -190,23 +190,23 @@ def _task(clip: Clip, images: Images, numbers: list[int], kept: Any) -> Task | N
 
 
 def _thumbnail(clip: Clip, images: Images, number: int) -> str:
-    """A small JPEG of a picture's evaluation view, as a data URL."""
-    if isinstance(images, Pictures):
+    """A small JPEG of an image's evaluation view, as a data URL."""
+    if isinstance(images, ImageSource):
         pixels = images.pixels([number], _THUMB)[0]
     else:
         assert isinstance(images, Tensor)
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (clip.config.mean, clip.config.std))
         pixels = ((images[number].cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
-    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).resize((_THUMB, _THUMB))
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).resize((_THUMB, _THUMB))
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=80, optimize=True)
+    image.save(file, "JPEG", quality=80, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _name(images: Images, number: int) -> str:
-    """What to call a picture: its class where known, else its key or number."""
+    """What to call an image: its class where known, else its key or number."""
     labels, classes = getattr(images, "labels", None), getattr(images, "classes", None)
     if isinstance(labels, Tensor) and classes:
         return str(classes[int(labels[number])])
     key = getattr(images, "key", None)
-    return str(key(number)) if callable(key) else f"picture {number}"
+    return str(key(number)) if callable(key) else f"image {number}"

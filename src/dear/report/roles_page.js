@@ -24,14 +24,14 @@
     const part = make("div", null, parent);
     make("h3", title, part);
     const row = make("div", null, part, { class: "strip" });
-    for (const [picture, score, digits] of seen) {
+    for (const [image, score, digits] of seen) {
       const figure = make("figure", null, row);
-      const size = { src: data.thumbnails[picture], width: 104, height: 104 };
-      make("img", null, make("div", null, figure, { class: "frame" }), { ...size, alt: data.names[picture] });
+      const size = { src: data.thumbnails[image], width: 104, height: 104 };
+      make("img", null, make("div", null, figure, { class: "frame" }), { ...size, alt: data.names[image] });
       const frame = make("div", null, figure, { class: "frame" });
       make("img", null, frame, { ...size, alt: "" });
       looks(make("canvas", null, frame, { role: "img", "aria-label": "where it looks" }), digits);
-      make("figcaption", `${data.names[picture]} (${score > 0 ? "+" : ""}${score.toFixed(2)})`, figure);
+      make("figcaption", `${data.names[image]} (${score > 0 ? "+" : ""}${score.toFixed(2)})`, figure);
     }
   };
   const show = (cell) => {
@@ -46,11 +46,11 @@
     if (head.entropy !== null) facts.push(`Concept Entropy ${head.entropy.toFixed(2)} bits`);
     if (head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)} % of its variance`);
     if (facts.length) make("p", facts.join("; "), panel, { class: "soft" });
-    for (const [concept, share, colour] of head.shares) {
+    for (const [concept, share, color] of head.shares) {
       const bar = make("div", null, panel, { class: "bar" });
       make("span", concept, bar);
       const level = make("span", null, bar);
-      make("b", null, level, { style: `width:${100 * share}%;background:${colour}` });
+      make("b", null, level, { style: `width:${100 * share}%;background:${color}` });
       make("span", `${(100 * share).toFixed(0)} %`, bar);
     }
     const first = head.entropy === null ? "Its phrases" : "Its phrases, the strongest first";
@@ -60,9 +60,9 @@
     if (head.most) {
       const along = head.along === null ? "its strongest direction" : `“${head.along}”`;
       const pair = make("div", null, panel, { class: "pair" });
-      strip(`Pictures it pushes most towards ${along}`, head.most, pair);
-      strip("Pictures it pushes away from it", head.least, pair);
-      make("p", "Below each picture: where the head looks; what it passes over is dark.", panel, { class: "soft" });
+      strip(`Images it pushes most towards ${along}`, head.most, pair);
+      strip("Images it pushes away from it", head.least, pair);
+      make("p", "Below each image: where the head looks; what it passes over is dark.", panel, { class: "soft" });
     }
   };
   const width = Number(document.querySelector("table.map").dataset.heads);

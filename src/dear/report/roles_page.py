@@ -1,6 +1,6 @@
 """One page about the heads of a backbone: what each does, how that was found, and what it is worth.
 
-The page is one file without any link to the outside: styles, script and pictures are inside it. Everything
+The page is one file without any link to the outside: styles, script and images are inside it. Everything
 that came from a user (phrases, class names, backbone names) is escaped, or set as text by the script.
 """
 
@@ -13,14 +13,14 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from dear._io.files import write_atomic
 from dear.clip.model import Clip
-from dear.files import write_atomic
 from dear.heads.batches import Images
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
 from dear.report.page import POLICY
 from dear.report.roles_data import Evidence, Key, Progress, gather
-from dear.report.roles_sections import all_heads, colours_of, concepts, effects, role_title, the_map
+from dear.report.roles_sections import all_heads, colors_of, concepts, effects, role_title, the_map
 
 
 def write_roles_page(
@@ -39,9 +39,9 @@ def write_roles_page(
         roles: the map.
         out: the HTML file.
         clip: its backbone, and
-        images: pictures, to show what excites each head, where it looks, and what ablating it costs.
-        heads: heads whose pictures are shown; None for all.
-        limit: most pictures looked at.
+        images: images, to show what excites each head, where it looks, and what ablating it costs.
+        heads: heads whose images are shown; None for all.
+        limit: most images looked at.
         allow_other: show the map on other weights than its own.
         progress: told about each stage.
 
@@ -61,11 +61,11 @@ def render(roles: RoleMap, evidence: Evidence | None = None) -> str:
     (True, True)
     """
     evidence = evidence or Evidence()
-    colours = colours_of(roles)
+    colors = colors_of(roles)
     title = escape(f"What the heads of {roles.backbone or 'this backbone'} do")
     sections = (
-        the_map(roles, colours),
-        concepts(roles, evidence, colours),
+        the_map(roles, colors),
+        concepts(roles, evidence, colors),
         effects(roles, evidence),
         all_heads(roles),
     )
@@ -78,7 +78,7 @@ def render(roles: RoleMap, evidence: Evidence | None = None) -> str:
 <header><h1>{title}</h1>{_facts(roles)}</header>
 <main>{"".join(sections)}</main>
 {_provenance(roles)}
-<script type="application/json" id="data">{_data(roles, evidence, colours)}</script>
+<script type="application/json" id="data">{_data(roles, evidence, colors)}</script>
 <script>{_asset("roles_page.js")}</script>
 </body>
 </html>
@@ -100,16 +100,16 @@ def _facts(roles: RoleMap) -> str:
 def _provenance(roles: RoleMap) -> str:
     corpus = roles.evidence.get("corpus") or {}
     parts = [f"rule {roles.rule} {json.dumps(dict(roles.parameters))}"]
-    if roles.evidence.get("pictures"):
-        source = roles.evidence.get("images") or "given pictures"
-        parts.append(f"{int(roles.evidence['pictures']):,} pictures ({source})")
+    if roles.evidence.get("image_count"):
+        source = roles.evidence.get("image_source") or "given images"
+        parts.append(f"{int(roles.evidence['image_count']):,} images ({source})")
     if corpus:
         parts.append(f"{int(corpus.get('phrases', 0)):,} phrases (corpus {corpus.get('name')})")
     parts.append(f"weights {roles.fingerprint or 'not named'}")
     return f'<footer><p class="soft"><code>{escape("; ".join(parts))}</code></p></footer>'
 
 
-def _data(roles: RoleMap, evidence: Evidence, colours: dict[str, str]) -> str:
+def _data(roles: RoleMap, evidence: Evidence, colors: dict[str, str]) -> str:
     """What the script shows, as JSON that cannot end its own element."""
     explained = roles.evidence.get("explained") or {}
     heads: dict[str, Any] = {}
@@ -121,15 +121,15 @@ def _data(roles: RoleMap, evidence: Evidence, colours: dict[str, str]) -> str:
             "title": role_title(role),
             "entropy": role.entropy,
             "explained": share[head] if share else None,
-            "shares": [[name, value, colours[name]] for name, value in role.shares.items()],
+            "shares": [[name, value, colors[name]] for name, value in role.shares.items()],
             "phrases": list(role.phrases),
         }
         if (layer, head) in evidence.heads:
             along, most, least = evidence.heads[layer, head]
             entry |= {
                 "along": along,
-                "most": [[seen.picture, seen.score, seen.gaze] for seen in most],
-                "least": [[seen.picture, seen.score, seen.gaze] for seen in least],
+                "most": [[seen.image, seen.score, seen.gaze] for seen in most],
+                "least": [[seen.image, seen.score, seen.gaze] for seen in least],
             }
         heads[f"{layer}-{head}"] = entry
     data = {

@@ -11,32 +11,32 @@ from dear.heads.roles import Role, RoleMap
 from dear.report.roles_data import Evidence
 from dear.report.svg import line_chart, scatter, tag
 
-# Hues that stay apart for colour-blind readers; dark ones take white letters.
-_CORE_COLOURS = ("#d55e00", "#e6a800", "#009e73", "#0072b2", "#cc79a7", "#7a5cc0", "#8a6d3b")
-_OTHER_COLOURS = (
+# Hues that stay apart for color-blind readers; dark ones take white letters.
+_CORE_COLORS = ("#d55e00", "#e6a800", "#009e73", "#0072b2", "#cc79a7", "#7a5cc0", "#8a6d3b")
+_OTHER_COLORS = (
     "#9c8fb5", "#b59c8f", "#8fb5ac", "#a9b58f", "#b58f9f", "#8fa3b5", "#b3ad7d", "#a0a0a0", "#6f8f6f",
     "#8f6f8f",
 )  # fmt: skip
-_KIND_COLOURS = {"other": "#b9b4c7", "generalization": "#7cc3ee", "mixed": "#eceae3"}
+_KIND_COLORS = {"other": "#b9b4c7", "generalization": "#7cc3ee", "mixed": "#eceae3"}
 _DARK = {"#d55e00", "#009e73", "#0072b2", "#7a5cc0", "#8a6d3b"}
 
 _AGREEMENT = {
     "same_name": "phrases whose concept is the one they were written for",
     "purity": "phrases that bear the commonest tag of their cluster",
     "adjusted_rand": "adjusted Rand index, concepts against tags",
-    "mutual_information": "normalised mutual information, concepts against tags",
+    "mutual_information": "normalized mutual information, concepts against tags",
     "cluster_mutual_information": "the same for clusters before naming",
 }
 
 
-def colours_of(roles: RoleMap) -> dict[str, str]:
-    """A colour for every concept: strong ones for the core, quiet ones for the others."""
+def colors_of(roles: RoleMap) -> dict[str, str]:
+    """A color for every concept: strong ones for the core, quiet ones for the others."""
     names = {concept for _, role in roles for concept in role.shares}
     names |= set(roles.evidence.get("concept_of", {}).values())
     others = sorted(names - set(roles.core))
-    colours = {name: _CORE_COLOURS[place % len(_CORE_COLOURS)] for place, name in enumerate(roles.core)}
-    colours |= {name: _OTHER_COLOURS[place % len(_OTHER_COLOURS)] for place, name in enumerate(others)}
-    return colours
+    colors = {name: _CORE_COLORS[place % len(_CORE_COLORS)] for place, name in enumerate(roles.core)}
+    colors |= {name: _OTHER_COLORS[place % len(_OTHER_COLORS)] for place, name in enumerate(others)}
+    return colors
 
 
 def role_title(role: Role) -> str:
@@ -57,16 +57,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequen
     return tag("table", f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>", class_="plain")
 
 
-def the_map(roles: RoleMap, colours: Mapping[str, str]) -> str:
+def the_map(roles: RoleMap, colors: Mapping[str, str]) -> str:
     """The map, its legend and the panel that the script fills."""
     rows = []
     for layer in roles.layers:
-        cells = "".join(_cell(layer, head, roles[layer, head], colours) for head in range(roles.heads))
+        cells = "".join(_cell(layer, head, roles[layer, head], colors) for head in range(roles.heads))
         rows.append(tag("tr", tag("th", str(layer), scope="row") + cells))
     top = "".join(tag("th", str(head), scope="col") for head in range(roles.heads))
-    core = [(f"Core: {concept}", colours[concept]) for concept in roles.core]
-    legend = [*core, *((KIND_TITLES[kind], _KIND_COLOURS[kind]) for kind in KINDS if kind != "core")]
-    items = "".join(tag("li", _swatch(colour) + escape(name)) for name, colour in legend)
+    core = [(f"Core: {concept}", colors[concept]) for concept in roles.core]
+    legend = [*core, *((KIND_TITLES[kind], _KIND_COLORS[kind]) for kind in KINDS if kind != "core")]
+    items = "".join(tag("li", _swatch(color) + escape(name)) for name, color in legend)
     layout = "two" if roles.heads <= 8 else "one"  # names of concepts need room
     grid = f"<thead><tr><td></td>{top}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f"""<section><h2>The map</h2><div class="{layout}"><div>
@@ -78,9 +78,9 @@ in bits: 0 when all phrases of the head lie in one concept.
 """
 
 
-def _cell(layer: int, head: int, role: Role, colours: Mapping[str, str]) -> str:
+def _cell(layer: int, head: int, role: Role, colors: Mapping[str, str]) -> str:
     """One head of the map: a button."""
-    colour = colours.get(str(role.concept), "#fff") if role.kind == "core" else _KIND_COLOURS[role.kind]
+    color = colors.get(str(role.concept), "#fff") if role.kind == "core" else _KIND_COLORS[role.kind]
     short = role.concept or {"generalization": "general", "mixed": "mixed"}.get(role.kind, "")
     bits = "" if role.entropy is None else tag("span", f"{role.entropy:.1f}")
     name = f"layer {layer}, head {head}: {role_title(role)}"
@@ -92,17 +92,17 @@ def _cell(layer: int, head: int, role: Role, colours: Mapping[str, str]) -> str:
         aria_pressed="false",
         aria_label=name,
         title=name,
-        style=f"background:{colour}",
-        class_="dark" if colour in _DARK else None,
+        style=f"background:{color}",
+        class_="dark" if color in _DARK else None,
     )
     return tag("td", button)
 
 
-def _swatch(colour: str) -> str:
-    return tag("i", "", style=f"background:{colour}")
+def _swatch(color: str) -> str:
+    return tag("i", "", style=f"background:{color}")
 
 
-def concepts(roles: RoleMap, evidence: Evidence, colours: Mapping[str, str]) -> str:
+def concepts(roles: RoleMap, evidence: Evidence, colors: Mapping[str, str]) -> str:
     """The phrases in a plane, and how well clusters and tags agree; nothing for a map without concepts."""
     found = roles.evidence.get("concepts")
     if not isinstance(found, dict):
@@ -112,14 +112,14 @@ def concepts(roles: RoleMap, evidence: Evidence, colours: Mapping[str, str]) -> 
     names = [phrase for phrase in evidence.plane if phrase in of]
     if names:
         points = [evidence.plane[name] for name in names]
-        title = "The picked phrases in a plane, coloured by concept"
-        plane = f"""<figure>{scatter(points, names, [of[name] for name in names], colours, title)}
+        title = "The picked phrases in a plane, colored by concept"
+        plane = f"""<figure>{scatter(points, names, [of[name] for name in names], colors, title)}
 <figcaption>Every picked phrase, near to those that mean the like (t-SNE of sentence embeddings);
 point at one to read it.</figcaption></figure>"""
     clustered = found.get("way", "clusters") == "clusters"
     columns = ("concept", "phrases", "clusters") if clustered else ("concept", "phrases")
     rows = [
-        (_swatch(colours.get(name, "#aaa")) + escape(name), *(f"{entry[column]:d}" for column in columns[1:]))
+        (_swatch(colors.get(name, "#aaa")) + escape(name), *(f"{entry[column]:d}" for column in columns[1:]))
         for name, entry in found.get("concepts", {}).items()
     ]
     agreement = [
@@ -148,7 +148,7 @@ def _how_named(found: Mapping[str, Any]) -> str:
 
 
 def effects(roles: RoleMap, evidence: Evidence) -> str:
-    """What mean-ablating layers and roles costs; nothing without labelled pictures."""
+    """What mean-ablating layers and roles costs; nothing without labeled images."""
     if not evidence.layers or evidence.accuracy is None:
         return ""
     chart = line_chart(
@@ -171,8 +171,8 @@ def effects(roles: RoleMap, evidence: Evidence) -> str:
         rows.append((escape(name), *numbers))
     replaced = table(("replaced by their mean", "heads", "accuracy", "random heads"), rows, (1, 2, 3))
     return f"""<section><h2>What heads are worth</h2><div class="two"><figure>{chart}
-<figcaption>Direct effect on {evidence.pictures:,} pictures: the contributions of a layer's heads are replaced
-by their mean over the pictures. Dotted: nothing replaced. Shaded: layers of the map.</figcaption></figure>
+<figcaption>Direct effect on {evidence.images:,} images: the contributions of a layer's heads are replaced
+by their mean over the images. Dotted: nothing replaced. Shaded: layers of the map.</figcaption></figure>
 <div><p>The same for the heads of a role, beside as many random heads of the same layers.</p>
 {replaced}</div></div></section>
 """

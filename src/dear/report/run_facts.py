@@ -15,23 +15,23 @@ from dear.methods.zeroshot import ZeroShot
 from dear.train.evaluate import Evaluation, evaluate
 
 if TYPE_CHECKING:
-    from dear.data.pictures import PictureSet
+    from dear.data.images import ImageSet
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The adapted model and the frozen one on the same pictures.
+    """The adapted model and the frozen one on the same images.
 
     Attributes:
-        pictures: the pictures.
+        images: the images.
         adapted: what the adapted model answered, in every mode.
         frozen: what zero-shot CLIP answered.
         mode: the mode the report is about.
     """
 
-    pictures: PictureSet
+    images: ImageSet
     adapted: Evaluation
     frozen: Evaluation
     mode: str
@@ -56,25 +56,25 @@ class Compared:
         return {"zero-shot": self.frozen.accuracy["default"], **self.adapted.accuracy}
 
     def changes(self) -> dict[str, list[int]]:
-        """Pictures by what the adaptation did to them: kept, fixed, broken, missed."""
+        """Images by what the adaptation did to them: kept, fixed, broken, missed."""
         now, then = self.answers == self.labels, self.before == self.labels
         groups = {"kept": now & then, "fixed": now & ~then, "broken": ~now & then, "missed": ~now & ~then}
         return {name: rows.nonzero()[:, 0].tolist() for name, rows in groups.items()}
 
     def most_wrong(self, count: int) -> list[int]:
-        """Pictures answered wrongly, the most confident first."""
+        """Images answered wrongly, the most confident first."""
         wrong = (self.answers != self.labels).nonzero()[:, 0]
         order = self.adapted.confidence[self.mode][wrong].argsort(descending=True, stable=True)
         return wrong[order][:count].tolist()
 
     def confusion(self) -> Tensor:
-        """Pictures of class i answered as class j, [C, C]."""
+        """Images of class i answered as class j, [C, C]."""
         size = len(self.adapted.classes)
         flat = torch.bincount(self.labels * size + self.answers, minlength=size * size)
         return flat.view(size, size)
 
     def confused_pairs(self, count: int) -> list[tuple[str, str, int, int]]:
-        """(truth, answer, pictures, pictures of that truth) of the commonest mistakes."""
+        """(truth, answer, images, images of that truth) of the commonest mistakes."""
         table, classes = self.confusion(), self.adapted.classes
         totals = table.sum(dim=1)
         wrong = table.clone().fill_diagonal_(0).flatten()
@@ -102,7 +102,7 @@ class Unseen:
     trained: int
 
     def drawn_to_trained(self) -> dict[str, float]:
-        """Share of unseen pictures that are answered as a trained class, by zero-shot CLIP and each mode."""
+        """Share of unseen images that are answered as a trained class, by zero-shot CLIP and each mode."""
         if self.among_all is None:
             return {}
         both = self.among_all
@@ -136,8 +136,8 @@ class RunFacts:
 
 def examine(
     method: Method,
-    pictures: PictureSet,
-    other: PictureSet | None = None,
+    images: ImageSet,
+    other: ImageSet | None = None,
     mode: str | None = None,
     progress: Progress | None = None,
 ) -> RunFacts:
@@ -145,33 +145,33 @@ def examine(
 
     Args:
         method: the adapted model.
-        pictures: labelled test pictures; those of classes the model does not know count as unseen.
+        images: labeled test images; those of classes the model does not know count as unseen.
         other: another set, all of whose classes count as unseen.
         mode: the mode to report on; None for the usual one.
-        progress: told (pictures done, pictures in all).
+        progress: told (images done, images in all).
 
     Raises:
-        DataError: no picture is of a class the model was trained on.
+        DataError: no image is of a class the model was trained on.
     """
     mode = method.pick_mode(mode)
-    known = [name for name in pictures.classes if name in set(method.classes)]
-    new = [name for name in pictures.classes if name not in set(method.classes)]
+    known = [name for name in images.classes if name in set(method.classes)]
+    new = [name for name in images.classes if name not in set(method.classes)]
     if not known:
         raise DataError(
-            f"{pictures.name}: has none of the model's classes ({', '.join(method.classes[:3])}…); "
-            "say with --data which pictures it was trained for"
+            f"{images.name}: has none of the model's classes ({', '.join(method.classes[:3])}…); "
+            "say with --data which images it was trained for"
         )
-    seen_pictures = pictures if not new else pictures.select_classes(known)
-    unseen_pictures = other if other is not None else (pictures.select_classes(new) if new else None)
-    told = _Told(progress, 2 * len(seen_pictures) + 4 * (len(unseen_pictures) if unseen_pictures else 0))
-    seen = _compare(method, seen_pictures, mode, told)
-    if unseen_pictures is None or len(unseen_pictures) == 0:
-        why = "The data has no class that was not trained on; name other pictures with --other to see some."
+    seen_images = images if not new else images.select_classes(known)
+    unseen_images = other if other is not None else (images.select_classes(new) if new else None)
+    told = _Told(progress, 2 * len(seen_images) + 4 * (len(unseen_images) if unseen_images else 0))
+    seen = _compare(method, seen_images, mode, told)
+    if unseen_images is None or len(unseen_images) == 0:
+        why = "The data has no class that was not trained on; name other images with --other to see some."
         return RunFacts(method, mode, seen, None, why)
     if not method.open_classes:
         why = f"{method.title} learns its classes themselves: it cannot name others."
         return RunFacts(method, mode, seen, None, why)
-    return RunFacts(method, mode, seen, _unseen(method, unseen_pictures, mode, told))
+    return RunFacts(method, mode, seen, _unseen(method, unseen_images, mode, told))
 
 
 class _Told:
@@ -187,19 +187,19 @@ class _Told:
             self.before += total
 
 
-def _compare(method: Method, pictures: PictureSet, mode: str, told: _Told) -> Compared:
-    adapted = evaluate(method, pictures, progress=told)
+def _compare(method: Method, images: ImageSet, mode: str, told: _Told) -> Compared:
+    adapted = evaluate(method, images, progress=told)
     same = tuple(adapted.classes) == method.classes
     words = method.prompts.given if same else None  # ids that were given stand for the method's own classes
-    template = method.template if same else pictures.template
+    template = method.template if same else images.template
     frozen = ZeroShot(method.clip, adapted.classes, template=template, ids=words)
-    return Compared(pictures, adapted, evaluate(frozen, pictures, progress=told), mode)
+    return Compared(images, adapted, evaluate(frozen, images, progress=told), mode)
 
 
-def _unseen(method: Method, pictures: PictureSet, mode: str, told: _Told) -> Unseen:
-    alone = _compare(method.with_classes(pictures.classes, pictures.template), pictures, mode, told)
-    clash = set(method.classes) & set(pictures.classes)
+def _unseen(method: Method, images: ImageSet, mode: str, told: _Told) -> Unseen:
+    alone = _compare(method.with_classes(images.classes, images.template), images, mode, told)
+    clash = set(method.classes) & set(images.classes)
     if clash:
         return Unseen(alone, None, 0)
-    every = method.with_classes([*method.classes, *pictures.classes], method.template)
-    return Unseen(alone, _compare(every, pictures, mode, told), len(method.classes))
+    every = method.with_classes([*method.classes, *images.classes], method.template)
+    return Unseen(alone, _compare(every, images, mode, told), len(method.classes))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dear import figures
-from dear.files import write_atomic
+from dear._io.files import write_atomic
+from dear.report import figures
 from dear.report.gates import gates_figure
 from dear.report.page import Figures, document, percent, section, table, thumbnail
 
@@ -44,10 +44,10 @@ def run_page(
     show = Figures()
     accuracy = seen.accuracies()
     gain = accuracy[facts.mode] - accuracy["zero-shot"]
-    title = f"{method.title} on {seen.pictures.name}"
+    title = f"{method.title} on {seen.images.name}"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{len(method.classes)} classes, {len(seen.labels)} test pictures, answers in mode '
+        f'<p class="lead">{len(method.classes)} classes, {len(seen.labels)} test images, answers in mode '
         f"“{escape(facts.mode)}”, against the frozen {escape(method.clip.name)}.</p>",
         _tiles(facts, gain),
         section(
@@ -62,9 +62,9 @@ def run_page(
         ),
         _confusion(seen, show),
         section(
-            "The most wrong pictures",
-            "Wrong answers the model was surest of. Often the label is at fault, or the picture shows both.",
-            _pictures(seen, seen.most_wrong(WRONG)) or "<p>There is none: every answer was right.</p>",
+            "The most wrong images",
+            "Wrong answers the model was surest of. Often the label is at fault, or the image shows both.",
+            _images(seen, seen.most_wrong(WRONG)) or "<p>There is none: every answer was right.</p>",
         ),
         _changed(seen, show),
         _unseen(facts, show),
@@ -109,7 +109,7 @@ def _tiles(facts: RunFacts, gain: float) -> str:
         unseen = facts.unseen.alone.accuracies()
         delta = 100 * (unseen[facts.mode] - unseen["zero-shot"])
         tiles.append((percent(unseen[facts.mode]), f"on classes never trained ({delta:+.1f} points)"))
-    tiles.append((f"{facts.method.trainable_numbers:,}", "learned numbers"))
+    tiles.append((f"{facts.method.trainable_parameters:,}", "learned numbers"))
     items = "".join(
         f"<li><b>{escape(number)}</b><span>{escape(words)}</span></li>" for number, words in tiles
     )
@@ -133,7 +133,7 @@ def _class_table(seen: Compared) -> str:
         )
     return (
         f"<details><summary>All {len(rows)} classes as a table</summary>"
-        + table(["class", "pictures", "zero-shot", *modes], rows)
+        + table(["class", "images", "zero-shot", *modes], rows)
         + "</details>"
     )
 
@@ -141,9 +141,9 @@ def _class_table(seen: Compared) -> str:
 def _confusion(seen: Compared, show: Figures) -> str:
     pairs = seen.confused_pairs(10)
     if not pairs:
-        return section("What is taken for what", "Nothing is: no picture was answered wrongly.")
+        return section("What is taken for what", "Nothing is: no image was answered wrongly.")
     many = len(seen.adapted.classes) > 30
-    words = "Rows are the truth, columns the answer, in per cent of the row’s pictures."
+    words = "Rows are the truth, columns the answer, in per cent of the row’s images."
     rows = [[f"{truth} → {answer}", f"{count} of {total}"] for truth, answer, count, total in pairs]
     return section(
         "What is taken for what",
@@ -152,12 +152,12 @@ def _confusion(seen: Compared, show: Figures) -> str:
             figures.confusion(seen.confusion(), seen.adapted.classes), "Confusion matrix; see the table below"
         ),
         "<h3>The commonest mistakes</h3>",
-        table(["truth → answer", "pictures"], rows),
+        table(["truth → answer", "images"], rows),
     )
 
 
-def _pictures(seen: Compared, rows: Sequence[int], before: bool = False) -> str:
-    """A grid of pictures with truth and answers in words."""
+def _images(seen: Compared, rows: Sequence[int], before: bool = False) -> str:
+    """A grid of images with truth and answers in words."""
     items = []
     names, sure = seen.adapted.classes, seen.adapted.confidence[seen.mode]
     for row in rows:
@@ -172,23 +172,23 @@ def _pictures(seen: Compared, rows: Sequence[int], before: bool = False) -> str:
         if before:
             lines.append(f'<span class="soft">before: {escape(names[int(seen.before[row])])}</span>')
         items.append(
-            f'<li><img alt="{escape(words)}" src="{thumbnail(seen.pictures.picture(row))}" loading="lazy">'
+            f'<li><img alt="{escape(words)}" src="{thumbnail(seen.images.image(row))}" loading="lazy">'
             f"<p>{'<br>'.join(lines)}</p></li>"
         )
-    return f'<ul class="pictures">{"".join(items)}</ul>' if items else ""
+    return f'<ul class="images">{"".join(items)}</ul>' if items else ""
 
 
 def _changed(seen: Compared, show: Figures) -> str:
     groups = seen.changes()
     counts = {name: len(rows) for name, rows in groups.items()}
     spoken = ", ".join(f"{name} {count}" for name, count in counts.items())
-    parts = [show.html(figures.changes(counts), f"Pictures by what adaptation did to them: {spoken}")]
+    parts = [show.html(figures.changes(counts), f"Images by what adaptation did to them: {spoken}")]
     for name, words in (("fixed", "Fixed"), ("broken", "Broken")):
         if groups[name]:
             chosen = groups[name][:: max(1, len(groups[name]) // CHANGED)][:CHANGED]
-            parts.append(f"<h3>{words}: {counts[name]}</h3>{_pictures(seen, chosen, before=True)}")
+            parts.append(f"<h3>{words}: {counts[name]}</h3>{_images(seen, chosen, before=True)}")
     sentence = (
-        f"Of {len(seen.labels)} pictures the adaptation put {counts['fixed']} right that zero-shot got wrong "
+        f"Of {len(seen.labels)} images the adaptation put {counts['fixed']} right that zero-shot got wrong "
         f"and {counts['broken']} wrong that it got right."
     )
     return section("What changed against zero-shot", sentence, *parts)
@@ -206,7 +206,7 @@ def _unseen(facts: RunFacts, show: Figures) -> str:
     verdict, count = "loses" if now < before else "gains", len(unseen.alone.adapted.classes)
     classes = "1 class" if count == 1 else f"{count} classes"
     sentence = (
-        f"On {len(unseen.alone.labels)} pictures of {classes} the adapter "
+        f"On {len(unseen.alone.labels)} images of {classes} the adapter "
         f"has never met, it {verdict} {abs(100 * (now - before)):.1f} points against zero-shot "
         f"({percent(before)} to {percent(now)})."
     )
@@ -224,7 +224,7 @@ def _notes(facts: RunFacts, notes: Mapping[str, str]) -> str:
         "method": method.title,
         "backbone": f"{method.clip.name} ({method.clip.fingerprint[:19]}…)",
         "prompt": method.template,
-        "learned numbers": f"{method.trainable_numbers:,}",
+        "learned numbers": f"{method.trainable_parameters:,}",
         **notes,
     }
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in rows.items())

@@ -27,7 +27,7 @@ def _plain(value: object) -> str:
 def line_chart(
     xs: Sequence[int],
     series: Mapping[str, Sequence[float]],
-    colours: Sequence[str],
+    colors: Sequence[str],
     title: str,
     x_title: str,
     y_title: str,
@@ -41,7 +41,7 @@ def line_chart(
     Args:
         xs: places on the x axis.
         series: y values by name.
-        colours: one a series.
+        colors: one a series.
         title: for readers who do not see it.
         x_title: name of the x axis.
         y_title: name of the y axis.
@@ -78,13 +78,13 @@ def line_chart(
         parts.append(tag("text", str(value), class_="tick", x=x(value), y=bottom + 16, text_anchor="middle"))
     if reference is not None:
         parts.append(level(reference, "reference"))
-    for place, ((name, line), colour) in enumerate(zip(series.items(), colours, strict=True)):
-        pen = {"stroke": colour, "stroke_width": 2, "stroke_dasharray": "6 3" if place % 2 else None}
+    for place, ((name, line), color) in enumerate(zip(series.items(), colors, strict=True)):
+        pen = {"stroke": color, "stroke_width": 2, "stroke_dasharray": "6 3" if place % 2 else None}
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(xs, line, strict=True))
         parts.append(tag("polyline", points=points, fill="none", **pen))
         for a, b in zip(xs, line, strict=True):
             said = tag("title", escape(f"{name}, {a}: {b:.3f}"))
-            parts.append(tag("circle", said, cx=x(a), cy=y(b), r=3.5, fill=colour))
+            parts.append(tag("circle", said, cx=x(a), cy=y(b), r=3.5, fill=color))
         start = left + 8 + 230 * place
         parts.append(tag("line", x1=start, x2=start + 24, y1=14, y2=14, **pen))
         parts.append(tag("text", escape(name), class_="tick", x=start + 30, y=18))
@@ -99,11 +99,11 @@ def scatter(
     points: Sequence[tuple[float, float]],
     labels: Sequence[str],
     groups: Sequence[str],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     title: str,
     size: int = 560,
 ) -> str:
-    """Points in a plane, coloured by group, each with its label as tooltip; a group's name at its middle."""
+    """Points in a plane, colored by group, each with its label as tooltip; a group's name at its middle."""
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     wide, tall = max(xs) - min(xs) or 1.0, max(ys) - min(ys) or 1.0
     margin = 24
@@ -114,7 +114,7 @@ def scatter(
         b = margin + (point[1] - min(ys)) / tall * (size - 2 * margin)
         spots.setdefault(group, []).append((a, b))
         said = tag("title", escape(f"{label} ({group})"))
-        parts.append(tag("circle", said, cx=a, cy=b, r=4, fill=colours[group], class_="spot"))
+        parts.append(tag("circle", said, cx=a, cy=b, r=4, fill=colors[group], class_="spot"))
     for group, members in spots.items():
         # The member nearest to all others lies inside its group, where a mean may fall between two parts.
         a, b = min(members, key=lambda m: sum(abs(m[0] - o[0]) + abs(m[1] - o[1]) for o in members))

@@ -1,1 +1,1 @@
-"""How fast this machine trains, answers and reads pictures, and how that compares: `dear speed`."""
+"""How fast this machine trains, answers and reads images, and how that compares: `dear speed`."""

@@ -62,7 +62,7 @@ def dear_step(
 
     Args:
         config: the model's shape.
-        batch: pictures.
+        batch: images.
         classes: classes.
         words: tokens of the longest prompt, first and last included.
         tokens: attribute tokens.

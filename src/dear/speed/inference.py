@@ -1,4 +1,4 @@
-"""Pictures a second from pixels on the device to features or answers: CLIP, DeAR, and other code's CLIP."""
+"""Images a second from pixels on the device to features or answers: CLIP, DeAR, and other code's CLIP."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def inference(
                     "batch": batch,
                     "precision": str(dtype).removeprefix("torch."),
                     "ms": round(1000 * value, 3),
-                    "pictures_per_s": round(batch / value, 1),
+                    "images_per_s": round(batch / value, 1),
                     "to_plain": round(base / value, 3),
                 }
                 for name, value in found.items()

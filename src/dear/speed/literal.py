@@ -16,7 +16,7 @@ from dear.methods import DeAR
 
 
 class LiteralStep:
-    """The step from a state dict: `loss`, then backward and an optimiser over `learned`.
+    """The step from a state dict: `loss`, then backward and an optimizer over `learned`.
 
     Args:
         model: where weights, masks and the start of the learned tensors are taken from.

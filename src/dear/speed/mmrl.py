@@ -1,7 +1,7 @@
 """MMRL++'s own training step, from a copy of its repository that the user names; nothing of it is kept here.
 
 Its model files and its trainer's `forward_backward` run as they are. What they import and a step does not
-use (the training framework Dassl, downloads, tokenising) is replaced by empty stand-ins while they are
+use (the training framework Dassl, downloads, tokenizing) is replaced by empty stand-ins while they are
 loaded.
 """
 

@@ -13,15 +13,15 @@ import torch
 from dear.clip.config import ClipConfig
 from dear.clip.model import Clip
 from dear.errors import UsageError
+from dear.speed.images import image_rates
 from dear.speed.inference import inference
 from dear.speed.mmrl import check_copy
-from dear.speed.pictures import picture_rates
 from dear.speed.steps import matrix_rate, step_rows
 from dear.speed.table import machine
 from dear.speed.task import SpeedTask
 from dear.train.precision import choose
 
-PARTS = ("step", "inference", "pictures")
+PARTS = ("step", "inference", "images")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class QuickLook:
     batch: int = 0
     classes: int = 0
     precision: str = "auto"
-    pictures: int = 64
+    images: int = 64
     mmrl: Path | None = None
     parts: tuple[str, ...] = PARTS
 
@@ -47,8 +47,8 @@ class QuickLook:
             raise UsageError(f"--only {unknown[0]}: choose from {', '.join(PARTS)}")
         if self.mmrl is not None:
             check_copy(self.mmrl)
-        if self.pictures < 8:
-            raise UsageError(f"--pictures {self.pictures}: give at least 8")
+        if self.images < 8:
+            raise UsageError(f"--images {self.images}: give at least 8")
 
 
 def measure(
@@ -82,16 +82,16 @@ def measure(
         size = 256 if gpu else 4
         for row in inference(task, [size], others, 10 if gpu else 3):
             yield {**where, **_row("inference", row["model"], size, row, row["ms"], row["to_plain"])}
-    if "pictures" in look.parts:
-        told("pictures from files")
+    if "images" in look.parts:
+        told("images from files")
         workers = 8 if gpu else 2
-        rows = picture_rates(clip, look.pictures, 16, epochs=2, workers=(workers,))
-        base = {row["epoch"]: row["pictures_per_s"] for row in rows if row["way"] != "dear"}
+        rows = image_rates(clip, look.images, 16, epochs=2, workers=(workers,))
+        base = {row["epoch"]: row["images_per_s"] for row in rows if row["way"] != "dear"}
         for row in rows:
             name = f"{row['way']}, epoch {row['epoch']}"
-            ratio = round(row["pictures_per_s"] / base[row["epoch"]], 2)
+            ratio = round(row["images_per_s"] / base[row["epoch"]], 2)
             ms = round(1000 * row["seconds"], 1)
-            yield {**where, **_row("pictures", name, row["pictures"], row, ms, ratio)}
+            yield {**where, **_row("images", name, row["images"], row, ms, ratio)}
 
 
 def _row(what: str, name: str, batch: int, row: dict[str, Any], ms: float, ratio: float) -> dict[str, Any]:
@@ -102,6 +102,6 @@ def _row(what: str, name: str, batch: int, row: dict[str, Any], ms: float, ratio
         "classes": "",
         "precision": row.get("precision", ""),
         "ms": ms,
-        "pictures_per_s": row["pictures_per_s"],
+        "images_per_s": row["images_per_s"],
         "ratio": ratio,
     }

@@ -34,7 +34,7 @@ def step_rows(
 
     Args:
         clip: the backbone, on its device.
-        batch: pictures a step.
+        batch: images a step.
         classes: classes.
         precision: as in the recipe.
         mmrl: a copy of MMRL's repository, to measure its step too.
@@ -76,7 +76,7 @@ def step_rows(
             "step": name,
             "ms": round(1000 * value, 3),
             "steps_per_s": round(1 / value, 2),
-            "pictures_per_s": round(batch / value, 1),
+            "images_per_s": round(batch / value, 1),
             "peak_mb": "" if held[name] is None else round((held[name] or 0) / 2**20),
             "floor_share": ""
             if rate is None or not name.startswith(OURS)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from dear._io.files import write_atomic
 from dear.errors import DataError
-from dear.files import write_atomic
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A task of random weights, random pictures and random words: time does not depend on what they show."""
+"""A task of random weights, random images and random words: time does not depend on what they show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dear.methods import DeAR
 from dear.methods.base import Loss
 from dear.speed.literal import LiteralStep
 from dear.train.ahead import steps_ahead
-from dear.train.loop import optimiser_of
+from dear.train.loop import optimizer_of
 from dear.train.precision import backbone_in, choose
 from dear.train.recipe import Recipe
 from dear.train.replay import Inputs, Replay, recordable
@@ -47,7 +47,7 @@ class SpeedTask:
 
     Args:
         clip: the backbone, on its device.
-        batch: pictures a step.
+        batch: images a step.
         classes: classes.
         precision: as in the recipe.
         tokens: attribute tokens an attribute.
@@ -82,32 +82,32 @@ class SpeedTask:
         """The step without savings, by autocast in the task's precision or another."""
         dtype = choose(precision or self.precision, self.device)
         step = LiteralStep(self.model, self.ids, self.clip)
-        optimiser = torch.optim.AdamW(step.learned.values(), 1e-6)
+        optimizer = torch.optim.AdamW(step.learned.values(), 1e-6)
 
         def run() -> None:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
                 loss = step.loss(*self.one())
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
         return Steps(run)
 
     def eager(self) -> Steps:
         """Ours, launched kernel by kernel; so it runs on a CPU."""
-        optimiser = optimiser_of(list(self.model.parameters()), self.recipe)
+        optimizer = optimizer_of(list(self.model.parameters()), self.recipe)
 
         def run() -> None:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             self.model.loss(*self.one()).total.backward()
-            optimiser.step()
+            optimizer.step()
 
         return Steps(run)
 
     def replayed(self, ahead: bool = True) -> Steps:
         """Ours as training on a GPU runs it: recorded, and with the frozen part of several steps at once."""
         model, learned = self.model, list(self.model.parameters())
-        optimiser = optimiser_of(learned, self.recipe)
+        optimizer = optimizer_of(learned, self.recipe)
 
         def gradients(inputs: Inputs) -> Loss:
             *given, labels = inputs
@@ -122,8 +122,8 @@ class SpeedTask:
                 given = model.ahead(self.pixels)
             return list(zip(*(t.split(self.batch) for t in (*given, self.labels)), strict=True))
 
-        assert recordable(optimiser)
-        replay = Replay(gradients, inputs()[0], learned, optimiser)
+        assert recordable(optimizer)
+        replay = Replay(gradients, inputs()[0], learned, optimizer)
 
         def run() -> None:
             for part in inputs():

@@ -18,8 +18,8 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 
 import gradio as gr
 
+from dear._io.memory import tidy
 from dear.errors import UsageError
-from dear.memory import tidy
 from dear.studio import tabs
 from dear.studio.desk import Desk, open_desk
 from dear.studio.training import Trainer
@@ -79,7 +79,7 @@ class OwnServerOnly:
 def build(desk: Desk, trainer: Trainer | None = None) -> Any:
     """The page as gradio Blocks."""
     words = f"Working on {desk.clip.name}" + (
-        f" with {desk.source}" if desk.source else " and example pictures"
+        f" with {desk.source}" if desk.source else " and example images"
     )
     with gr.Blocks(title="dear studio", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(f'<header class="dear-top"><h1>dear studio</h1><p>{escape(words)}.</p></header>')
@@ -126,7 +126,7 @@ def serving(
     Args:
         run: run folder of an adapted model; None: the embedded backbone and examples.
         backbone: instead of the run's own, or without a run.
-        data: pictures to look at.
+        data: images to look at.
         host: address to listen on; other than this computer's own, visitors cannot name folders.
         port: to listen on; 0 finds a free one.
         max_upload_mb: larger uploads are refused.

@@ -1,4 +1,4 @@
-"""The Classify tab: any pictures, any class names; the frozen and the adapted answers side by side."""
+"""The Classify tab: any images, any class names; the frozen and the adapted answers side by side."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear.errors import InputError, UsageError
-from dear.imagefile import MAX_PIXELS, open_image, square
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
 from dear.studio.desk import Desk, Tell
 
-MOST_PICTURES, MOST_CLASSES = 24, 1000
+MOST_IMAGES, MOST_CLASSES = 24, 1000
 TITLES = {"zero-shot": "zero-shot CLIP", "fused": "adapted, fused", "decoupled": "adapted, decoupled"}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the models say of one picture.
+    """What the models say of one image.
 
     Attributes:
-        name: of the picture.
-        picture: itself.
+        name: of the image.
+        image: itself.
         answers: model or mode -> (class, probability), likeliest first.
         shares: class token or attribute -> its part of the margin of the fused answer over the runner-up;
             empty for methods without attributes.
@@ -36,7 +36,7 @@ class Verdict:
     """
 
     name: str
-    picture: Image.Image
+    image: Image.Image
     answers: Mapping[str, tuple[tuple[str, float], ...]]
     shares: Mapping[str, float]
     runner_up: str
@@ -60,36 +60,36 @@ def parse_classes(text: str) -> list[str]:
 
 
 def open_uploads(paths: Sequence[str]) -> list[tuple[str, Image.Image]]:
-    """The pictures of uploaded files, with their names.
+    """The images of uploaded files, with their names.
 
     Raises:
-        InputError: there is none, there are too many, or one is not a picture (named without its folder).
+        InputError: there is none, there are too many, or one is not an image (named without its folder).
     """
     if not paths:
-        raise InputError("choose a picture first: drop one, take one with the camera, or click an example")
-    if len(paths) > MOST_PICTURES:
-        raise InputError(f"{len(paths)} pictures at once are too many; choose at most {MOST_PICTURES}")
+        raise InputError("choose an image first: drop one, take one with the camera, or click an example")
+    if len(paths) > MOST_IMAGES:
+        raise InputError(f"{len(paths)} images at once are too many; choose at most {MOST_IMAGES}")
     found: list[tuple[str, Image.Image]] = []
     pixels = 0
     for path in paths:
         name = Path(path).name
         try:
-            picture = open_image(path)
+            image = open_image(path)
         except InputError as error:
             raise InputError(str(error).replace(str(path), name)) from None
-        pixels += picture.width * picture.height
+        pixels += image.width * image.height
         if pixels > MAX_PIXELS:
             raise InputError(
-                f"{name}: with it the pictures have more than {MAX_PIXELS:,} pixels together; choose fewer"
+                f"{name}: with it the images have more than {MAX_PIXELS:,} pixels together; choose fewer"
             )
-        found.append((name, picture))
+        found.append((name, image))
     return found
 
 
 @torch.no_grad()
 def classify(
     desk: Desk,
-    pictures: Sequence[tuple[str, Image.Image]],
+    images: Sequence[tuple[str, Image.Image]],
     classes: Sequence[str],
     template: str,
     top: int = 3,
@@ -99,7 +99,7 @@ def classify(
 
     Args:
         desk: the studio's desk.
-        pictures: names and pictures.
+        images: names and images.
         classes: any class names; the adapter is put on them.
         template: prompt with `{}`.
         top: answers kept of each model.
@@ -112,11 +112,11 @@ def classify(
     same = tuple(classes) == trained.classes and template == trained.template
     model = trained if same else trained.with_classes(classes, template)
     frozen = ZeroShot(desk.clip, classes, template=template)
-    pixels = desk.pixels([picture for _, picture in pictures])
+    pixels = desk.pixels([image for _, image in images])
     logits = {"zero-shot": frozen.logits(pixels), **model.all_logits(pixels)}
     votes = model.votes(pixels) if isinstance(model, DeAR) else None  # [B, 1 + A, C]
     verdicts = []
-    for row, (name, picture) in enumerate(pictures):
+    for row, (name, image) in enumerate(images):
         answers = {mode: _best(scores[row], classes, top) for mode, scores in logits.items()}
         shares: dict[str, float] = {}
         runner_up = ""
@@ -125,7 +125,7 @@ def classify(
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
             shares = dict(zip(("class", *model.attributes), parts, strict=True))
             runner_up = classes[second]
-        verdicts.append(Verdict(name, picture, answers, shares, runner_up))
+        verdicts.append(Verdict(name, image, answers, shares, runner_up))
     return verdicts
 
 
@@ -135,7 +135,7 @@ def _best(logits: torch.Tensor, classes: Sequence[str], top: int) -> tuple[tuple
 
 
 def share_rows(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
-    """For `figures.decision_shares`: a row a picture that says what was weighed against what."""
+    """For `figures.decision_shares`: a row an image that says what was weighed against what."""
     rows: dict[str, dict[str, float]] = {}
     for number, verdict in enumerate(verdicts, 1):
         if verdict.shares:
@@ -145,7 +145,7 @@ def share_rows(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
 
 
 def verdicts_html(verdicts: Sequence[Verdict]) -> str:
-    """The answers as cards: a picture, and a column a model with bars."""
+    """The answers as cards: an image, and a column a model with bars."""
     return (
         f'<div class="dear-cards">{"".join(_card(number, v) for number, v in enumerate(verdicts, 1))}</div>'
     )
@@ -162,13 +162,13 @@ def _card(number: int, verdict: Verdict) -> str:
         columns.append(f"<div><h4>{escape(TITLES.get(mode, mode))}</h4><ol>{rows}</ol></div>")
     name = escape(verdict.name)
     return (
-        f'<article aria-label="{name}"><figure><img alt="{name}" src="{_data_url(verdict.picture)}">'
+        f'<article aria-label="{name}"><figure><img alt="{name}" src="{_data_url(verdict.image)}">'
         f"<figcaption>{number}. {name}</figcaption></figure>"
         f'<div class="dear-answers">{"".join(columns)}</div></article>'
     )
 
 
-def _data_url(picture: Image.Image, side: int = 192) -> str:
+def _data_url(image: Image.Image, side: int = 192) -> str:
     file = io.BytesIO()
-    square(picture, side).save(file, "JPEG", quality=85)
+    square(image, side).save(file, "JPEG", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""What the studio works on: a backbone, its role map, an adapted model, and pictures to look at."""
+"""What the studio works on: a backbone, its role map, an adapted model, and images to look at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data import halves, open_data
-from dear.data.pictures import PictureSet
+from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
@@ -29,7 +29,7 @@ Tell = Callable[[str, int, int | None], None]
 
 EXAMPLE = "world:emblems"  #: what the example model learns when no run is given
 EXAMPLES = ("world:emblems", "world:vehicles", "world:fauna", "world:textures", "world:scenes")
-_EACH = 60  # pictures of every example task on the desk
+_EACH = 60  # images of every example task on the desk
 
 
 class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed Stop)
@@ -43,7 +43,7 @@ class Desk:
     Attributes:
         clip: the frozen backbone.
         roles: its role map; None until it is found.
-        pictures: pictures to look at: the run's own, or examples of the attribute world.
+        images: images to look at: the run's own, or examples of the attribute world.
         folder: private folder for runs and uploads.
         model: the adapted model; None until one is trained or loaded.
         source: where the model came from, in words.
@@ -53,7 +53,7 @@ class Desk:
 
     clip: Clip
     roles: RoleMap | None
-    pictures: PictureSet
+    images: ImageSet
     folder: Path
     model: Method | None = None
     source: str = ""
@@ -74,19 +74,19 @@ class Desk:
         return self.model.template if self.model is not None else open_data(EXAMPLE, "test").template
 
     def find_roles(self, tell: Tell | None = None) -> RoleMap:
-        """The role map: the model's, the backbone's own, or one discovered on the desk's pictures."""
+        """The role map: the model's, the backbone's own, or one discovered on the desk's images."""
         with self.lock:
             if self.roles is None:
                 from dear.heads.discover import discover_roles
 
-                self.roles = discover_roles(self.clip, self.pictures, concepts="tags", progress=tell)
+                self.roles = discover_roles(self.clip, self.images, concepts="tags", progress=tell)
             return self.roles
 
     def find_model(self, tell: Tell | None = None) -> Method:
-        """The adapted model; without a run a small one is trained on example pictures, in seconds."""
+        """The adapted model; without a run a small one is trained on example images, in seconds."""
         with self.lock:
             if self.model is None:
-                from dear.adapt import adapt
+                from dear.workflows.adapt import adapt
 
                 roles = self.find_roles(tell)
                 train = open_data(EXAMPLE, "train")
@@ -113,9 +113,9 @@ class Desk:
             if model.roles is not None:
                 self.roles = model.roles
 
-    def pixels(self, pictures: Sequence[Image.Image]) -> Tensor:
-        """Normalised pixels of pictures, [n, 3, S, S]."""
-        return torch.stack([self.clip.preprocess(picture) for picture in pictures]).to(self.clip.device)
+    def pixels(self, images: Sequence[Image.Image]) -> Tensor:
+        """Normalized pixels of images, [n, 3, S, S]."""
+        return torch.stack([self.clip.preprocess(image) for image in images]).to(self.clip.device)
 
 
 def open_desk(
@@ -132,7 +132,7 @@ def open_desk(
         folder: private folder for runs and uploads.
         run: run folder of an adapted model.
         backbone: instead of the run's own, or without a run.
-        data: pictures to look at, as for `dear.open_data`.
+        data: images to look at, as for `dear.open_data`.
         device: where to compute.
         local: the page may name folders of this computer.
 
@@ -141,32 +141,32 @@ def open_desk(
     """
     if run is None:
         clip = load(backbone or "mini", device=device)
-        pictures = open_data(data, "all") if data else examples()
-        return Desk(clip, known_roles(clip), pictures, folder, local=local)
+        images = open_data(data, "all") if data else examples()
+        return Desk(clip, known_roles(clip), images, folder, local=local)
     model = load_run(run, backbone=backbone, device=device)
-    pictures = open_data(data, "all") if data else _own_pictures(run)
+    images = open_data(data, "all") if data else _own_images(run)
     roles = model.roles if model.roles is not None else known_roles(model.clip)
-    return Desk(model.clip, roles, pictures, folder, model, f"the run in {run}", local)
+    return Desk(model.clip, roles, images, folder, model, f"the run in {run}", local)
 
 
-def examples(each: int = _EACH) -> PictureSet:
-    """Pictures of several tasks of the attribute world as one set."""
-    from dear.data.listed import ListedPictures
+def examples(each: int = _EACH) -> ImageSet:
+    """Images of several tasks of the attribute world as one set."""
+    from dear.data.listed import ListedImages
 
     items: list[Image.Image] = []
     names: list[str] = []
     for name in EXAMPLES:
         task = open_data(name, "test")
         for index in range(0, len(task), max(1, len(task) // each)):
-            items.append(task.picture(index))
+            items.append(task.image(index))
             names.append(task.classes[int(task.labels[index])])
     classes = tuple(dict.fromkeys(names))
     labels = torch.tensor([classes.index(name) for name in names])
-    return ListedPictures(tuple(items), labels, classes, name="examples of the attribute world")
+    return ListedImages(tuple(items), labels, classes, name="examples of the attribute world")
 
 
-def _own_pictures(run: str) -> PictureSet:
-    """The test pictures a run was made for, where it says so; else examples."""
+def _own_images(run: str) -> ImageSet:
+    """The test images a run was made for, where it says so; else examples."""
     data = read_config(run)["data"]
     for spec in (data.get("spec"), data.get("name")):
         if isinstance(spec, str):

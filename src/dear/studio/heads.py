@@ -1,4 +1,4 @@
-"""The Heads tab: the map of heads, and for one head its role, its pictures and where it looks."""
+"""The Heads tab: the map of heads, and for one head its role, its images and where it looks."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dear.data.pictures import PictureSet
+from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.figures import ATTRIBUTES
 from dear.heads.ablate import Collected, collect
 from dear.heads.batches import batches
 from dear.heads.explain import excitement, gaze
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
+from dear.report.figures import ATTRIBUTES
 from dear.studio.desk import Desk, Tell
 
 Key = tuple[int, int]
-KIND_COLOURS = {"other": "#b9b4c7", "generalization": "#7cc3ee", "mixed": "#eceae3"}
+KIND_COLORS = {"other": "#b9b4c7", "generalization": "#7cc3ee", "mixed": "#eceae3"}
 _DARK = {"#D55E00", "#009E73", "#0072B2"}
 _LOOKED_AT, _SHOWN = 400, 6
 
 
 class Viewer:
-    """Answers about heads; the pictures run through the backbone once."""
+    """Answers about heads; the images run through the backbone once."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self._kept: tuple[RoleMap, PictureSet, Collected] | None = None
+        self._kept: tuple[RoleMap, ImageSet, Collected] | None = None
 
-    def collected(self, tell: Tell | None = None) -> tuple[RoleMap, PictureSet, Collected]:
-        """The role map, the pictures looked at, and what every head adds to each of them."""
+    def collected(self, tell: Tell | None = None) -> tuple[RoleMap, ImageSet, Collected]:
+        """The role map, the images looked at, and what every head adds to each of them."""
         roles = self.desk.find_roles(tell)
         with self.desk.lock:
             if self._kept is None or self._kept[0] is not roles:
-                every = self.desk.pictures
+                every = self.desk.images
                 some = every.subset(_spread(len(every), _LOOKED_AT))
                 say = tell or (lambda what, done, total: None)
                 kept = collect(
-                    self.desk.clip, some, roles.layers, progress=lambda done: say("pictures", done, len(some))
+                    self.desk.clip, some, roles.layers, progress=lambda done: say("images", done, len(some))
                 )
                 self._kept = (roles, some, kept)
             return self._kept
 
     def view(self, key: Key, tell: Tell | None = None) -> HeadView:
         """Everything the tab shows about one head."""
-        roles, pictures, kept = self.collected(tell)
+        roles, images, kept = self.collected(tell)
         role, clip = roles[key], self.desk.clip
         phrase = role.phrases[0] if role.phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
         found = excitement(kept, key, text, phrase, _SHOWN)
         rows = [*found.most, *found.least]
-        looks = torch.cat([gaze(clip, part, [key])[0].cpu() for part in batches(clip, pictures.subset(rows))])
-        shown = [overlay(pictures.picture(row), look) for row, look in zip(rows, looks, strict=True)]
-        plain = [pictures.picture(row) for row in rows]
+        looks = torch.cat([gaze(clip, part, [key])[0].cpu() for part in batches(clip, images.subset(rows))])
+        shown = [overlay(images.image(row), look) for row, look in zip(rows, looks, strict=True)]
+        plain = [images.image(row) for row in rows]
         middle = len(found.most)
         return HeadView(key, role, phrase, plain[:middle], shown[:middle], plain[middle:], shown[middle:])
 
-    def look(self, key: Key, picture: Image.Image) -> Image.Image:
-        """Where a head looks in a given picture."""
+    def look(self, key: Key, image: Image.Image) -> Image.Image:
+        """Where a head looks in a given image."""
         self.desk.find_roles()[key]  # a head that does not exist is told here
-        return overlay(picture, gaze(self.desk.clip, self.desk.pixels([picture]), [key])[0, 0].cpu())
+        return overlay(image, gaze(self.desk.clip, self.desk.pixels([image]), [key])[0, 0].cpu())
 
 
 @dataclass(frozen=True)
 class HeadView:
-    """A head as the tab shows it: pictures that excite it most and least, plain and with its gaze on them."""
+    """A head as the tab shows it: images that excite it most and least, plain and with its gaze on them."""
 
     key: Key
     role: Role
@@ -82,11 +82,11 @@ class HeadView:
     least_seen: list[Image.Image]
 
 
-def overlay(picture: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
-    """A picture's centre square with a gaze [h, w] over it: bright and warm where the head looks."""
-    from dear.imagefile import square
+def overlay(image: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
+    """An image's center square with a gaze [h, w] over it: bright and warm where the head looks."""
+    from dear._io.image_file import square
 
-    base = np.asarray(square(picture, side), dtype=np.float32) / 255  # [side, side, 3]
+    base = np.asarray(square(image, side), dtype=np.float32) / 255  # [side, side, 3]
     share = (look / look.max().clamp(min=1e-12)).clamp(0, 1).sqrt()  # one patch often leads by far
     small = Image.fromarray((255 * share).round().to(torch.uint8).numpy())
     heat = np.asarray(small.resize((side, side), Image.Resampling.BICUBIC), dtype=np.float32)[..., None] / 255
@@ -99,8 +99,8 @@ def overlay(picture: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
 def _warm(heat: NDArray[np.float32]) -> NDArray[np.float32]:
     """Dark violet over orange to light yellow, [h, w] -> [h, w, 3]: rises in lightness, so it prints."""
     stops = np.array([0.0, 0.5, 1.0], dtype=np.float32)
-    colours = np.array([[0.25, 0.0, 0.4], [0.9, 0.4, 0.1], [1.0, 0.98, 0.6]], dtype=np.float32)
-    return np.stack([np.interp(heat, stops, colours[:, c]) for c in range(3)], axis=-1).astype(np.float32)
+    colors = np.array([[0.25, 0.0, 0.4], [0.9, 0.4, 0.1], [1.0, 0.98, 0.6]], dtype=np.float32)
+    return np.stack([np.interp(heat, stops, colors[:, c]) for c in range(3)], axis=-1).astype(np.float32)
 
 
 def parse_key(text: str, roles: RoleMap) -> Key:
@@ -125,7 +125,7 @@ def first_key(roles: RoleMap) -> Key:
 
 
 def map_html(roles: RoleMap, chosen: Key | None = None) -> str:
-    """The map as a table of buttons: one row a layer, one button a head, coloured by role.
+    """The map as a table of buttons: one row a layer, one button a head, colored by role.
 
     Each button carries `data-head`; arrow keys move between them (see `app`).
     """
@@ -135,8 +135,8 @@ def map_html(roles: RoleMap, chosen: Key | None = None) -> str:
         cells = "".join(_cell((layer, number), roles[layer, number], chosen) for number in range(roles.heads))
         rows.append(f'<tr><th scope="row">{layer}</th>{cells}</tr>')
     legend = [(f"Core: {name}", ATTRIBUTES.get(name, "#7A5195")) for name in roles.core]
-    legend += [(KIND_TITLES[kind], KIND_COLOURS[kind]) for kind in KINDS if kind != "core"]
-    items = "".join(f'<li><i style="background:{colour}"></i>{escape(name)}</li>' for name, colour in legend)
+    legend += [(KIND_TITLES[kind], KIND_COLORS[kind]) for kind in KINDS if kind != "core"]
+    items = "".join(f'<li><i style="background:{color}"></i>{escape(name)}</li>' for name, color in legend)
     return (
         '<div class="dear-map"><table aria-label="Heads by layer; choose one"><thead><tr>'
         f'<th scope="col"><span class="dear-hidden">layer</span></th>{head}</tr></thead>'
@@ -145,13 +145,13 @@ def map_html(roles: RoleMap, chosen: Key | None = None) -> str:
 
 
 def _cell(key: Key, role: Role, chosen: Key | None) -> str:
-    colour = ATTRIBUTES.get(str(role.concept), "#7A5195") if role.kind == "core" else KIND_COLOURS[role.kind]
-    ink = "#fff" if colour in _DARK else "#111"
+    color = ATTRIBUTES.get(str(role.concept), "#7A5195") if role.kind == "core" else KIND_COLORS[role.kind]
+    ink = "#fff" if color in _DARK else "#111"
     words = KIND_TITLES[role.kind] + (f", {role.concept}" if role.concept else "")
     pressed = "true" if key == chosen else "false"
     return (
         f'<td><button type="button" data-head="{key[0]}-{key[1]}" aria-pressed="{pressed}" '
-        f'style="background:{colour};color:{ink}" title="{escape(words)}" '
+        f'style="background:{color};color:{ink}" title="{escape(words)}" '
         f'aria-label="layer {key[0]}, head {key[1]}: {escape(words)}">'
         f"{escape(role.concept or role.kind)}</button></td>"
     )
@@ -168,9 +168,9 @@ def describe_html(view: HeadView) -> str:
     )
     phrases = "".join(f"<li>{escape(phrase)}</li>" for phrase in role.phrases)
     along = (
-        f"Pictures are ordered along the head’s first phrase, “{escape(view.phrase)}”."
+        f"Images are ordered along the head’s first phrase, “{escape(view.phrase)}”."
         if view.phrase
-        else "Pictures are ordered along the direction in which the head’s output varies most."
+        else "Images are ordered along the direction in which the head’s output varies most."
     )
     listed = f"<h4>Its phrases</h4><ol>{phrases}</ol>" if phrases else ""
     return (

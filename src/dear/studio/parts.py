@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 import gradio as gr
 from PIL import Image
 
+from dear._io.files import write_atomic
 from dear.errors import DearError
-from dear.files import write_atomic
 from dear.studio.desk import Desk, Stopped, Tell
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,13 +71,13 @@ class Work:
         return button
 
 
-def shown(desk: Desk, picture: Image.Image) -> str:
-    """A picture as a file to show, written once and whole.
+def shown(desk: Desk, image: Image.Image) -> str:
+    """An image as a file to show, written once and whole.
 
-    gradio, given a picture, writes over the file of an equal one even while it is sent to somebody else.
+    gradio, given an image, writes over the file of an equal one even while it is sent to somebody else.
     """
     buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=90)
+    image.save(buffer, "WEBP", quality=90)
     content = buffer.getvalue()
     path = desk.folder / "shown" / f"{hashlib.sha256(content).hexdigest()[:32]}.webp"
     if not path.exists():
@@ -86,13 +86,13 @@ def shown(desk: Desk, picture: Image.Image) -> str:
 
 
 def samples_of(desk: Desk, count: int = 12) -> list[tuple[Any, str]]:
-    """Pictures to click on, spread over those on the desk, with their names."""
-    pictures = desk.pictures
+    """Images to click on, spread over those on the desk, with their names."""
+    images = desk.images
     chosen = [
-        (place * 2 + 1) * len(pictures) // (2 * min(count, len(pictures)))
-        for place in range(min(count, len(pictures)))
+        (place * 2 + 1) * len(images) // (2 * min(count, len(images)))
+        for place in range(min(count, len(images)))
     ]
-    return [(pictures.picture(i), pictures.classes[int(pictures.labels[i])]) for i in chosen]
+    return [(images.image(i), images.classes[int(images.labels[i])]) for i in chosen]
 
 
 def gallery_look(columns: int, name: str) -> dict[str, Any]:

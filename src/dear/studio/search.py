@@ -1,4 +1,4 @@
-"""The Retrieve tab: pictures that are like the query in one attribute, whatever else differs."""
+"""The Retrieve tab: images that are like the query in one attribute, whatever else differs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from dear.data.pictures import PictureSet
+from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
-from dear.retrieve import gallery_features, gallery_of, rank
 from dear.studio.desk import Desk, Tell
+from dear.workflows.retrieve import gallery_features, gallery_of, rank
 
 MOST = 20_000
 
@@ -23,22 +23,22 @@ class Search:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self._kept: tuple[Method, str, PictureSet, Tensor] | None = None
+        self._kept: tuple[Method, str, ImageSet, Tensor] | None = None
 
-    def gallery(self, folder: str) -> PictureSet:
-        """The pictures to search: a folder of this computer, or without one those on the desk.
+    def gallery(self, folder: str) -> ImageSet:
+        """The images to search: a folder of this computer, or without one those on the desk.
 
         Raises:
             UsageError: the page is served to others, who may not name folders of this computer.
-            DataError: it is no folder, or holds no or too many pictures.
+            DataError: it is no folder, or holds no or too many images.
         """
         name = folder.strip()
         if not name:
-            return self.desk.pictures
+            return self.desk.images
         check_folder(self.desk, name)
         found = gallery_of(Path(name).expanduser())
         if len(found) > MOST:
-            raise DataError(f"{name}: holds {len(found):,} pictures; the studio searches up to {MOST:,}")
+            raise DataError(f"{name}: holds {len(found):,} images; the studio searches up to {MOST:,}")
         return found
 
     def find(
@@ -49,7 +49,7 @@ class Search:
         top: int = 8,
         tell: Tell | None = None,
     ) -> list[tuple[Image.Image, str, float]]:
-        """The nearest pictures of the gallery: (picture, name, cosine), nearest first.
+        """The nearest images of the gallery: (image, name, cosine), nearest first.
 
         Raises:
             UsageError: the model has no attributes, or not this one.
@@ -58,26 +58,26 @@ class Search:
         if not isinstance(model, DeAR):
             raise UsageError(f"{model.title} has no features of its own for attributes; load or train a DeAR")
         wanted = model.attributes[model.attribute_index(attribute)]
-        pictures, features = self._features(model, folder, tell)
-        found = next(one for one in rank(model, query, features, pictures, top) if one.attribute == wanted)
+        images, features = self._features(model, folder, tell)
+        found = next(one for one in rank(model, query, features, images, top) if one.attribute == wanted)
         return [
-            (pictures.picture(index), _name(pictures, index), cosine)
+            (images.image(index), _name(images, index), cosine)
             for index, cosine in zip(found.indices, found.similarity, strict=True)
         ]
 
-    def _features(self, model: DeAR, folder: str, tell: Tell | None) -> tuple[PictureSet, Tensor]:
+    def _features(self, model: DeAR, folder: str, tell: Tell | None) -> tuple[ImageSet, Tensor]:
         kept = self._kept
         if kept is not None and kept[0] is model and kept[1] == folder:
             return kept[2], kept[3]
-        pictures = self.gallery(folder)
+        images = self.gallery(folder)
 
         def progress(done: int, total: int) -> None:
             if tell is not None:
                 tell("reading the gallery", done, total)
 
-        features = gallery_features(model, pictures, progress)
-        self._kept = (model, folder, pictures, features)
-        return pictures, features
+        features = gallery_features(model, images, progress)
+        self._kept = (model, folder, images, features)
+        return images, features
 
 
 def check_folder(desk: Desk, name: str) -> Path:
@@ -97,14 +97,14 @@ def check_folder(desk: Desk, name: str) -> Path:
     return path
 
 
-def _name(pictures: PictureSet, index: int) -> str:
-    """What to call a picture of a gallery: its file, or else its class."""
-    key = pictures.key(index)
-    if key.startswith("item ") and len(pictures.classes) > 1:
-        return pictures.classes[int(pictures.labels[index])]
+def _name(images: ImageSet, index: int) -> str:
+    """What to call an image of a gallery: its file, or else its class."""
+    key = images.key(index)
+    if key.startswith("item ") and len(images.classes) > 1:
+        return images.classes[int(images.labels[index])]
     return Path(key).name
 
 
 def captions(found: Sequence[tuple[Image.Image, str, float]]) -> list[tuple[Image.Image, str]]:
-    """For a gallery of pictures: each with its name and cosine."""
-    return [(picture, f"{cosine:.3f} {name}") for picture, name, cosine in found]
+    """For a gallery of images: each with its name and cosine."""
+    return [(image, f"{cosine:.3f} {name}") for image, name, cosine in found]

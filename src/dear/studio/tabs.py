@@ -9,11 +9,11 @@ from typing import Any
 
 import gradio as gr
 
-from dear import figures
+from dear._io.image_file import open_image
 from dear.data import list_datasets
 from dear.errors import RunError
-from dear.imagefile import open_image
 from dear.methods import list_methods
+from dear.report import figures
 from dear.studio import classify as asking
 from dear.studio import compare as comparing
 from dear.studio import heads as watching
@@ -55,12 +55,12 @@ def heads_tab(desk: Desk, page: Any) -> None:
             about = gr.HTML(elem_id="head-about")
             work.button("heads")
         with gr.Column(scale=3, min_width=280):
-            most = gr.Gallery(label="Pictures that excite it most", **gallery_look(6, "head-most"))
+            most = gr.Gallery(label="Images that excite it most", **gallery_look(6, "head-most"))
             seen = gr.Gallery(label="Where it looks in them", **gallery_look(6, "head-gaze"))
-            with gr.Accordion("Pictures that excite it least", open=False):
+            with gr.Accordion("Images that excite it least", open=False):
                 least = gr.Gallery(label="Least", **gallery_look(6, "head-least"))
-    with gr.Accordion("Where does it look in my picture?", open=False), gr.Row():
-        own = gr.File(label="A picture", file_count="single", elem_id="look-file")
+    with gr.Accordion("Where does it look in my image?", open=False), gr.Row():
+        own = gr.File(label="An image", file_count="single", elem_id="look-file")
         looked = gr.Image(label="Where the chosen head looks", interactive=False, buttons=[])
 
     @spoken
@@ -96,12 +96,12 @@ def heads_tab(desk: Desk, page: Any) -> None:
 
 
 def classify_tab(desk: Desk) -> None:
-    """Any pictures and any class names."""
+    """Any images and any class names."""
     work = Work()
     samples = samples_of(desk)
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            files = gr.File(label="Drop pictures here", file_count="multiple", elem_id="classify-files")
+            files = gr.File(label="Drop images here", file_count="multiple", elem_id="classify-files")
             with gr.Accordion("Camera", open=False):
                 camera = gr.Image(label="Camera", sources=["webcam"], type="pil", elem_id="classify-camera")
             example = gr.Gallery(
@@ -122,7 +122,7 @@ def classify_tab(desk: Desk) -> None:
                 go = gr.Button("Classify", variant="primary", elem_id="classify-go")
                 work.button("classify")
         with gr.Column(scale=3, min_width=300):
-            cards = gr.HTML("<p>Choose pictures; the answers appear here.</p>", elem_id="classify-answers")
+            cards = gr.HTML("<p>Choose images; the answers appear here.</p>", elem_id="classify-answers")
             shares = gr.Plot(
                 label="What each attribute added to the decision",
                 visible=False,
@@ -131,10 +131,8 @@ def classify_tab(desk: Desk) -> None:
             source = gr.Markdown(elem_id="classify-source")
 
     @spoken
-    def ask(pictures: list[tuple[str, Any]], text: str, prompt: str, progress: Any) -> list[Any]:
-        verdicts = asking.classify(
-            desk, pictures, asking.parse_classes(text), prompt, tell=work.tell(progress)
-        )
+    def ask(images: list[tuple[str, Any]], text: str, prompt: str, progress: Any) -> list[Any]:
+        verdicts = asking.classify(desk, images, asking.parse_classes(text), prompt, tell=work.tell(progress))
         rows = asking.share_rows(verdicts)
         figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
         return [asking.verdicts_html(verdicts), figure, f"Adapted model: {desk.source}."]
@@ -157,8 +155,8 @@ def classify_tab(desk: Desk) -> None:
         prompt: str,
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
-        picture, name = samples[event.index]
-        return ask([(name, picture)], text, prompt, progress)
+        image, name = samples[event.index]
+        return ask([(name, image)], text, prompt, progress)
 
     outputs = [cards, shares, source]
     go.click(run, [files, camera, names, template], outputs, show_progress_on=[cards])
@@ -166,16 +164,16 @@ def classify_tab(desk: Desk) -> None:
 
 
 def retrieve_tab(desk: Desk) -> None:
-    """Nearest pictures in one attribute."""
+    """Nearest images in one attribute."""
     search, work = Search(desk), Work()
     samples = samples_of(desk)
     attributes = list(desk.roles.core) if desk.roles is not None else ["Color", "Shape", "Texture", "Object"]
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             attribute = gr.Radio(
-                attributes, value=attributes[0], label="Find pictures alike in", elem_id="retrieve-attribute"
+                attributes, value=attributes[0], label="Find images alike in", elem_id="retrieve-attribute"
             )
-            query = gr.File(label="A query picture", file_count="single", elem_id="retrieve-file")
+            query = gr.File(label="A query image", file_count="single", elem_id="retrieve-file")
             example = gr.Gallery(
                 samples,
                 label="… or click an example",
@@ -183,7 +181,7 @@ def retrieve_tab(desk: Desk) -> None:
                 **gallery_look(6, "retrieve-examples"),
             )
             folder = gr.Textbox(
-                label="Folder of pictures on this computer; empty: the pictures on the desk",
+                label="Folder of images on this computer; empty: the images on the desk",
                 visible=desk.local,
                 elem_id="retrieve-folder",
             )
@@ -206,9 +204,9 @@ def retrieve_tab(desk: Desk) -> None:
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
         chosen = samples[number][0] if not path and number is not None else None
-        picture = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][1]
-        alike = captions(search.find(picture, wanted, where, tell=work.tell(progress)))
-        return [shown(desk, picture), [(shown(desk, one), words) for one, words in alike]]
+        image = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][1]
+        alike = captions(search.find(image, wanted, where, tell=work.tell(progress)))
+        return [shown(desk, image), [(shown(desk, one), words) for one, words in alike]]
 
     def pick(event: gr.SelectData) -> list[Any]:
         return [event.index, None]  # the example counts now, not a file from before
@@ -231,11 +229,11 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> None:
                 tasks,
                 value=tasks[0],
                 allow_custom_value=True,
-                label=f"Pictures: {where}",
+                label=f"Images: {where}",
                 elem_id="train-data",
             )
             method = gr.Dropdown(list_methods(), value="dear", label="Method", elem_id="train-method")
-            shots = gr.Slider(0, 64, 16, step=1, label="Pictures a class (0: all)", elem_id="train-shots")
+            shots = gr.Slider(0, 64, 16, step=1, label="Images a class (0: all)", elem_id="train-shots")
             epochs = gr.Slider(1, 50, 10, step=1, label="Epochs", elem_id="train-epochs")
             seed = gr.Number(1, label="Seed", precision=0, minimum=0, elem_id="train-seed")
             with gr.Row():
@@ -246,9 +244,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> None:
         with gr.Column(scale=3, min_width=300):
             status = gr.HTML(status_html(trainer.watched), elem_id="train-status")
             loss = gr.Plot(label="Loss", visible=False, **plot_look("train-loss"))
-            accuracy = gr.Plot(
-                label="Accuracy on test pictures", visible=False, **plot_look("train-accuracy")
-            )
+            accuracy = gr.Plot(label="Accuracy on test images", visible=False, **plot_look("train-accuracy"))
 
     def watch() -> Iterator[list[Any]]:
         seen = (-1, -1)

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dear.adapt import check_task
-from dear.data import PictureSet, few_shot, open_data
+from dear._io.files import write_atomic
+from dear.data import ImageSet, few_shot, open_data
 from dear.errors import DearError, RunError, UsageError
-from dear.files import write_atomic
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train import Paused, Recipe, evaluate, train
+from dear.workflows.adapt import check_task
 
-_TESTED = 120  # pictures for the accuracy that is shown while training
+_TESTED = 120  # images for the accuracy that is shown while training
 FILES = ("config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl")
 
 
@@ -86,11 +86,11 @@ class Trainer:
             raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
         with self.desk.lock:
             self._refuse_second()
-            pictures, test = self._open(plan)
+            images, test = self._open(plan)
             self._number += 1
             self.plan = plan
             self.run = self.desk.folder / f"run-{self._number}"
-            self._launch(plan, pictures, test, resume=False)
+            self._launch(plan, images, test, resume=False)
 
     def resume(self) -> None:
         """Continue the training that was stopped.
@@ -139,36 +139,36 @@ class Trainer:
         if self.watched.busy:
             raise UsageError("a training is running; stop it first, or wait until it is done")
 
-    def _open(self, plan: Plan) -> tuple[PictureSet, PictureSet | None]:
+    def _open(self, plan: Plan) -> tuple[ImageSet, ImageSet | None]:
         name = plan.data.strip()
         if not name:
-            raise UsageError("name the pictures to train on: a task of the attribute world or a folder")
+            raise UsageError("name the images to train on: a task of the attribute world or a folder")
         if not name.startswith("world:"):
             name = str(check_folder(self.desk, name))
-        pictures = open_data(name, "train")
-        check_task(pictures)
+        images = open_data(name, "train")
+        check_task(images)
         try:
             test = open_data(name, "test")
         except DearError:
-            return pictures, None
+            return images, None
         step = max(1, len(test) // _TESTED)
-        return pictures, test.subset(range(0, len(test), step)) if len(test) else None
+        return images, test.subset(range(0, len(test), step)) if len(test) else None
 
-    def _launch(self, plan: Plan, pictures: PictureSet, test: PictureSet | None, resume: bool) -> None:
+    def _launch(self, plan: Plan, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
         before = self.watched
         self.watched = Watched("running", "Getting ready …")
         if resume:
             self.watched.accuracy = before.accuracy
         self._stop.clear()
         self._thread = threading.Thread(
-            target=self._work, args=(plan, pictures, test, resume), name="dear-training", daemon=True
+            target=self._work, args=(plan, images, test, resume), name="dear-training", daemon=True
         )
         self._thread.start()
 
-    def _work(self, plan: Plan, pictures: PictureSet, test: PictureSet | None, resume: bool) -> None:
+    def _work(self, plan: Plan, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
         watched = self.watched
         try:
-            method = self._train(plan, pictures, test, resume, watched)
+            method = self._train(plan, images, test, resume, watched)
         except Paused:
             watched.state = "stopped"
             watched.message = (
@@ -185,16 +185,16 @@ class Trainer:
             watched.state = "finished"
 
     def _train(
-        self, plan: Plan, pictures: PictureSet, test: PictureSet | None, resume: bool, watched: Watched
+        self, plan: Plan, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched
     ) -> Method:
-        pictures = few_shot(pictures, plan.shots, plan.seed) if plan.shots else pictures
+        images = few_shot(images, plan.shots, plan.seed) if plan.shots else images
         roles = self.desk.find_roles() if find_method(plan.method).uses_roles else None
         method = build_method(
             plan.method,
             self.desk.clip,
-            pictures.classes,
+            images.classes,
             roles=roles,
-            template=pictures.template,
+            template=images.template,
             seed=plan.seed,
         )
         recipe = Recipe.of(method, epochs=plan.epochs, seed=plan.seed)
@@ -212,5 +212,5 @@ class Trainer:
             left = (time.monotonic() - began) / (step - first) * (steps - step)
             watched.message = f"Step {step} of {steps}, about {left:.0f} s left."
 
-        train(method, pictures, recipe, self.run, resume, progress, self._stop.is_set)
+        train(method, images, recipe, self.run, resume, progress, self._stop.is_set)
         return method

@@ -14,7 +14,7 @@ from torch import Tensor
 from dear.methods.base import Loss
 from dear.train.feed import Feed
 
-AT_ONCE = 256  #: pictures; a GPU is full with them, and their activations take 160 MB on ViT-B/16
+AT_ONCE = 256  #: images; a GPU is full with them, and their activations take 160 MB on ViT-B/16
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class Given(NamedTuple):
 
 
 def steps_ahead(size: int, batch: int) -> int:
-    """How many steps' pictures run at once; larger pictures take more memory, so fewer of them.
+    """How many steps' images run at once; larger images take more memory, so fewer of them.
 
     >>> steps_ahead(224, 16), steps_ahead(448, 16), steps_ahead(224, 1000)
     (16, 4, 1)

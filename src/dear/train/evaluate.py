@@ -1,4 +1,4 @@
-"""Accuracy of a method on a labelled set, overall and per class, in every mode at once."""
+"""Accuracy of a method on a labeled set, overall and per class, in every mode at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.clip.images import normalise
-from dear.data.pictures import PictureSet
+from dear._io.memory import in_batches
+from dear.clip.images import normalize
+from dear.data.images import ImageSet
 from dear.errors import DataError, TrainingError, UsageError
-from dear.memory import in_batches
 from dear.methods.base import Method
 from dear.train.precision import backbone_in
 
@@ -37,12 +37,12 @@ class Evaluation:
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Share of pictures answered rightly, by mode."""
+        """Share of images answered rightly, by mode."""
         return {mode: float((a == self.labels).double().mean()) for mode, a in self.answers.items()}
 
     @property
     def per_class(self) -> dict[str, dict[str, float]]:
-        """The same for the pictures of each class that has any."""
+        """The same for the images of each class that has any."""
         result: dict[str, dict[str, float]] = {}
         for mode, answers in self.answers.items():
             right = (answers == self.labels).double()
@@ -72,71 +72,71 @@ class Evaluation:
             "mode": mode,
             "accuracy": self.accuracy[mode],
             "per_class": self.per_class[mode],
-            "pictures": len(self.labels),
+            "images": len(self.labels),
             "modes": self.accuracy,
         }
 
 
-def fit_classes(method: Method, pictures: PictureSet) -> tuple[Method, Tensor]:
+def fit_classes(method: Method, images: ImageSet) -> tuple[Method, Tensor]:
     """The method that can answer for a set, and the set's labels in that method's numbering [n].
 
     When the method knows all the set's classes, it chooses among all of its own; otherwise the adapter is
     put on the set's classes.
     """
-    if tuple(pictures.classes) == method.classes:  # also where two classes share a name
-        return method, pictures.labels
+    if tuple(images.classes) == method.classes:  # also where two classes share a name
+        return method, images.labels
     known = {name: number for number, name in enumerate(method.classes)}
-    if all(name in known for name in pictures.classes):
-        numbers = torch.tensor([known[name] for name in pictures.classes], dtype=torch.long)
-        return method, numbers[pictures.labels]
-    return method.with_classes(pictures.classes, pictures.template), pictures.labels
+    if all(name in known for name in images.classes):
+        numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
+        return method, numbers[images.labels]
+    return method.with_classes(images.classes, images.template), images.labels
 
 
 def evaluate(
     method: Method,
-    pictures: PictureSet,
+    images: ImageSet,
     batch: int = BATCH,
     precision: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Answer every picture of a set in every mode; what the modes share is computed once.
+    """Answer every image of a set in every mode; what the modes share is computed once.
 
     Args:
         method: the method; on classes it does not know, its adapter is put on the set's classes.
-        pictures: the labelled set.
-        batch: pictures at once; halved, with a notice, when memory runs out.
+        images: the labeled set.
+        batch: images at once; halved, with a notice, when memory runs out.
         precision: of the matrices, as in the recipe.
-        progress: told (pictures done, pictures in all).
+        progress: told (images done, images in all).
 
     Raises:
         DataError: the set is empty.
         TrainingError: a score is not a finite number.
     """
-    if len(pictures) == 0:
-        raise DataError(f"{pictures.name}: there is no picture to evaluate on")
-    method, labels = fit_classes(method, pictures)
+    if len(images) == 0:
+        raise DataError(f"{images.name}: there is no image to evaluate on")
+    method, labels = fit_classes(method, images)
     found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     config = method.clip.config
 
     def answer(rows: range) -> dict[str, tuple[Tensor, Tensor]]:
-        raw = pictures.pixels(list(rows), config.vision.image_size).to(method.clip.device)
-        scores = method.all_logits(normalise(raw, config.mean, config.std))
+        raw = images.pixels(list(rows), config.vision.image_size).to(method.clip.device)
+        scores = method.all_logits(normalize(raw, config.mean, config.std))
         best = {mode: logits.softmax(dim=-1).max(dim=-1) for mode, logits in scores.items()}
         return {mode: (one.indices, one.values) for mode, one in best.items()}
 
     with backbone_in(method, precision), torch.no_grad():
-        for rows, answers in in_batches(answer, len(pictures), batch):
+        for rows, answers in in_batches(answer, len(images), batch):
             for mode, (indices, values) in answers.items():
                 found[mode].append(indices)
                 sure[mode].append(values)
             if progress is not None:
-                progress(rows.stop, len(pictures))
+                progress(rows.stop, len(images))
     for mode, parts in sure.items():
         broken = int((~torch.cat(parts).isfinite()).sum())
         if broken:
             raise TrainingError(
-                f"{pictures.name}: the scores of {broken} of {len(pictures)} pictures are not finite numbers "
+                f"{images.name}: the scores of {broken} of {len(images)} images are not finite numbers "
                 f"(mode {mode}, precision {precision}); use precision float32, or train again with a lower lr"
             )
     return Evaluation(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dear.clip.augment import augment_batch, crop_batch, sample_boxes
-from dear.clip.images import normalise
+from dear.clip.images import normalize
 from dear.clip.model import Clip
-from dear.data.pictures import PictureSet
+from dear.data.images import ImageSet
 from dear.data.training import TrainingPixels
 from dear.errors import DataError
 from dear.methods.base import Batch
@@ -28,52 +28,52 @@ class Feed:
     """Batches of a training set: decoded once, kept as bytes on the device, augmented there.
 
     Args:
-        pictures: the training set.
-        clip: the backbone, for the size and normalisation of its input and for the device.
+        images: the training set.
+        clip: the backbone, for the size and normalization of its input and for the device.
         recipe: batch size, crops, flips and seed.
     """
 
-    def __init__(self, pictures: PictureSet, clip: Clip, recipe: Recipe) -> None:
-        if len(pictures) == 0:
-            raise DataError(f"{pictures.name}: there is no picture to train on")
-        self.pictures, self.recipe = pictures, recipe
+    def __init__(self, images: ImageSet, clip: Clip, recipe: Recipe) -> None:
+        if len(images) == 0:
+            raise DataError(f"{images.name}: there is no image to train on")
+        self.images, self.recipe = images, recipe
         self.size, self.device = clip.config.vision.image_size, clip.device
         self.mean, self.std = clip.config.mean, clip.config.std
-        self.labels = pictures.labels.to(self.device)
+        self.labels = images.labels.to(self.device)
         self.domains: Tensor | None = None
-        if pictures.domains is not None:
-            names = sorted(set(pictures.domains))
-            self.domains = torch.tensor([names.index(d) for d in pictures.domains], device=self.device)
-        self.decoded = TrainingPixels(pictures, self.size, self.device)
+        if images.domains is not None:
+            names = sorted(set(images.domains))
+            self.domains = torch.tensor([names.index(d) for d in images.domains], device=self.device)
+        self.decoded = TrainingPixels(images, self.size, self.device)
         self._order: tuple[int, list[int]] = (-1, [])
         self._walks = 0
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches that walk the set once; the last may be smaller."""
-        return -(-len(self.pictures) // self.recipe.batch)
+        return -(-len(self.images) // self.recipe.batch)
 
     def batch(self, indices: Sequence[int], generator: torch.Generator | None) -> Batch:
-        """Random views of some pictures, or CLIP's own view of them without a generator."""
+        """Random views of some images, or CLIP's own view of them without a generator."""
         if generator is None:
-            views = self.pictures.pixels(list(indices), self.size).to(self.device)
+            views = self.images.pixels(list(indices), self.size).to(self.device)
         else:
             raw, sizes = self.decoded.batch(indices)
             scale, flip = self.recipe.scale, self.recipe.flip
             views = augment_batch(raw, self.size, generator, scale=scale, flip=flip, sizes=sizes)
-        return self._labelled(views, indices)
+        return self._labeled(views, indices)
 
-    def _labelled(self, views: Tensor, indices: Sequence[int]) -> Batch:
+    def _labeled(self, views: Tensor, indices: Sequence[int]) -> Batch:
         # Copied from the host without waiting for the device: nothing in a step may.
         rows = torch.tensor(list(indices)).to(self.device, non_blocking=True)
         domains = None if self.domains is None else self.domains[rows]
-        return Batch(normalise(views, self.mean, self.std), self.labels[rows], domains)
+        return Batch(normalize(views, self.mean, self.std), self.labels[rows], domains)
 
     def order(self, epoch: int) -> list[int]:
         """The order in which epoch `epoch` (from 0) walks the set."""
         if self._order[0] != epoch:
             generator = stream(self.recipe.seed, "order", epoch)
-            self._order = (epoch, torch.randperm(len(self.pictures), generator=generator).tolist())
+            self._order = (epoch, torch.randperm(len(self.images), generator=generator).tolist())
         return self._order[1]
 
     def at(self, step: int) -> Batch:
@@ -81,13 +81,13 @@ class Feed:
         return self.batch(self.indices(step), stream(self.recipe.seed, "views", step))
 
     def indices(self, step: int) -> list[int]:
-        """The pictures of a training step."""
+        """The images of a training step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         start = place * self.recipe.batch
         return self.order(epoch)[start : start + self.recipe.batch]
 
     def span(self, first: int, last: int) -> tuple[Batch, list[int]]:
-        """The batches of steps `first` to `last` - 1 as one, and the pictures of each; the views of `at`."""
+        """The batches of steps `first` to `last` - 1 as one, and the images of each; the views of `at`."""
         steps = [self.indices(step) for step in range(first, last)]
         counts, wanted = [len(indices) for indices in steps], [i for indices in steps for i in indices]
         raw, sizes = self.decoded.batch(wanted)
@@ -99,12 +99,12 @@ class Feed:
         boxes, flips = (
             torch.cat(part).to(self.device, non_blocking=True) for part in zip(*draws, strict=True)
         )
-        return self._labelled(crop_batch(raw, boxes, flips, self.size), wanted), counts
+        return self._labeled(crop_batch(raw, boxes, flips, self.size), wanted), counts
 
     def walk(self, augment: bool = False) -> Iterator[Batch]:
         """Walk the set once in its own order: what `Method.prepare` is given. Every walk has new views."""
         self._walks += 1
-        for start in range(0, len(self.pictures), self.recipe.batch):
-            indices = range(start, min(start + self.recipe.batch, len(self.pictures)))
+        for start in range(0, len(self.images), self.recipe.batch):
+            indices = range(start, min(start + self.recipe.batch, len(self.images)))
             views = stream(self.recipe.seed, f"walk {self._walks}", start) if augment else None
             yield self.batch(indices, views)

@@ -19,11 +19,7 @@ from typing import Any
 import filelock
 import torch
 
-from dear.clip.factory import load
-from dear.clip.model import Clip
-from dear.data.pictures import PictureSet
-from dear.errors import CheckpointError, DearError, RunError
-from dear.files import (
+from dear._io.files import (
     parse_json,
     read_json,
     read_safetensors,
@@ -32,6 +28,10 @@ from dear.files import (
     write_atomic,
     write_json,
 )
+from dear.clip.factory import load
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.errors import CheckpointError, DearError, RunError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.methods.base import Method
@@ -41,13 +41,13 @@ from dear.train.recipe import Recipe
 FORMAT, SCHEMA = "dear run", 1
 
 
-def describe(method: Method, recipe: Recipe, pictures: PictureSet) -> dict[str, Any]:
+def describe(method: Method, recipe: Recipe, images: ImageSet) -> dict[str, Any]:
     """`config.json`: what was trained, on what, how. Everything that must agree for a run to be continued."""
     from dear import __version__
 
     keys = hashlib.sha256()
-    for index, label in enumerate(pictures.labels.tolist()):
-        keys.update(f"{label} {pictures.key(index)}\n".encode("utf-8", "surrogatepass"))
+    for index, label in enumerate(images.labels.tolist()):
+        keys.update(f"{label} {images.key(index)}\n".encode("utf-8", "surrogatepass"))
     given = method.prompts.given
     return {
         "format": FORMAT,
@@ -62,7 +62,7 @@ def describe(method: Method, recipe: Recipe, pictures: PictureSet) -> dict[str, 
         "fingerprint": method.clip.fingerprint,
         "allow_other_roles": method.allow_other_roles,
         "recipe": plain(dataclasses.asdict(recipe)),
-        "data": {"name": pictures.name, "pictures": len(pictures), "digest": keys.hexdigest()},
+        "data": {"name": images.name, "images": len(images), "digest": keys.hexdigest()},
     }
 
 

@@ -32,10 +32,10 @@ class Pause:
 
 
 class Loop:
-    """Optimises a method's learned tensors.
+    """Optimizes a method's learned tensors.
 
     All randomness is a function of the seed and the step, so the state to continue from is: learned tensors,
-    optimiser, step, and the losses since the last line of the log.
+    optimizer, step, and the losses since the last line of the log.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Loop:
         self.learned = [p for p in method.parameters() if p.requires_grad]
         if not self.learned:
             self.steps = 0
-        self.optimiser = optimiser_of(self.learned, recipe)
+        self.optimizer = optimizer_of(self.learned, recipe)
         self.scaler = torch.amp.GradScaler(feed.device.type, enabled=dtype == torch.float16)
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
@@ -104,7 +104,7 @@ class Loop:
         """One step."""
         torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
         rate = self.recipe.rate(self.step, self.feed.steps_per_epoch)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)  # a recorded update reads it there
             else:
@@ -126,16 +126,16 @@ class Loop:
             batch = self.feed.at(self.step)
             inputs, count = batch, len(batch.labels)
         whole = count == self.recipe.batch
-        inside = recordable(self.optimiser)
+        inside = recordable(self.optimizer)
         if self._replay is None and whole and self._recordable():
-            self._replay = Replay(self._gradients, inputs, self.learned, self.optimiser if inside else None)
+            self._replay = Replay(self._gradients, inputs, self.learned, self.optimizer if inside else None)
         if self._replay is not None and whole:
             loss = self._replay(inputs)
         else:
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
             loss, inside = self._gradients(inputs), False
         if not inside:
-            self.scaler.step(self.optimiser)
+            self.scaler.step(self.optimizer)
             self.scaler.update()
         return loss
 
@@ -194,10 +194,10 @@ class Loop:
     def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All that is needed to continue: tensors by name, and words."""
         tensors = {f"method.{name}": t for name, t in self.method.adapter_state().items()}
-        for number, entries in self.optimiser.state_dict()["state"].items():
+        for number, entries in self.optimizer.state_dict()["state"].items():
             for key, value in entries.items():
                 if value is not None:
-                    tensors[f"optimiser.{number}.{key}"] = torch.as_tensor(value)
+                    tensors[f"optimizer.{number}.{key}"] = torch.as_tensor(value)
         if self._window:
             tensors["window"] = torch.stack(self._window)
         if self.scaler.is_enabled():
@@ -213,11 +213,11 @@ class Loop:
         self.method.load_adapter_state(own, "the saved state")
         entries: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            if name.startswith("optimiser."):
+            if name.startswith("optimizer."):
                 _, number, key = name.split(".", 2)
                 entries.setdefault(int(number), {})[key] = tensor
-        self.optimiser.load_state_dict(
-            {"state": entries, "param_groups": self.optimiser.state_dict()["param_groups"]}
+        self.optimizer.load_state_dict(
+            {"state": entries, "param_groups": self.optimizer.state_dict()["param_groups"]}
         )
         if "window" in tensors:
             self._window = list(tensors["window"].to(self.feed.device))
@@ -227,10 +227,10 @@ class Loop:
             self.scaler.load_state_dict(state)
 
 
-def optimiser_of(learned: list[torch.nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimiser of the recipe over the learned tensors."""
-    parameters = learned or [torch.nn.Parameter(torch.zeros(0))]  # zero-shot has none; optimisers want one
-    if recipe.optimiser == "sgd":
+def optimizer_of(learned: list[torch.nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of the recipe over the learned tensors."""
+    parameters = learned or [torch.nn.Parameter(torch.zeros(0))]  # zero-shot has none; optimizers want one
+    if recipe.optimizer == "sgd":
         return torch.optim.SGD(
             parameters, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )

@@ -10,13 +10,13 @@ from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.options import fit_options
 
-OPTIMISERS = ("adamw", "sgd")
+OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The training recipe (supplement A), fixed for all data sets.
+    """The training recipe (supplement A), fixed for all datasets.
 
     The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
     `lr` towards 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
@@ -30,12 +30,12 @@ class Recipe:
     batch: int = 16
     lr: float = 1e-3
     weight_decay: float = 5e-4
-    optimiser: str = "adamw"  #: or "sgd" with momentum
+    optimizer: str = "adamw"  #: or "sgd" with momentum
     momentum: float = 0.9  #: of sgd
     warmup_epochs: int = 1
     warmup_lr: float = 1e-5
     cosine_by: str = "step"  #: or "epoch"
-    scale: tuple[float, float] = (0.5, 1.0)  #: share of the picture's area that a training crop covers
+    scale: tuple[float, float] = (0.5, 1.0)  #: share of the image's area that a training crop covers
     flip: float = 0.5
     precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
@@ -57,7 +57,7 @@ class Recipe:
         demand(0 < self.scale[0] <= self.scale[1] <= 1, f"scale = {self.scale} must lie in (0, 1]")
         demand(0 <= self.flip <= 1, f"flip = {self.flip} is not a probability")
         for name, value, known in (
-            ("optimiser", self.optimiser, OPTIMISERS),
+            ("optimizer", self.optimizer, OPTIMIZERS),
             ("precision", self.precision, PRECISIONS),
             ("cosine_by", self.cosine_by, ("step", "epoch")),
         ):

@@ -18,13 +18,13 @@ class Replay:
     """Loss, gradients and update of a method on inputs of one shape, as a CUDA graph.
 
     The recorded step reads its inputs from fixed places and leaves the gradients in fixed places; learned
-    tensors, buffers, the optimiser's state and its learning rate are read and written where they are.
+    tensors, buffers, the optimizer's state and its learning rate are read and written where they are.
 
     Args:
         step: from inputs to the loss, with gradients put on the learned tensors.
         inputs: those of one step.
         learned: the learned tensors.
-        optimiser: updates them within the recording, if it can work there; else the caller updates.
+        optimizer: updates them within the recording, if it can work there; else the caller updates.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Replay:
         step: Callable[[Inputs], Loss],
         inputs: Inputs,
         learned: Sequence[Tensor],
-        optimiser: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.held = (step, learned, optimiser)  # the recording writes to their memory: it must stay theirs
+        self.held = (step, learned, optimizer)  # the recording writes to their memory: it must stay theirs
         self.places = [None if part is None else part.clone() for part in inputs]
 
         def gradients() -> Loss:
@@ -48,15 +48,15 @@ class Replay:
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
                 gradients()
-            if optimiser is not None:
-                _make_state(optimiser, learned)
+            if optimizer is not None:
+                _make_state(optimizer, learned)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.loss = gradients()
             self.grads = [(p, p.grad) for p in learned]
-            if optimiser is not None:
-                optimiser.step()
+            if optimizer is not None:
+                optimizer.step()
 
     def __call__(self, inputs: Inputs) -> Loss:
         """The step on other inputs of the same shapes."""
@@ -69,26 +69,26 @@ class Replay:
         return self.loss
 
 
-def recordable(optimiser: torch.optim.Optimizer) -> bool:
-    """Whether an optimiser's update can be part of a recording."""
-    return all(group.get("capturable", False) for group in optimiser.param_groups)
+def recordable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's update can be part of a recording."""
+    return all(group.get("capturable", False) for group in optimizer.param_groups)
 
 
-def _make_state(optimiser: torch.optim.Optimizer, learned: Sequence[Tensor]) -> None:
-    """Have the optimiser make its state now: what it makes within a recording is made in every replay."""
-    missing = [p for p in learned if not optimiser.state[p]]
+def _make_state(optimizer: torch.optim.Optimizer, learned: Sequence[Tensor]) -> None:
+    """Have the optimizer make its state now: what it makes within a recording is made in every replay."""
+    missing = [p for p in learned if not optimizer.state[p]]
     if not missing:
         return
-    rates = [group["lr"].clone() for group in optimiser.param_groups]
-    for group in optimiser.param_groups:
+    rates = [group["lr"].clone() for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
         group["lr"].zero_()
     kept = [p.grad for p in learned]
     for p in learned:  # only those without state take part, with a gradient that moves nothing
         p.grad = torch.zeros_like(p) if any(p is other for other in missing) else None
-    optimiser.step()
+    optimizer.step()
     for p in missing:
-        optimiser.state[p]["step"].zero_()
+        optimizer.state[p]["step"].zero_()
     for p, grad in zip(learned, kept, strict=True):
         p.grad = grad
-    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"].copy_(rate)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.data.pictures import PictureSet
+from dear._io.files import read_safetensors, require_finite, write_json, write_safetensors
+from dear._io.memory import clear_stop
+from dear.data.images import ImageSet
 from dear.errors import RunError
-from dear.files import read_safetensors, require_finite, write_json, write_safetensors
-from dear.memory import clear_stop
 from dear.methods.base import Method
 from dear.train.feed import Feed
 from dear.train.folder import (
@@ -66,7 +66,7 @@ class Trained:
 
 def train(
     method: Method,
-    pictures: PictureSet,
+    images: ImageSet,
     recipe: Recipe | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -78,7 +78,7 @@ def train(
 
     Args:
         method: freshly built; its learned tensors are changed in place.
-        pictures: the training set; its labels number the method's classes.
+        images: the training set; its labels number the method's classes.
         recipe: how; None: the method's own.
         out: the run folder; None keeps everything in memory.
         resume: continue the run in `out` where it was saved last; the result has the same bits as that of
@@ -92,15 +92,15 @@ def train(
         Paused: stopped by Ctrl-C or `stop`; the folder can be resumed.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
-    check_labels(method, pictures)
+    check_labels(method, images)
     if out is None:
         with _manners(recipe), _interrupts(stop) as asked:
-            return _train(method, pictures, recipe, None, False, progress, asked, save_every)
+            return _train(method, images, recipe, None, False, progress, asked, save_every)
     folder = Path(out)
     fresh = not folder.exists()
     try:
         with locked(folder), _taken_back(folder), _manners(recipe), _interrupts(stop) as asked:
-            return _train(method, pictures, recipe, folder, resume, progress, asked, save_every)
+            return _train(method, images, recipe, folder, resume, progress, asked, save_every)
     finally:
         if fresh:
             with suppress(OSError):  # only an empty folder goes
@@ -122,7 +122,7 @@ def _taken_back(folder: Path) -> Iterator[None]:
 
 def _train(
     method: Method,
-    pictures: PictureSet,
+    images: ImageSet,
     recipe: Recipe,
     folder: Path | None,
     resume: bool,
@@ -131,7 +131,7 @@ def _train(
     save_every: int,
 ) -> Trained:
     began = time.perf_counter()
-    config = describe(method, recipe, pictures)
+    config = describe(method, recipe, images)
     if folder is not None:
         state = open_folder(folder, config, resume)
         if state == "finished":
@@ -141,7 +141,7 @@ def _train(
         if state == "new":
             _write_config(folder, method, config)
     with torch.enable_grad(), backbone_in(method, recipe.precision) as dtype:  # wherever it is called from
-        loop = Loop(method, Feed(pictures, method.clip, recipe), recipe, dtype)
+        loop = Loop(method, Feed(images, method.clip, recipe), recipe, dtype)
         if folder is not None and state == "resumable":
             _restore(loop, folder)
 
@@ -154,7 +154,7 @@ def _train(
             # Smaller batches would be other steps, so it is not for us to choose them.
             return (
                 f"out of memory on {method.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
-                f"of {recipe.batch} pictures; choose a smaller batch (--batch, or batch= of the recipe)"
+                f"of {recipe.batch} images; choose a smaller batch (--batch, or batch= of the recipe)"
             )
 
         with clear_stop(too_large):
@@ -177,7 +177,7 @@ def _restore(loop: Loop, folder: Path) -> None:
     try:
         _check_words(loop, tensors.get("window"), words)
         loop.restore(tensors, words, read_log(folder))
-        _check_optimiser(loop, [name for name in tensors if name.startswith("optimiser.")])
+        _check_optimizer(loop, [name for name in tensors if name.startswith("optimizer.")])
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise RunError(f"{path}: is damaged ({error}); delete it to start again") from error
 
@@ -190,19 +190,19 @@ def _check_words(loop: Loop, window: Tensor | None, words: Mapping[str, str]) ->
         raise ValueError("its losses do not fit their names")
 
 
-def _check_optimiser(loop: Loop, names: list[str]) -> None:
-    """Refuse an optimiser's state that would only fail some steps later."""
-    whole = {"momentum_buffer"} if loop.recipe.optimiser == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
+def _check_optimizer(loop: Loop, names: list[str]) -> None:
+    """Refuse an optimizer's state that would only fail some steps later."""
+    whole = {"momentum_buffer"} if loop.recipe.optimizer == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
     found = 0
     for parameter in loop.learned:
-        state = loop.optimiser.state.get(parameter, {})
+        state = loop.optimizer.state.get(parameter, {})
         found += len(state)
         if state and set(state) != whole:
-            raise ValueError("the optimiser's state is not whole")
+            raise ValueError("the optimizer's state is not whole")
         if any(value.shape not in (parameter.shape, torch.Size([])) for value in state.values()):
-            raise ValueError("the optimiser's state does not fit the learned tensors")
+            raise ValueError("the optimizer's state does not fit the learned tensors")
     if found != len(names):
-        raise ValueError("the optimiser's state is of more tensors than are learned")
+        raise ValueError("the optimizer's state is of more tensors than are learned")
 
 
 def _write_config(folder: Path, method: Method, config: dict[str, Any]) -> None:
@@ -220,19 +220,19 @@ def _write_result(folder: Path, trained: Trained) -> None:
     metrics = {
         "steps": trained.steps,
         "seconds": round(trained.seconds, 3),
-        "trainable_numbers": method.trainable_numbers,
+        "trainable_parameters": method.trainable_parameters,
         "loss": trained.lines[-1] if trained.lines else None,
         **plain(method.facts()),
     }
     write_json(folder / "metrics.json", metrics)
 
 
-def check_labels(method: Method, pictures: PictureSet) -> None:
+def check_labels(method: Method, images: ImageSet) -> None:
     """Refuse labels that name no class of the method."""
-    labels = pictures.labels
+    labels = images.labels
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(method.classes):
         raise RunError(
-            f"{pictures.name}: labels reach from {int(labels.min())} to {int(labels.max())}, but the method "
+            f"{images.name}: labels reach from {int(labels.min())} to {int(labels.max())}, but the method "
             f"has {len(method.classes)} classes"
         )
 

@@ -60,7 +60,7 @@ class Board:
 
         Args:
             run: name of the curve (a method).
-            group: what was measured on (protocol and data set).
+            group: what was measured on (protocol and dataset).
             step: place on the axis (the seed).
             modes: mode -> column -> fraction of 1.
         """

@@ -50,7 +50,7 @@ def phrases_of(text: str) -> Iterator[Phrase]:
         else:
             for place, word in enumerate(line.removeprefix(": ").split(", ")):
                 for turn in range(count):
-                    # Wordings take turns, so that neighbours in the list read differently.
+                    # Wordings take turns, so that neighbors in the list read differently.
                     wording = wordings[(place + turn * max(1, len(wordings) // count)) % len(wordings)]
                     yield Phrase(wording.replace("{a}", article(word)).replace("{}", word), concept, topic)
 

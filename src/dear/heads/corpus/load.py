@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dear._io.files import parse_json, read_text
+from dear._io.printable import unprintable
 from dear.errors import DearError, InputError
-from dear.files import parse_json, read_text
 from dear.heads.corpus.build import Phrase, general
-from dear.printable import unprintable
 
 _MOST_PHRASES = 200_000
 _LONGEST_CONCEPT = 80  # as in a role map

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dear.data.world import factors as F
-from dear.data.world.templates import SLOT_SIZES, SLOTS, TEMPLATES, phrases
 from dear.heads.corpus.build import Phrase, article
+from dear.world import factors as F
+from dear.world.templates import SLOT_SIZES, SLOTS, TEMPLATES, phrases
 
 _FACTOR_CONCEPT = {
-    F.COLOUR: "Color",
+    F.COLOR: "Color",
     F.TEXTURE: "Texture",
     F.PLACE: "Location",
     F.STYLE: "Style",

@@ -1,0 +1,1 @@
+"""Private helpers for reading and writing files safely."""

@@ -1,0 +1,192 @@
+"""From an image file to the square of pixels that CLIP sees, without PyTorch.
+
+`open_image` turns any ordinary image into upright 8-bit RGB; `square` makes CLIP's view of it (short side
+to `size`, bicubic, center crop). An exported model runs with this module where PyTorch is not installed;
+`dear.clip.images` makes tensors of its results.
+
+Two choices where CLIP's own code is silent: transparent images are laid on white (dropping the alpha
+channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit grey is scaled to
+8 bit (`convert("RGB")` clips it to white).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from dear.errors import InputError
+
+Source = str | os.PathLike[str] | bytes | Image.Image
+
+# 100 megapixels: 300 MB as RGB. Pillow refuses by itself only what is twice its own limit.
+MAX_PIXELS = 100_000_000
+MAX_SIDE = 65_535  # JPEG's own limit; some decoders take long for a line of millions of pixels
+# Only these decoders are tried; others start outside programs (EPS) or read formats that are no photographs.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+# Of an image longer than this (times its short side) only the middle is kept: resized, it would fill memory.
+MAX_ASPECT = 16
+
+
+def open_image(source: Source) -> Image.Image:
+    """The image as upright 8-bit RGB, of an animation the first frame.
+
+    EXIF rotation is applied; palette, grey, CMYK and 16-bit images are converted; transparent ones are laid
+    on white.
+
+    Args:
+        source: a path, the bytes of a file, or an open Pillow image (left unchanged).
+
+    Raises:
+        InputError: the file is missing, empty, cut, no image, or larger than `MAX_PIXELS`; it is named.
+
+    >>> open_image(Image.new("L", (4, 3), 7)).getpixel((0, 0))
+    (7, 7, 7)
+    """
+    name = _name(source)
+    try:
+        with _opened(source) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise InputError(
+                    f"{name}: {width} x {height} pixels are more than {MAX_PIXELS:,}; make it smaller"
+                )
+            if max(width, height) > MAX_SIDE:
+                raise InputError(
+                    f"{name}: {width} x {height} pixels: no side may be longer than {MAX_SIDE:,}"
+                )
+            image.load()
+            return _to_rgb(_upright(image), name)
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such image") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise InputError(f"{name}: it has more than {MAX_PIXELS:,} pixels; make it smaller") from None
+    except UnidentifiedImageError:
+        raise InputError(f"{name}: {_what_instead(source)}") from None
+    except IsADirectoryError:
+        raise InputError(f"{name}: is a folder, not an image") from None
+    except PermissionError:
+        raise InputError(f"{name}: may not be read; change its permissions") from None
+    except Exception as error:  # a decoder that meets hostile or cut data may raise anything
+        raise InputError(
+            f"{name}: the image is damaged or cut off ({error}); replace or remove it"
+        ) from error
+
+
+def _name(source: Source) -> str:
+    """How messages call a source."""
+    if isinstance(source, bytes):
+        return f"image of {len(source):,} bytes"
+    if isinstance(source, Image.Image):
+        return str(getattr(source, "filename", "")) or "image in memory"
+    return os.fspath(source)
+
+
+def _opened(source: Source) -> Image.Image:
+    """An open Pillow image whose pixels are not decoded yet (closing it leaves a given image alone)."""
+    if isinstance(source, Image.Image):
+        return source.copy()
+    if isinstance(source, bytes):
+        return Image.open(io.BytesIO(source), formats=FORMATS)
+    if not Path(source).is_file() and Path(source).exists() and not Path(source).is_dir():
+        raise InputError(f"{os.fspath(source)}: is a pipe or a device, not an image")  # it might never end
+    return Image.open(source, formats=FORMATS)
+
+
+def _what_instead(source: Source) -> str:
+    """What an unreadable file is, as far as its first bytes tell."""
+    if isinstance(source, bytes):
+        head, size = source[:512], len(source)
+    elif isinstance(source, Image.Image):
+        return "is not an image"
+    else:
+        try:
+            with Path(source).open("rb") as file:
+                head = file.read(512)
+        except OSError as error:  # it was there a moment ago
+            return f"can no longer be read ({error.strerror})"
+        size = len(head)
+    if size == 0:
+        return "is empty, not an image"
+    if b"\0" not in head and all(byte >= 32 or byte in b"\t\n\r\f" for byte in head):
+        return "is a text file, not an image"
+    return f"is not an image of a known kind ({', '.join(FORMATS)})"
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF says; an EXIF block that cannot be read turns nothing."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # the pixels are whole, only the note beside them is not
+        return image.copy()
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """8-bit RGB from any mode."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):
+        return Image.fromarray(_sixteen_to_eight(np.asarray(image), name)).convert("RGB")
+    if image.mode == "F":
+        raise InputError(
+            f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel"
+        )
+    if image.mode in ("La", "RGBa"):  # premultiplied alpha
+        image = image.convert("LA" if image.mode == "La" else "RGBA")
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _sixteen_to_eight(values: np.ndarray, name: str) -> np.ndarray:
+    """16-bit grey, whatever integers hold it, rounded to 8 bit: 65535 is 255."""
+    if values.min() < 0 or values.max() > 65535:
+        raise InputError(f"{name}: its pixels are 32-bit numbers; save it with 8 or 16 bits a channel")
+    return ((values.astype(np.int64) + 128) // 257).astype(np.uint8)
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """The image, cut to its middle where it is absurdly long."""
+    width, height = image.size
+    limit = MAX_ASPECT * min(width, height)
+    if max(width, height) <= limit:
+        return image
+    left, top = max(0, (width - limit) // 2), max(0, (height - limit) // 2)
+    return image.crop((left, top, left + min(width, limit), top + min(height, limit)))
+
+
+def resize_short(image: Image.Image, size: int) -> Image.Image:
+    """Short side to `size`, bicubic, aspect kept; the long side is rounded down, as in CLIP's transform.
+
+    >>> resize_short(Image.new("RGB", (100, 51)), 10).size
+    (19, 10)
+    """
+    image = _middle(image)
+    width, height = image.size
+    short, long = min(width, height), max(width, height)
+    if short == size:
+        return image
+    long = int(size * long / short)
+    return image.resize((size, long) if width <= height else (long, size), Image.Resampling.BICUBIC)
+
+
+def square(image: Image.Image, size: int) -> Image.Image:
+    """CLIP's view of an image: short side to `size` bicubic, then the center.
+
+    The corner of the crop is rounded half to even, as in CLIP's transform. Other modes than RGB are converted
+    as in `open_image`.
+
+    >>> square(Image.new("RGB", (30, 20)), 8).size
+    (8, 8)
+    """
+    image = resize_short(image if image.mode == "RGB" else open_image(image), size)
+    width, height = image.size
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))

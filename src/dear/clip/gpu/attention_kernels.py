@@ -1,0 +1,310 @@
+"""Triton kernels for softmax attention under masks.
+
+PyTorch's fast attention takes no mask, and the one that does is slow on current GPUs.
+
+- `attend`, `attend_backward`: under an additive mask a head and a causal rule, for all or some query rows;
+- `join_tokens`: without gradients, from PyTorch's fast attention on the originals alone.
+
+No kernel uses atomics: results repeat to the bit. Only `dear.clip.gpu.attention` uses this module.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_HIDDEN = tl.constexpr(-1.0e30)  # a score that exp sends to 0; -inf makes NaN where all of a block is hidden
+
+
+@triton.jit
+def _scores(
+    q, k, mask, place, keys, keys_count, scale, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr
+):
+    """Scores [BM, BN] in units of log 2 (exp2 is the fast one) of queries [BM, BD] and keys [BN, BD].
+
+    `place` [BM] and `keys` [BN] say where they stand. Without CHECK every pair sees each other.
+    """
+    s = tl.dot(q, tl.trans(k)) * (scale * _LOG2E)
+    if CHECK:
+        seen = (keys[None, :] < keys_count) & (place[:, None] >= 0)
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= place[:, None])
+        if MASK:
+            at = mask + place[:, None].to(tl.int64) * keys_count + keys[None, :]
+            s += tl.maximum(tl.load(at, mask=seen, other=0.0).to(tl.float32), _HIDDEN) * _LOG2E
+        s = tl.where(seen, s, _HIDDEN)
+    return s
+
+
+@triton.jit
+def _rows(x, at, stride, count, dims, WIDTH: tl.constexpr, CHECK: tl.constexpr):
+    """Rows `at` of a head: [rows, BD]."""
+    here = x + at[:, None] * stride + dims[None, :]
+    if CHECK:
+        return tl.load(here, mask=(at[:, None] < count) & (dims[None, :] < WIDTH), other=0.0)
+    return tl.load(here)
+
+
+@triton.jit
+def _places(rows, row_stride, batch, at, queries, ROWS: tl.constexpr):
+    """Where query `at` of a batch stands in the sequence; -1 beyond the last."""
+    if ROWS:
+        return tl.load(rows + batch * row_stride + at, mask=at < queries, other=-1).to(tl.int32)
+    return tl.where(at < queries, at, -1)
+
+
+@triton.jit
+def _plain(end, free, size: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr):
+    """How many rows of the other side need no check: the first `free` tokens all see each other."""
+    if ROWS or CAUSAL or not EVEN:
+        return 0
+    else:  # compiled: only one branch exists
+        return tl.where(end <= free, free // size * size, 0)
+
+
+@triton.jit
+def _attend_block(
+    query, k, v, mask, place, start, kv_row, keys_count, scale, largest, total, result, dims,
+    WIDTH: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Take a block of keys into the running softmax."""
+    keys = start + tl.arange(0, SIZE)
+    key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, CHECK)
+    s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
+    new = tl.maximum(largest, tl.max(s, 1))
+    p = tl.exp2(s - new[:, None])
+    shrink = tl.exp2(largest - new)
+    value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, CHECK)
+    total = total * shrink + tl.sum(p, 1)
+    result = result * shrink[:, None] + tl.dot(p.to(value.dtype), value)
+    return new, total, result
+
+
+@triton.jit
+def attend(
+    q, k, v,  # [B, queries or keys, H, d]; the last axis is dense
+    mask,  # [H or 1, N, N]
+    rows,  # [B or 1, queries]
+    out,  # [B, queries, H, d], dense
+    norm,  # [B, H, queries], log2 of the softmax's sum
+    q_batch, q_row, kv_batch, kv_row, mask_head, row_stride,
+    queries, keys_count, scale, heads,
+    free,  # so many tokens stand first that no mask hides from each other
+    WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """A block of queries of one head."""
+    blocks = tl.cdiv(queries, BM)
+    block, sequence = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    batch = (sequence // heads).to(tl.int64)
+    head = sequence % heads
+    at = block * BM + tl.arange(0, BM)
+    dims = tl.arange(0, BD)
+    place = _places(rows, row_stride, batch, at, queries, ROWS)
+    query = _rows(q + batch * q_batch + head * WIDTH, at, q_row, queries, dims, WIDTH, True)
+    largest = tl.full([BM], _HIDDEN, tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    result = tl.zeros([BM, BD], tl.float32)
+    k += batch * kv_batch + head * WIDTH
+    v += batch * kv_batch + head * WIDTH
+    mask += head * mask_head
+    plain = _plain(block * BM + BM, free, BN, ROWS, CAUSAL, WIDTH == BD)
+    for start in range(0, plain, BN):
+        largest, total, result = _attend_block(
+            query, k, v, mask, place, start, kv_row, keys_count, scale, largest, total, result, dims,
+            WIDTH, MASK, CAUSAL, False, BN,
+        )  # fmt: skip
+    for start in range(plain, keys_count, TAIL):
+        largest, total, result = _attend_block(
+            query, k, v, mask, place, start, kv_row, keys_count, scale, largest, total, result, dims,
+            WIDTH, MASK, CAUSAL, True, TAIL,
+        )  # fmt: skip
+    result = result / total[:, None]
+    dense = heads * WIDTH
+    good = (at[:, None] < queries) & (dims[None, :] < WIDTH)
+    target = out + batch * queries * dense + head * WIDTH + at[:, None] * dense + dims[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=good)
+    tl.store(norm + sequence.to(tl.int64) * queries + at, largest + tl.log2(total), mask=at < queries)
+
+
+@triton.jit
+def join_tokens(
+    q, k, v,  # [B, N, H, d]
+    mask,  # [H or 1, N, N], the same for all originals
+    part,  # [B, H, N, d], attention on the originals alone, unmasked
+    norm,  # [B, H, N], natural logarithm of its softmax's sum
+    out,  # [B, N, H, d], dense
+    batch_stride, row_stride, mask_head, part_batch, part_head, part_row,
+    originals, count, scale, heads,
+    WIDTH: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Attention on all tokens from that on the originals: a block of queries of one head."""
+    blocks = tl.cdiv(count, BM)
+    block, sequence = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    batch = (sequence // heads).to(tl.int64)
+    head = (sequence % heads).to(tl.int64)
+    at = block * BM + tl.arange(0, BM)
+    keys = originals + tl.arange(0, BT)
+    dims = tl.arange(0, BD)
+    place = tl.where(at < count, at, -1)
+    here = batch * batch_stride + head * WIDTH
+    query = _rows(q + here, at, row_stride, count, dims, WIDTH, True)
+    key = _rows(k + here, keys, row_stride, count, dims, WIDTH, True)
+    value = _rows(v + here, keys, row_stride, count, dims, WIDTH, True)
+    mask += head * mask_head
+    s = _scores(query, key, mask, place, keys, count, scale, True, False, True)
+    old = tl.load(norm + sequence.to(tl.int64) * count + at, mask=at < count, other=0.0)
+    seen = tl.load(mask + at.to(tl.int64) * count, mask=at < count, other=0.0).to(tl.float32)
+    old = old * _LOG2E + tl.maximum(seen, _HIDDEN)
+    largest = tl.maximum(old, tl.max(s, 1))
+    p = tl.exp2(s - largest[:, None])
+    weight = tl.exp2(old - largest)
+    first = _rows(part + batch * part_batch + head * part_head, at, part_row, count, dims, WIDTH, True)
+    result = weight[:, None] * first.to(tl.float32) + tl.dot(p.to(value.dtype), value)
+    result = result / (weight + tl.sum(p, 1))[:, None]
+    dense = heads * WIDTH
+    good = (at[:, None] < count) & (dims[None, :] < WIDTH)
+    target = out + batch * count * dense + head * WIDTH + at[:, None] * dense + dims[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=good)
+
+
+@triton.jit
+def _keys_block(
+    q, key, value, mask, rows, out, norm, d_out, keys, start, q_row, row_stride, dense, batch,
+    queries, keys_count, scale, for_key, for_value, dims,
+    WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    CHECK: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """What a block of queries adds to the gradients of a block of keys."""
+    at = start + tl.arange(0, SIZE)
+    place = _places(rows, row_stride, batch, at, queries, ROWS)
+    query = _rows(q, at, q_row, queries, dims, WIDTH, CHECK)
+    s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
+    p = tl.exp2(s - tl.load(norm + at, mask=at < queries, other=0.0)[:, None])
+    if CHECK:
+        p = tl.where(at[:, None] < queries, p, 0.0)
+    slope = _rows(d_out, at, dense, queries, dims, WIDTH, CHECK)
+    result = _rows(out, at, dense, queries, dims, WIDTH, CHECK)
+    mean = tl.sum(slope.to(tl.float32) * result.to(tl.float32), 1)
+    for_value += tl.dot(tl.trans(p.to(slope.dtype)), slope)
+    ds = p * (tl.dot(slope, tl.trans(value)) - mean[:, None])
+    for_key += tl.dot(tl.trans(ds.to(query.dtype)), query)
+    return for_key, for_value
+
+
+@triton.jit
+def _for_keys(
+    q, k, v, mask, rows, out, norm, d_out, d_k, d_v, q_row, kv_row, row_stride, dense, batch, block,
+    queries, keys_count, scale, free,
+    WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """d_k and d_v of a block of keys; all pointers stand at the batch and head."""
+    dims = tl.arange(0, BD)
+    keys = block * BN + tl.arange(0, BN)
+    key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, True)
+    value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, True)
+    for_key = tl.zeros([BN, BD], tl.float32)
+    for_value = tl.zeros([BN, BD], tl.float32)
+    plain = _plain(block * BN + BN, free, BM, ROWS, CAUSAL, WIDTH == BD)
+    for start in range(0, plain, BM):
+        for_key, for_value = _keys_block(
+            q, key, value, mask, rows, out, norm, d_out, keys, start, q_row, row_stride, dense, batch,
+            queries, keys_count, scale, for_key, for_value, dims, WIDTH, MASK, ROWS, CAUSAL, False, BM,
+        )  # fmt: skip
+    for start in range(plain, queries, TAIL):
+        for_key, for_value = _keys_block(
+            q, key, value, mask, rows, out, norm, d_out, keys, start, q_row, row_stride, dense, batch,
+            queries, keys_count, scale, for_key, for_value, dims, WIDTH, MASK, ROWS, CAUSAL, True, TAIL,
+        )  # fmt: skip
+    inside = (keys[:, None] < keys_count) & (dims[None, :] < WIDTH)
+    target = keys[:, None] * kv_row + dims[None, :]
+    tl.store(d_k + target, (for_key * scale).to(d_k.dtype.element_ty), mask=inside)
+    tl.store(d_v + target, for_value.to(d_v.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _queries_block(
+    query, k, v, mask, place, level, slope, mean, start, kv_row, keys_count, scale, for_query, dims,
+    WIDTH: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """What a block of keys adds to the gradient of a block of queries."""
+    keys = start + tl.arange(0, SIZE)
+    key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, CHECK)
+    value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, CHECK)
+    s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
+    p = tl.exp2(s - level[:, None])
+    ds = p * (tl.dot(slope, tl.trans(value)) - mean[:, None])
+    return for_query + tl.dot(ds.to(key.dtype), key)
+
+
+@triton.jit
+def _for_queries(
+    q, k, v, mask, rows, out, norm, d_out, d_q, q_row, kv_row, row_stride, dense, batch, block,
+    queries, keys_count, scale, free,
+    WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """d_q of a block of queries; all pointers stand at the batch and head."""
+    dims = tl.arange(0, BD)
+    at = block * BM + tl.arange(0, BM)
+    place = _places(rows, row_stride, batch, at, queries, ROWS)
+    query = _rows(q, at, q_row, queries, dims, WIDTH, True)
+    level = tl.load(norm + at, mask=at < queries, other=0.0)
+    slope = _rows(d_out, at, dense, queries, dims, WIDTH, True)
+    result = _rows(out, at, dense, queries, dims, WIDTH, True)
+    mean = tl.sum(slope.to(tl.float32) * result.to(tl.float32), 1)
+    for_query = tl.zeros([BM, BD], tl.float32)
+    plain = _plain(block * BM + BM, free, BN, ROWS, CAUSAL, WIDTH == BD)
+    for start in range(0, plain, BN):
+        for_query = _queries_block(
+            query, k, v, mask, place, level, slope, mean, start, kv_row, keys_count, scale, for_query, dims,
+            WIDTH, MASK, CAUSAL, False, BN,
+        )  # fmt: skip
+    for start in range(plain, keys_count, TAIL):
+        for_query = _queries_block(
+            query, k, v, mask, place, level, slope, mean, start, kv_row, keys_count, scale, for_query, dims,
+            WIDTH, MASK, CAUSAL, True, TAIL,
+        )  # fmt: skip
+    good = (at[:, None] < queries) & (dims[None, :] < WIDTH)
+    tl.store(
+        d_q + at[:, None] * q_row + dims[None, :], (for_query * scale).to(d_q.dtype.element_ty), mask=good
+    )
+
+
+@triton.jit
+def attend_backward(
+    q, k, v, mask, rows, out, norm,
+    d_out,  # as out
+    d_q, d_k, d_v,  # laid out as q, k and v
+    q_batch, q_row, kv_batch, kv_row, mask_head, row_stride,
+    queries, keys_count, scale, heads, free, key_blocks,
+    WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Programs below `key_blocks` give d_k and d_v of a block of keys, the others d_q of one of queries."""
+    blocks = key_blocks + tl.cdiv(queries, BM)
+    block, sequence = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    batch = (sequence // heads).to(tl.int64)
+    head = sequence % heads
+    dense = heads * WIDTH
+    at_q = batch * q_batch + head * WIDTH
+    at_kv = batch * kv_batch + head * WIDTH
+    at_out = batch * queries * dense + head * WIDTH
+    at_norm = sequence.to(tl.int64) * queries
+    if block < key_blocks:
+        _for_keys(
+            q + at_q, k + at_kv, v + at_kv, mask + head * mask_head, rows, out + at_out, norm + at_norm,
+            d_out + at_out, d_k + at_kv, d_v + at_kv, q_row, kv_row, row_stride, dense, batch,
+            block, queries, keys_count, scale, free, WIDTH, MASK, ROWS, CAUSAL,
+            BM, BN, BM if BM < TAIL else TAIL, BD,
+        )  # fmt: skip
+    else:
+        _for_queries(
+            q + at_q, k + at_kv, v + at_kv, mask + head * mask_head, rows, out + at_out, norm + at_norm,
+            d_out + at_out, d_q + at_q, q_row, kv_row, row_stride, dense, batch,
+            block - key_blocks, queries, keys_count, scale, free, WIDTH, MASK, ROWS, CAUSAL,
+            BM, BN, TAIL, BD,
+        )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Triton kernels for what lies between the matrix products of a layer.
+
+On a GPU a layer's matrix products are fast; adding to the residual stream, norming, casting and the
+activation, each a pass over memory in PyTorch, take as long again. Here each is one kernel forward and one
+backward:
+
+- `add_norm`: new residual = old + change (extra tokens mixed in on the way), and its layer norm in 16 bits;
+- `activate`: QuickGELU or GELU.
+
+Weights are frozen, so no kernel computes a gradient for one. None uses atomics: results repeat to the bit.
+Only `dear.clip.gpu.tower` uses this module; it is imported where Triton is.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def add_norm(
+    x,  # [rows, width], the residual stream
+    change,  # [rows, width], added to it
+    tokens,  # [count, width] or [B, count, width], mixed into rows first .. first + count - 1 of a sequence
+    weight,
+    bias,
+    new,  # [rows, width], the new residual stream
+    normed,  # [rows, width], its layer norm
+    length,
+    first,
+    count,
+    token_stride,
+    anchor,
+    eps,
+    width,
+    CHANGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ENTER: tl.constexpr,  # x and change do not hold the tokens' rows yet
+    BLOCK: tl.constexpr,
+):
+    """A row of the stream: add, mix in tokens, store, norm."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    place = row % length - first
+    extra = (place >= 0) & (place < count)
+    source, given = row, inside
+    if ENTER:
+        source = row - (row // length) * count - tl.where(place >= count, count, 0)
+        given = inside & (place < 0) | inside & (place >= count)
+    value = tl.load(x + source * width + columns, mask=given, other=0.0).to(tl.float32)
+    if CHANGE:
+        value += tl.load(change + source * width + columns, mask=given, other=0.0).to(tl.float32)
+    if TOKENS:
+        at = tokens + (row // length) * token_stride + place * width
+        raw = tl.load(at + columns, mask=inside & extra, other=0.0).to(tl.float32)
+        value = tl.where(extra, anchor * raw + (1.0 - anchor) * value, value)  # eq. 5 and 6
+    if CHANGE or TOKENS:
+        tl.store(new + row * width + columns, value.to(new.dtype.element_ty), mask=inside)
+    mean = tl.sum(value, 0) / width
+    centered = tl.where(inside, value - mean, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centered * centered, 0) / width + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    result = centered * scale * gain + shift
+    tl.store(normed + row * width + columns, result.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_norm_backward(
+    new,
+    weight,
+    d_new,  # gradient of the new residual stream
+    d_normed,  # gradient of its norm
+    d_x,
+    d_change,
+    d_tokens,  # [B, count, width]
+    length,
+    first,
+    count,
+    anchor,
+    eps,
+    width,
+    STREAM: tl.constexpr,  # d_new is given
+    CHANGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ENTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Its gradients."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    value = tl.load(new + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(value, 0) / width
+    centered = tl.where(inside, value - mean, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centered * centered, 0) / width + eps)
+    hat = centered * scale
+    slope = tl.load(d_normed + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    slope *= tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    along = tl.sum(slope * hat, 0) / width
+    mean_slope = tl.sum(slope, 0) / width
+    result = (slope - mean_slope - hat * along) * scale
+    if STREAM:
+        result += tl.load(d_new + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    place = row % length - first
+    extra = (place >= 0) & (place < count)
+    source, given = row, inside
+    if ENTER:
+        source = row - (row // length) * count - tl.where(place >= count, count, 0)
+        given = inside & (place < 0) | inside & (place >= count)
+    if TOKENS:
+        at = d_tokens + ((row // length) * count + place) * width
+        tl.store(at + columns, (anchor * result).to(d_tokens.dtype.element_ty), mask=inside & extra)
+        result = tl.where(extra, (1.0 - anchor) * result, result)
+    tl.store(d_x + source * width + columns, result.to(d_x.dtype.element_ty), mask=given)
+    if CHANGE:
+        tl.store(d_change + source * width + columns, result.to(d_change.dtype.element_ty), mask=given)
+
+
+@triton.jit
+def activate(x, y, size, QUICK: tl.constexpr, BLOCK: tl.constexpr):
+    """QuickGELU or GELU."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+    if QUICK:
+        result = value / (1.0 + tl.exp2(-1.702 * _LOG2E * value))
+    else:
+        result = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    tl.store(y + at, result.to(y.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def activate_backward(x, dy, dx, size, QUICK: tl.constexpr, BLOCK: tl.constexpr):
+    """Its gradient."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+    if QUICK:
+        gate = 1.0 / (1.0 + tl.exp2(-1.702 * _LOG2E * value))
+        slope = gate * (1.0 + 1.702 * value * (1.0 - gate))
+    else:
+        density = 0.3989422804014327 * tl.exp2(-0.5 * _LOG2E * value * value)
+        slope = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476)) + value * density
+    result = slope * tl.load(dy + at, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(dx + at, result.to(dx.dtype.element_ty), mask=at < size)

@@ -1,0 +1,218 @@
+"""The fast way through a tower: 16-bit matrices on a GPU, one kernel for all that stands between two of them.
+
+`Tower.run` takes it when it can; the result is that of the plain way but for rounding (sums, norms and
+activations are computed in float32 here and rounded once). What it cannot do, the plain way does: gates,
+low-rank changes, records, written-out attention, float32, CPUs, machines without Triton or a compiler.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dear.clip.edit import Edit, LayerEdit
+from dear.clip.gpu.attention import attention, power
+
+if TYPE_CHECKING:
+    from dear.clip.tower import LayerNorm, Tower
+
+_ELEMENTS = 1024  # an activation kernel's program
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@cache
+def _kernels() -> Any:
+    """The kernels' module; None where Triton is missing or cannot build a kernel."""
+    try:
+        from dear.clip.gpu import kernels
+
+        x = torch.zeros(1, 16, device="cuda", dtype=torch.bfloat16)
+        kernels.activate[(1,)](x, x.clone(), x.numel(), QUICK=True, BLOCK=16)
+    except Exception as error:  # what a missing compiler or driver raises differs from version to version
+        if not isinstance(error, ImportError):
+            warnings.warn(f"Triton cannot build kernels here, so steps are slower: {error}", stacklevel=2)
+        return None
+    return kernels
+
+
+def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
+    """Whether this tower can run on x under this edit here."""
+    if not x.is_cuda or not tower.fused or tower.dtype not in _HALF:
+        return False
+    if torch.compiler.is_compiling():  # compilers and exporters want PyTorch's own operations
+        return False
+    changes = () if edit is None else edit.layers.values()
+    return all(map(_plain, changes)) and _kernels() is not None
+
+
+def _plain(change: LayerEdit) -> bool:
+    """Whether a layer's change is one of tokens and masks alone."""
+    shared = not isinstance(change.mask, Tensor) or change.mask.ndim == 3
+    return change.gate is None and change.q is None and change.k is None and change.v is None and shared
+
+
+def run(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
+    """As `Tower.run`."""
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        return _layers(tower, x, first, last, edit, read)
+
+
+def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
+    """The stream is kept as x plus a change that the next norm adds."""
+    from dear.clip.attention import take_rows
+
+    pending: Tensor | None = None
+    for layer in range(first, last + 1):
+        block: Any = tower.blocks[layer - 1]
+        change = None if edit is None else edit.layers.get(layer)
+        extra, mix = 0, None
+        if edit is not None and edit.first is not None and layer >= edit.first:
+            extra = edit.count
+            if change is not None and change.tokens is not None:
+                mix = Mix(change.tokens, edit.at, change.anchor, enter=layer == edit.first)
+        x, normed = add_norm(x, pending, block.ln_1, tower.dtype, mix)
+        rows = read if layer == last else None
+        z = attention(block.attn, normed, rows, None if change is None else change.mask, extra)
+        if rows is not None:
+            x = take_rows(x, rows)
+        x, normed = add_norm(x, block.attn.o(z), block.ln_2, tower.dtype)
+        pending = block.mlp.down(activate(block.mlp.up(normed), block.mlp.quick))
+    return _settle(x, pending)
+
+
+def _settle(x: Tensor, pending: Tensor | None) -> Tensor:
+    return x if pending is None else x + pending
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Extra tokens on their way into a layer: anchor * tokens + (1 - anchor) * what stands in their rows."""
+
+    tokens: Tensor
+    at: int | None  #: where they stand; None: at the end
+    anchor: float
+    enter: bool  #: their rows are made now, and hold the tokens alone
+
+
+# -- residual stream and norm -----------------------------------------------------------------------
+
+
+def add_norm(
+    x: Tensor,
+    change: Tensor | None,
+    norm: LayerNorm,
+    dtype: torch.dtype,
+    mix: Mix | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The new residual stream x + change [B, N, D] with the tokens of `mix`, and its norm in `dtype`."""
+    tokens, start, anchor, enter = None, 0, 1.0, False
+    if mix is not None:
+        tokens, anchor, enter = (
+            mix.tokens.to(x.dtype).contiguous(),
+            1.0 if mix.enter else mix.anchor,
+            mix.enter,
+        )
+        end = x.shape[1] if enter else x.shape[1] - tokens.shape[-2]
+        start = end if mix.at is None else mix.at
+    results: tuple[Tensor, ...] = _AddNorm.apply(  # type: ignore[no-untyped-call]
+        x.contiguous(), change, tokens, norm.weight, norm.bias, start, anchor, enter, norm.eps, dtype
+    )
+    return (x, results[0]) if len(results) == 1 else (results[0], results[1])
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        change: Tensor | None,
+        tokens: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        start: int,
+        anchor: float,
+        enter: bool,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, ...]:
+        width, moved = x.shape[-1], change is not None or tokens is not None
+        count = 0 if tokens is None else tokens.shape[-2]
+        shape = (x.shape[0], x.shape[1] + (count if enter else 0), width)
+        new = x.new_empty(shape) if moved else x
+        normed = x.new_empty(shape, dtype=dtype)
+        stride = 0 if tokens is None or tokens.ndim == 2 else count * width
+        block = power(width)
+        _kernels().add_norm[(shape[0] * shape[1],)](
+            x, x if change is None else change, x if tokens is None else tokens, weight, bias, new, normed,
+            shape[1], start, count, stride, anchor, eps, width,
+            CHANGE=change is not None, TOKENS=tokens is not None, ENTER=enter, BLOCK=block,
+            num_warps=_warps(block),
+        )  # fmt: skip
+        ctx.save_for_backward(new, weight)
+        ctx.change = None if change is None else change.dtype
+        ctx.tokens = None if tokens is None else tokens.ndim
+        ctx.start, ctx.count, ctx.anchor, ctx.enter, ctx.eps = start, count, anchor, enter, eps
+        ctx.set_materialize_grads(False)
+        return (new, normed) if moved else (normed,)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        d_new, d_normed = slopes if len(slopes) == 2 else (None, slopes[0])
+        new, weight = ctx.saved_tensors
+        batch, length, width = new.shape
+        if d_normed is None:
+            d_normed = torch.zeros_like(new)
+        d_new = None if d_new is None else d_new.contiguous()
+        d_x = new.new_empty(batch, length - (ctx.count if ctx.enter else 0), width)
+        d_change = d_x if ctx.change is None else torch.empty_like(d_x, dtype=ctx.change)
+        d_tokens = d_x if ctx.tokens is None else new.new_empty(batch, ctx.count, width)
+        block = power(width)
+        _kernels().add_norm_backward[(batch * length,)](
+            new, weight, d_x if d_new is None else d_new, d_normed.contiguous(), d_x, d_change, d_tokens,
+            length, ctx.start, ctx.count, ctx.anchor, ctx.eps, width,
+            STREAM=d_new is not None, CHANGE=ctx.change is not None, TOKENS=ctx.tokens is not None,
+            ENTER=ctx.enter, BLOCK=block, num_warps=_warps(block),
+        )  # fmt: skip
+        for_tokens = None
+        if ctx.tokens is not None:
+            for_tokens = d_tokens.sum(0) if ctx.tokens == 2 else d_tokens
+        return d_x, None if ctx.change is None else d_change, for_tokens, *[None] * 7
+
+
+# -- activation -------------------------------------------------------------------------------------
+
+
+def activate(x: Tensor, quick: bool) -> Tensor:
+    """QuickGELU, or GELU, of x."""
+    result: Tensor = _Activate.apply(x, quick)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Activate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, quick: bool) -> Tensor:
+        y = torch.empty_like(x)
+        grid = (-(-x.numel() // _ELEMENTS),)
+        _kernels().activate[grid](x, y, x.numel(), QUICK=quick, BLOCK=_ELEMENTS)
+        ctx.save_for_backward(x)
+        ctx.quick = quick
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        dx = torch.empty_like(x)
+        grid = (-(-x.numel() // _ELEMENTS),)
+        _kernels().activate_backward[grid](
+            x, dy.contiguous(), dx, x.numel(), QUICK=ctx.quick, BLOCK=_ELEMENTS
+        )
+        return dx, None
+
+
+def _warps(block: int) -> int:
+    return min(8, max(1, block // 256))

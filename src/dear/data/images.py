@@ -1,0 +1,243 @@
+"""The one thing every data source becomes: images with labels, classes and a prompt template."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.clip.images import open_image, resize_crop
+from dear.errors import DataError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@runtime_checkable
+class ImageSet(Protocol):
+    """One split of a dataset: n images, each with a label."""
+
+    @property
+    def name(self) -> str:
+        """Name of the dataset; few-shot draws depend on it."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Readable class names; a label counts into them."""
+
+    @property
+    def template(self) -> str:
+        """The dataset's prompt, with `{}` where the class name goes."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [n]."""
+
+    @property
+    def domains(self) -> tuple[str, ...] | None:
+        """The domain of each image, where the dataset has domains."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+
+    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+        """The evaluation view, uint8 [b, 3, size, size]: short side to `size` bicubic, center crop."""
+
+    def image(self, index: int) -> Image.Image:
+        """A whole image, RGB."""
+
+    def key(self, index: int) -> str:
+        """A name of the image that does not change when others come or go."""
+
+    def subset(self, indices: Sequence[int]) -> ImageSet:
+        """The images at `indices`, in that order, with the same classes."""
+
+    def select_classes(self, names: Sequence[str]) -> ImageSet:
+        """The images of some classes; labels count into `names`."""
+
+
+@dataclass(frozen=True, eq=False)
+class FileImages:
+    """Images that lie in files and are decoded when they are asked for.
+
+    Attributes:
+        name: of the dataset.
+        classes: readable names, one a label.
+        template: prompt with `{}`.
+        root: the folder that `paths` start from.
+        paths: one an image, relative to `root`, with `/`.
+        labels: int64 [n].
+        domains: one an image, or None.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    template: str
+    root: Path
+    paths: tuple[str, ...]
+    labels: Tensor
+    domains: tuple[str, ...] | None = None
+    _kept: dict[int, _Kept] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != len(self.paths):
+            raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.labels)} labels")
+        odd = next((path for path in self.paths if not is_utf8(path)), None)
+        if odd is not None:
+            raise DataError(f"{self.name}: the file name {odd!r} is not UTF-8; rename the file")
+        if self.domains is not None and len(self.domains) != len(self.paths):
+            raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.domains)} domains")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def path(self, index: int) -> Path:
+        """Where an image lies."""
+        return self.root / self.paths[index]
+
+    def image(self, index: int) -> Image.Image:
+        """A whole image, RGB, upright.
+
+        Raises:
+            InputError: it cannot be read; the file is named.
+        """
+        return open_image(self.path(index))
+
+    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+        """CLIP's view of some images, decoded by several threads.
+
+        Returns:
+            uint8 [b, 3, size, size].
+        """
+        kept = self._kept.get(size)
+        wanted = [int(index) for index in indices]
+        missing = wanted if kept is None else [index for index in wanted if not kept.there[index]]
+        views = threaded(lambda index: resize_crop(self.image(index), size), missing)
+        if kept is None:
+            return torch.stack(views) if views else torch.empty(0, 3, size, size, dtype=torch.uint8)
+        for index, view in zip(missing, views, strict=True):
+            kept.views[index] = view
+            kept.there[index] = True
+        return kept.views[torch.tensor(wanted, dtype=torch.int64)]
+
+    def keep(self, size: int, limit_bytes: int = 2 << 30) -> bool:
+        """Keep the views of `size` in memory once decoded, unless they would take more than `limit_bytes`.
+
+        Returns:
+            Whether they are kept.
+        """
+        if len(self) * 3 * size * size > limit_bytes:
+            return False
+        if size not in self._kept:
+            views = torch.empty(len(self), 3, size, size, dtype=torch.uint8)
+            self._kept[size] = _Kept(views, torch.zeros(len(self), dtype=torch.bool))
+        return True
+
+    def key(self, index: int) -> str:
+        """The path relative to the dataset's folder."""
+        return self.paths[index]
+
+    def subset(self, indices: Sequence[int]) -> FileImages:
+        """The images at `indices`, in that order, with the same classes."""
+        order = [int(index) for index in indices]
+        return replace(
+            self,
+            paths=tuple(self.paths[index] for index in order),
+            labels=self.labels[torch.tensor(order, dtype=torch.int64)],
+            domains=None if self.domains is None else tuple(self.domains[index] for index in order),
+        )
+
+    def select_labels(self, labels: Sequence[int]) -> FileImages:
+        """The images of the classes with these labels, renumbered in the order given."""
+        chosen, renumbered = renumber(self.labels, labels)
+        taken = self.subset(chosen.tolist())
+        return replace(taken, labels=renumbered, classes=tuple(self.classes[label] for label in labels))
+
+    def select_classes(self, names: Sequence[str]) -> FileImages:
+        """The images of some classes; labels count into `names`.
+
+        Raises:
+            DataError: a name is not one of the classes.
+        """
+        return self.select_labels(find_classes(self, names))
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a file's name is text; a disk may hold any bytes, for which Python has halves of characters."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Views held in memory: uint8 [n, 3, size, size], and which of them are there yet."""
+
+    views: Tensor
+    there: Tensor
+
+
+def find_classes(images: ImageSet, names: Sequence[str]) -> list[int]:
+    """Labels of class names.
+
+    Raises:
+        DataError: a name is not one of the classes, or is the name of two of them.
+    """
+    places: dict[str, list[int]] = {}
+    for label, name in enumerate(images.classes):
+        places.setdefault(name, []).append(label)
+    labels = []
+    for name in names:
+        found = places.get(name, [])
+        if not found:
+            some = ", ".join(map(repr, images.classes[:5]))
+            raise DataError(f"{images.name}: has no class {name!r}; its classes start with {some}")
+        if len(found) > 1:
+            raise DataError(f"{images.name}: {len(found)} classes are called {name!r}; choose them by label")
+        labels.append(found[0])
+    return labels
+
+
+def renumber(labels: Tensor, wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Which images have a wanted label, and that label's place among the wanted.
+
+    >>> renumber(torch.tensor([4, 2, 4, 7]), [7, 4])
+    (tensor([0, 2, 3]), tensor([1, 1, 0]))
+    """
+    place = {int(label): number for number, label in enumerate(wanted)}
+    found = [(index, place[label]) for index, label in enumerate(labels.tolist()) if label in place]
+    pairs = torch.tensor(found, dtype=torch.int64).view(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
+    """The images of some domains.
+
+    Raises:
+        DataError: the dataset has no such domain.
+    """
+    wanted = set(names)
+    domains = images.domains or ()
+    unknown = sorted(wanted - set(domains))
+    if unknown:
+        there = ", ".join(sorted(set(domains))) or "none"
+        raise DataError(f"{images.name}: has no domain {unknown[0]!r}; its domains are {there}")
+    return images.subset([index for index, domain in enumerate(domains) if domain in wanted])
+
+
+def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """`function` of every item, by several threads: image decoders release Python's lock."""
+    workers = min(len(items), os.cpu_count() or 1, 16)
+    if workers < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(function, items))

@@ -1,1 +1,0 @@
-"""The embedded backbone: how it is trained on the attribute world, and what it is measured to know."""

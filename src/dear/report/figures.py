@@ -1,0 +1,274 @@
+"""Figures of an adapted model as plotly figures: pages, the studio and notebooks show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from torch import Tensor
+
+# Okabe and Ito's colors: told apart also by people who see no red or green.
+SERIES = {"zero-shot": "#8C8C8C", "fused": "#0072B2", "decoupled": "#56B4E9", "default": "#0072B2"}
+ATTRIBUTES = {
+    "class": "#5f6b76",
+    "Color": "#D55E00",
+    "Shape": "#E6A800",
+    "Texture": "#009E73",
+    "Object": "#0072B2",
+    "Location": "#CC79A7",
+}
+INK, FAINT = "#1f2933", "#e4e7eb"
+
+
+def dress(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
+    """The common look: white ground, thin grid, legend above, the page's own font."""
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 10, "r": 10, "t": 40, "b": 10},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "itemclick": False},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        **layout,
+    )
+    common = {"gridcolor": FAINT, "zeroline": False, "automargin": True, "fixedrange": True}
+    figure.update_xaxes(title_font_size=13, **common)
+    figure.update_yaxes(title_font_size=13, **common)
+    return figure
+
+
+def label(text: str, limit: int = 28) -> str:
+    """A name for an axis: short, and with nothing in it that plotly would take for HTML.
+
+    >>> label("<b>cat</b>"), len(label("x" * 99))
+    ('&lt;b&gt;cat&lt;/b&gt;', 28)
+    """
+    return escape(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Short names that still differ: plotly lays equal ones on top of each other."""
+    short = [label(name) for name in names]
+    return [text if short.count(text) == 1 else f"{text} ({number + 1})" for number, text in enumerate(short)]
+
+
+def class_accuracy(before: Mapping[str, float], after: Mapping[str, float], most: int = 40) -> go.Figure:
+    """Accuracy of each class before and after: a grey dot, a blue dot and the way between them.
+
+    Args:
+        before: class -> accuracy of zero-shot CLIP.
+        after: class -> accuracy of the adapted model.
+        most: with more classes, the ones that changed most are shown.
+    """
+    import plotly.graph_objects as go
+
+    names = sorted(after, key=lambda name: -abs(after[name] - before.get(name, 0.0)))[:most]
+    names.sort(key=lambda name: after[name])
+    rows = _labels(names)
+    figure = go.Figure()
+    for row, name in zip(rows, names, strict=True):
+        figure.add_scatter(
+            x=[100 * before.get(name, 0.0), 100 * after[name]],
+            y=[row, row],
+            mode="lines",
+            line={"color": "#9fc5dd" if after[name] >= before.get(name, 0.0) else "#e3a98a", "width": 3},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    for series, values in (("zero-shot", before), ("adapted", after)):
+        figure.add_scatter(
+            name=series,
+            x=[100 * values.get(name, 0.0) for name in names],
+            y=rows,
+            mode="markers",
+            marker={"color": SERIES.get(series, SERIES["fused"]), "size": 11},
+            hovertemplate="%{y}: %{x:.1f} %<extra>" + series + "</extra>",
+        )
+    figure.update_xaxes(range=[-2, 102], ticksuffix=" %")
+    return dress(figure, 90 + 26 * len(rows))
+
+
+def confusion(table: Tensor, classes: Sequence[str], most: int = 30) -> go.Figure:
+    """Truth by answer, as shares of the truth's images.
+
+    Args:
+        table: [C, C], images of class i answered as class j.
+        classes: their names.
+        most: with more classes, the ones with most mistakes (made or drawn) are shown.
+    """
+    import plotly.graph_objects as go
+
+    wrong = table.clone().fill_diagonal_(0)
+    weight = wrong.sum(dim=0) + wrong.sum(dim=1)
+    chosen = sorted(weight.argsort(descending=True, stable=True)[:most].tolist())
+    shares = table.double() / table.sum(dim=1, keepdim=True).clamp(min=1)
+    part = (100 * shares[chosen][:, chosen]).round(decimals=1).tolist()
+    rows = _labels([classes[place] for place in chosen])
+    figure = go.Figure(
+        go.Heatmap(
+            x=rows,
+            y=rows,
+            z=part,
+            zmin=0,
+            zmax=100,
+            colorscale=[[0, "#ffffff"], [0.02, "#e6f0f7"], [1, "#004a78"]],
+            text=[[f"{value:.0f}" if value >= 0.5 else "" for value in row] for row in part],
+            texttemplate="%{text}" if len(chosen) <= 16 else None,
+            xgap=1,
+            ygap=1,
+            colorbar={"ticksuffix": " %", "thickness": 12},
+            hovertemplate="%{y} answered as %{x}: %{z:.1f} %<extra></extra>",
+        )
+    )
+    dress(figure, 230 + max(24, 44 - 2 * len(rows)) * len(rows))
+    figure.update_xaxes(title="answered", tickangle=-45, showgrid=False)
+    figure.update_yaxes(title="truth", autorange="reversed", showgrid=False)
+    return figure
+
+
+def fusion_weights(weights: Mapping[str, float]) -> go.Figure:
+    """How much the class token and each attribute weigh in the decision; the line is where all started."""
+    import plotly.graph_objects as go
+
+    names = list(weights)
+    figure = go.Figure(
+        go.Bar(
+            x=[label(name) for name in names],
+            y=list(weights.values()),
+            text=[f"{value:.3f}" for value in weights.values()],
+            textposition="outside",
+            cliponaxis=False,
+            marker={"color": [ATTRIBUTES.get(name, "#7A5195") for name in names]},
+            hovertemplate="%{x}: %{y:.4f}<extra></extra>",
+        )
+    )
+    figure.add_hline(y=1 / len(names), line={"color": INK, "dash": "dot", "width": 1})
+    figure.update_yaxes(title="weight", rangemode="tozero")
+    return dress(figure, 300)
+
+
+def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """Accuracies side by side: one group of bars a set of classes, one bar a model or mode."""
+    import plotly.graph_objects as go
+
+    series = list(dict.fromkeys(name for group in groups.values() for name in group))
+    figure = go.Figure()
+    for name in series:
+        values = [100 * group[name] if name in group else None for group in groups.values()]
+        figure.add_bar(
+            name=label(name),
+            x=[label(group, 60) for group in groups],
+            y=values,
+            text=["" if value is None else f"{value:.1f}" for value in values],
+            textposition="outside",
+            cliponaxis=False,
+            marker={"color": SERIES.get(name, "#7A5195")},
+            hovertemplate="%{x}: %{y:.1f} %<extra>" + label(name) + "</extra>",
+        )
+    figure.update_yaxes(range=[0, 108], ticksuffix=" %", tickvals=[0, 25, 50, 75, 100])
+    return dress(figure, 320, barmode="group", bargap=0.3)
+
+
+def changes(groups: Mapping[str, int]) -> go.Figure:
+    """One bar cut in four: images right before and after, fixed, broken, wrong before and after."""
+    import plotly.graph_objects as go
+
+    colors = {"kept": "#009E73", "fixed": "#0072B2", "broken": "#D55E00", "missed": "#B8BFC6"}
+    words = {"kept": "right both times", "fixed": "fixed", "broken": "broken", "missed": "wrong both times"}
+    figure = go.Figure()
+    for name, count in groups.items():
+        figure.add_bar(
+            name=f"{words[name]} ({count})",
+            x=[count],
+            y=[""],
+            orientation="h",
+            marker={"color": colors[name]},
+            hovertemplate=f"{words[name]}: {count} images<extra></extra>",
+        )
+    figure.update_xaxes(title="images", range=[0, sum(groups.values())])
+    dress(figure, 150, barmode="stack")
+    return figure.update_layout(legend_traceorder="normal")
+
+
+def training_curve(lines: Sequence[Mapping[str, float | int]], total: int | None = None) -> go.Figure:
+    """Loss and its parts over the steps, from a run's log.
+
+    Args:
+        lines: of the log, each with `step`, `loss` and the parts.
+        total: steps there will be; the axis ends there.
+    """
+    import plotly.graph_objects as go
+
+    skipped = {"step", "epoch", "lr", "rate", "seconds"}
+    parts = [name for name in dict.fromkeys(key for line in lines for key in line) if name not in skipped]
+    palette = ("#1f2933", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+    figure = go.Figure()
+    for number, name in enumerate(parts):
+        there = [(line["step"], line[name]) for line in lines if name in line]
+        figure.add_scatter(
+            name=label(name),
+            x=[step for step, _ in there],
+            y=[value for _, value in there],
+            mode="lines+markers" if len(there) < 30 else "lines",
+            line={"color": palette[number % len(palette)], "width": 3 if number == 0 else 1.5},
+            hovertemplate="step %{x}: %{y:.3f}<extra>" + label(name) + "</extra>",
+        )
+    figure.update_xaxes(title="step", range=None if total is None else [0, total])
+    figure.update_yaxes(rangemode="tozero")
+    return dress(figure, 320)
+
+
+def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
+    """What led to each answer: every attribute's part of the margin over the runner-up.
+
+    Args:
+        shares: image -> class token or attribute -> its part; parts to the right spoke for the answer,
+            parts to the left for the runner-up.
+    """
+    import plotly.graph_objects as go
+
+    rows = _labels(list(shares))
+    names = list(dict.fromkeys(name for parts in shares.values() for name in parts))
+    figure = go.Figure()
+    for name in names:
+        figure.add_bar(
+            name="class token" if name == "class" else label(name),
+            x=[parts.get(name, 0.0) for parts in shares.values()],
+            y=rows,
+            orientation="h",
+            marker={"color": ATTRIBUTES.get(name, "#7A5195")},
+            hovertemplate="%{y}: %{x:+.2f}<extra>" + label(name) + "</extra>",
+        )
+    figure.update_xaxes(title="part of the margin over the runner-up (logits)")
+    figure.update_yaxes(autorange="reversed")
+    figure.add_vline(x=0, line={"color": INK, "width": 1})
+    return dress(figure, 130 + 44 * len(rows), barmode="relative", bargap=0.35)
+
+
+def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | None = None) -> go.Figure:
+    """Accuracy over the steps of a training, a line a mode.
+
+    Args:
+        points: each with `step` and a share of 1 for every mode.
+        total: steps there will be; the axis ends there.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for mode in dict.fromkeys(name for point in points for name in point if name != "step"):
+        there = [point for point in points if mode in point]
+        figure.add_scatter(
+            name=label(mode),
+            x=[point["step"] for point in there],
+            y=[100 * point[mode] for point in there],
+            mode="lines+markers",
+            line={"color": SERIES.get(mode, "#7A5195"), "width": 2},
+            hovertemplate="step %{x}: %{y:.1f} %<extra>" + label(mode) + "</extra>",
+        )
+    figure.update_xaxes(title="step", range=None if total is None else [0, total])
+    figure.update_yaxes(range=[0, 102], ticksuffix=" %")
+    return dress(figure, 260)

@@ -1,0 +1,107 @@
+"""Images a second from files to training views on the device: our feed and a PyTorch DataLoader."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.clip.augment import augment_image
+from dear.clip.images import normalize
+from dear.clip.model import Clip
+from dear.data import open_data
+from dear.speed.clock import wait
+from dear.train.ahead import steps_ahead
+from dear.train.feed import Feed
+from dear.train.recipe import Recipe
+
+
+@contextmanager
+def photo_folder(count: int, size: tuple[int, int] = (500, 375), classes: int = 4) -> Iterator[Path]:
+    """A folder of JPEG files that compress like photographs: smooth colors with some noise."""
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(count):
+            coarse = generator.integers(0, 256, (8, 10, 3), dtype=np.uint8)
+            smooth = np.asarray(
+                Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.int16
+            )
+            noisy = smooth + generator.integers(-12, 13, smooth.shape, dtype=np.int16)
+            folder = Path(name) / f"class {number % classes}"
+            folder.mkdir(exist_ok=True)
+            image = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+            image.save(folder / f"{number}.jpg", quality=90)
+        yield Path(name)
+
+
+def image_rates(
+    clip: Clip, count: int, batch: int = 32, epochs: int = 3, workers: tuple[int, ...] = (8,)
+) -> list[dict[str, Any]]:
+    """A row an epoch and way: our feed, and a DataLoader with Pillow transforms and worker processes.
+
+    Epochs of one way follow each other: a GPU that waits for worker processes lowers its clock.
+    """
+    with photo_folder(count) as folder:
+        data = open_data(str(folder), "train")
+        recipe = Recipe(batch=batch)
+        feed = Feed(data, clip, recipe)
+        _ours(Feed(data.subset(range(min(batch, len(data)))), clip, recipe), 0)  # libraries are loaded
+        ways: dict[str, Any] = {"dear": lambda epoch: _ours(feed, epoch)}
+        for number in workers:
+            loader = torch.utils.data.DataLoader(
+                _Plain(data, clip, recipe),
+                batch_size=batch,
+                shuffle=True,
+                num_workers=number,
+                pin_memory=clip.device.type == "cuda",
+                persistent_workers=number > 0,
+            )
+            ways[f"DataLoader, {number} workers"] = lambda epoch, loader=loader: _theirs(loader, clip.device)
+        rows = []
+        for name, way in ways.items():
+            for epoch in range(1, epochs + 1):
+                wait(clip.device)
+                began = time.perf_counter()
+                way(epoch - 1)
+                wait(clip.device)
+                taken = time.perf_counter() - began
+                row = {"way": name, "epoch": epoch, "images": len(data), "seconds": round(taken, 4)}
+                rows.append({**row, "images_per_s": round(len(data) / taken, 1)})
+        return rows
+
+
+def _ours(feed: Feed, epoch: int) -> None:
+    steps = feed.steps_per_epoch
+    group = steps_ahead(feed.size, feed.recipe.batch)
+    for first in range(epoch * steps, (epoch + 1) * steps, group):
+        feed.span(first, min(first + group, (epoch + 1) * steps))
+
+
+def _theirs(loader: Any, device: torch.device) -> None:
+    for pixels, labels in loader:
+        pixels.to(device, non_blocking=True)
+        labels.to(device, non_blocking=True)
+
+
+class _Plain(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """What the field's loaders do: decode with Pillow, crop, resize, flip and norm, image by image."""
+
+    def __init__(self, data: Any, clip: Clip, recipe: Recipe) -> None:
+        self.data, self.size = data, clip.config.vision.image_size
+        self.mean, self.std, self.scale = clip.config.mean, clip.config.std, recipe.scale
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(torch.initial_seed() % 2**31 + index)
+        view = augment_image(self.data.image(index), self.size, generator, scale=self.scale)
+        return normalize(view, self.mean, self.std), int(self.data.labels[index])

@@ -1,0 +1,228 @@
+"""`dear.Classifier`: few-shot adaptation with the manners of a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+
+from dear.clip.factory import load
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.data.listed import ImageLike, ListedImages
+from dear.data.names import TEMPLATE
+from dear.data.open import open_data
+from dear.errors import DataError, InputError, RunError
+from dear.heads.roles import RoleMap
+from dear.train.evaluate import evaluate
+from dear.train.folder import load_run, read_config, read_log, read_metrics
+from dear.train.run import Trained
+from dear.workflows.adapt import PathLike, adapt, check_task, pick_device, probabilities
+
+Labels = NDArray[Any]
+
+
+class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """An image classifier that learns from a few images a class.
+
+    `fit` takes a folder of class folders, a table, `world:NAME`, an image set, or a list of files with a
+    list of labels; the last is what `cross_val_score` and `GridSearchCV` work with.
+
+    Args:
+        method: name of the method; see `dear.list_methods()`.
+        backbone: what `dear.load` takes, or a loaded backbone.
+        shots: images a class to train on; None: all.
+        seed: of everything random.
+        roles: role map or its file, for methods that use roles; None: the backbone's own.
+        template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
+        mode: how to predict ("fused", "decoupled"); None: the method's usual mode.
+        epochs: passes over the training images; None: the method's own.
+        batch: images a step; None: the method's own.
+        lr: learning rate; None: the method's own.
+        options: the method's own options, by name.
+        device: "auto", "cpu", "cuda", …
+
+    Attributes:
+        classes_: the labels that `predict` answers with.
+        method_: the trained method.
+        run_: what training came to.
+
+    Example:
+        >>> clf = Classifier(shots=4, epochs=2)                              # doctest: +SKIP
+        >>> clf.fit("photos/train").predict(["a.jpg"])                       # doctest: +SKIP
+        array(['golden retriever'], dtype='<U16')
+    """
+
+    def __init__(
+        self,
+        method: str = "dear",
+        backbone: PathLike | Clip = "mini",
+        shots: int | None = 16,
+        seed: int = 1,
+        roles: PathLike | RoleMap | None = None,
+        template: str | None = None,
+        mode: str | None = None,
+        epochs: int | None = None,
+        batch: int | None = None,
+        lr: float | None = None,
+        options: dict[str, Any] | None = None,
+        device: str = "auto",
+    ) -> None:
+        self.method = method
+        self.backbone = backbone
+        self.shots = shots
+        self.seed = seed
+        self.roles = roles
+        self.template = template
+        self.mode = mode
+        self.epochs = epochs
+        self.batch = batch
+        self.lr = lr
+        self.options = options
+        self.device = device
+
+    def fit(self, X: Any, y: Sequence[Any] | Labels | None = None) -> Classifier:
+        """Train on images.
+
+        Args:
+            X: a folder, table, `world:NAME` or image set; or files (or Pillow images), with `y`.
+            y: one label a file.
+
+        Raises:
+            DearError: one sentence on what is wrong with the images, labels or options.
+        """
+        images, self.classes_ = self._training_set(X, y)
+        check_task(images)
+        recipe = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr}
+        self.run_: Trained = adapt(
+            images,
+            method=self.method,
+            backbone=_backbone(self.backbone, pick_device(self.device)),
+            roles=self.roles,
+            shots=self.shots,
+            seed=self.seed,
+            template=self.template,
+            recipe={name: value for name, value in recipe.items() if value is not None},
+            options=self.options,
+        )
+        self.method_ = self.run_.method
+        self.method_.pick_mode(self.mode)
+        return self
+
+    def _training_set(self, X: Any, y: Any) -> tuple[ImageSet, Labels]:
+        if isinstance(X, ImageSet | str | os.PathLike):
+            if y is not None:
+                raise InputError("y goes with a list of images; a folder or set has labels of its own")
+            images = X if isinstance(X, ImageSet) else open_data(X, "train", template=self.template)
+            return images, np.array(images.classes)
+        items = _listed(X)
+        if y is None:
+            raise InputError("a list of images needs y, a label for each")
+        if len(y) != len(items):
+            raise InputError(f"{len(items)} images but {len(y)} labels; give one label an image")
+        classes, labels = np.unique(np.asarray(y), return_inverse=True)
+        names = tuple(str(label) for label in classes)
+        return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """Probability of each class under CLIP's temperature, [n, classes]; X as in `predict`."""
+        self._check_fitted()
+        proba: NDArray[np.float32] = probabilities(self.method_, _listed(X), self.mode).numpy()
+        return proba
+
+    def predict(self, X: Any) -> Labels:
+        """The likeliest class of each image; X is a list of files or Pillow images."""
+        best: Labels = self.predict_proba(X).argmax(axis=1)
+        answers: Labels = self.classes_[best]
+        return answers
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Share of images answered rightly: of a dataset's test split, or of files and their labels y."""
+        self._check_fitted()
+        if y is None:
+            if not isinstance(X, ImageSet | str | os.PathLike):
+                raise InputError("score needs y with a list of images")
+            images = X if isinstance(X, ImageSet) else open_data(X, "test", template=self.template)
+            unknown = [name for name in images.classes if name not in self.method_.classes]
+            if unknown:
+                raise DataError(
+                    f"{images.name}: the class {unknown[0]!r} was not trained; for new classes use "
+                    "`method_.with_classes` or `dear evaluate`"
+                )
+            return evaluate(self.method_, images).accuracy[self.method_.pick_mode(self.mode)]
+        return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
+
+    def save(self, path: PathLike) -> None:
+        """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
+        self._check_fitted()
+        own = {"shots": self.shots, "mode": self.mode, "labels": self.classes_.tolist()}
+        self.run_.save(path, classifier=own)
+
+    @classmethod
+    def load(
+        cls, path: PathLike, backbone: PathLike | Clip | None = None, device: str = "auto"
+    ) -> Classifier:
+        """A classifier from a run folder, whether `save` or `dear adapt` wrote it.
+
+        Raises:
+            RunError: the folder holds no finished run, or the backbone does not fit it.
+        """
+        config = read_config(path)
+        method = load_run(path, backbone, pick_device(device))
+        own = config.get("classifier", {})
+        labels = own.get("labels", config["classes"]) if isinstance(own, dict) else None
+        plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
+        if not isinstance(labels, list) or not plain or len(labels) != len(method.classes):
+            raise RunError(
+                f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
+            )
+        recipe = config["recipe"]
+        found = cls(
+            method=config["method"],
+            backbone=config["backbone"] if backbone is None else backbone,
+            shots=own.get("shots"),
+            seed=recipe.get("seed", 1),
+            roles=method.roles,
+            template=config["template"],
+            mode=own.get("mode"),
+            epochs=recipe.get("epochs"),
+            batch=recipe.get("batch"),
+            lr=recipe.get("lr"),
+            options=config["options"],
+            device=device,
+        )
+        found.method_ = method
+        found.classes_ = np.array(labels)
+        metrics = read_metrics(path)
+        steps, seconds = (metrics.get(key, 0) for key in ("steps", "seconds"))
+        found.run_ = Trained(method, steps, seconds, read_log(Path(path)), config, Path(path))
+        return found
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "method_"):
+            raise NotFittedError("this Classifier has not learned anything yet: call fit or load first")
+
+
+@lru_cache(maxsize=2)
+def _loaded(source: str, device: str) -> Clip:
+    """A backbone by name, kept: a grid search fits many classifiers on one."""
+    return load(source, device=device)
+
+
+def _backbone(source: PathLike | Clip, device: str) -> Clip:
+    return source if isinstance(source, Clip) else _loaded(os.fspath(source), device)
+
+
+def _listed(X: Any) -> tuple[ImageLike, ...]:
+    """Files or Pillow images in any sequence, as a tuple."""
+    if isinstance(X, str | os.PathLike):
+        raise InputError(f"give images as a list, [{os.fspath(X)!r}], not as one path")
+    return tuple(X)

@@ -1,0 +1,112 @@
+"""The whole story on the embedded backbone and world: roles, adaptation, comparison, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dear._io.files import write_json
+from dear.bench.published import harmonic_mean
+from dear.clip.factory import load
+from dear.clip.model import Clip
+from dear.data import few_shot, halves, open_data
+from dear.data.images import ImageSet
+from dear.heads.roles import RoleMap
+from dear.methods import DeAR, build_method
+from dear.train import Recipe, evaluate, train
+from dear.world.measure import mini_roles
+
+Tell = Callable[[str], None]
+TASKS = ("textures", "emblems")
+SHOTS, SEED = 16, 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to answer on one task: accuracy on trained and on new classes, and their harmonic mean."""
+
+    title: str
+    base: float
+    novel: float
+
+    @property
+    def hm(self) -> float:
+        """Harmonic mean of base and novel."""
+        return harmonic_mean(self.base, self.novel)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened on one task."""
+
+    task: str
+    classes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    weights: dict[str, float]  #: fusion weights
+    seconds: float
+    base: ImageSet
+    novel: ImageSet
+    model: DeAR
+
+
+def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story]:
+    """Tell the story and leave `roles.json`, a run folder a task, `results.json` and `index.html` in `out`.
+
+    Args:
+        out: folder to write.
+        quick: one task, fewer images and epochs, to see that everything works.
+        tell: called with sentences for the reader.
+    """
+    from dear.report.demo_page import write_demo_page
+
+    folder = Path(out)
+    clip = load("mini")
+    numbers = sum(p.numel() for p in clip.parameters())
+    tell(f"1. mini: a CLIP of {numbers / 1e6:.1f} million numbers, trained on the attribute world alone")
+    roles = mini_roles(clip, 600 if quick else 2500)
+    roles.save(folder / "roles.json")
+    counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
+    tell(f"2. roles of its {len(roles)} heads in layers {roles.layers[0]}-{roles.layers[-1]}: {counts}")
+    stories = []
+    for number, name in enumerate(TASKS[: 1 if quick else None], start=3):
+        story = adapt_task(clip, roles, name, folder / f"run-{name}", epochs=2 if quick else None)
+        stories.append(story)
+        tell(f"{number}. world:{name}, {SHOTS} images a class, {story.seconds:.0f} s of training")
+        for row in story.rows:
+            tell(f"   {row.title:22} base {row.base:6.1%}   novel {row.novel:6.1%}   HM {row.hm:6.1%}")
+    write_json(
+        folder / "results.json",
+        {
+            story.task: {
+                "rows": {
+                    row.title: {"base": row.base, "novel": row.novel, "hm": row.hm} for row in story.rows
+                },
+                "fusion_weights": story.weights,
+                "seconds": story.seconds,
+            }
+            for story in stories
+        },
+    )
+    write_demo_page(folder / "index.html", clip, roles, stories)
+    return stories
+
+
+def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, epochs: int | None = None) -> Story:
+    """Adapt to the base half of a task's classes and test on both halves."""
+    whole, test = open_data(f"world:{name}", "train"), open_data(f"world:{name}", "test")
+    base, novel = halves(whole.classes)
+    known, fresh = test.select_classes(base), test.select_classes(novel)
+    model = build_method("dear", clip, base, roles=roles, template=whole.template, seed=SEED)
+    assert isinstance(model, DeAR)
+    recipe = Recipe.of(model, seed=SEED, **({} if epochs is None else {"epochs": epochs}))
+    shots = few_shot(whole.select_classes(base), SHOTS, SEED)
+    trained = train(model, shots, recipe, run, resume=True)  # a second demo goes on where the first was
+    frozen = build_method("zeroshot", clip, base, template=whole.template)
+    rows = []
+    for method, title in ((frozen, "zero-shot"), (model, "DeAR")):
+        on_base, on_novel = (evaluate(method, part).accuracy for part in (known, fresh))
+        for mode in on_base:
+            label = title if mode == "default" else f"{title}, {mode}"
+            rows.append(Row(label, on_base[mode], on_novel[mode]))
+    return Story(name, base, tuple(rows), model.fusion_weights(), trained.seconds, known, fresh, model)

@@ -1,0 +1,177 @@
+"""Attribute-conditioned retrieval: images that are alike in one attribute, whatever else differs.
+
+Every attribute has a feature space of its own (eq. 11); images are ranked by their cosine there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageOps
+from torch import Tensor
+
+from dear._io.files import write_atomic
+from dear._io.memory import in_batches
+from dear.clip.images import normalize, open_image
+from dear.clip.model import Clip
+from dear.data.images import ImageSet, is_utf8
+from dear.data.listed import ListedImages
+from dear.data.open import open_data
+from dear.errors import DataError, UsageError
+from dear.methods.base import Method
+from dear.methods.dear import DeAR
+from dear.methods.prompts import unit
+from dear.train.folder import load_run
+from dear.train.precision import backbone_in
+from dear.workflows.adapt import ImageLike, PathLike, name_of, pick_device, views
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
+_BATCH = 100
+_CELL, _GAP, _LINE = 128, 8, 16
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in one attribute's space, most alike first."""
+
+    attribute: str
+    indices: tuple[int, ...]  #: places in the gallery
+    keys: tuple[str, ...]
+    similarity: tuple[float, ...]  #: cosine with the query
+
+
+def gallery_of(source: PathLike | ImageSet) -> ImageSet:
+    """Images to search: every image below a folder (labels do not matter), or what `open_data` takes."""
+    if isinstance(source, ImageSet):
+        return source
+    path = Path(source)
+    if not path.is_dir():
+        return open_data(source, "test")
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if not files:
+        raise DataError(f"{path}: there is no image in this folder")
+    odd = next((file.name for file in files if not is_utf8(file.name)), None)
+    if odd is not None:
+        raise DataError(f"{path}: the file name {odd!r} is not UTF-8; rename the file")
+    labels = torch.zeros(len(files), dtype=torch.long)
+    return ListedImages(tuple(files), labels, ("image",), name=path.name)
+
+
+@torch.no_grad()
+def gallery_features(
+    method: DeAR, images: ImageSet, progress: Callable[[int, int], None] | None = None
+) -> Tensor:
+    """Unit features of a gallery in every attribute's space, [n, A, E], on the CPU."""
+    config, parts = method.clip.config, []
+
+    def features(rows: range) -> Tensor:
+        raw = images.pixels(list(rows), config.vision.image_size).to(method.clip.device)
+        return unit(method.attribute_features(normalize(raw, config.mean, config.std))).cpu()
+
+    with backbone_in(method, "auto"):
+        for rows, part in in_batches(features, len(images), _BATCH):
+            parts.append(part)
+            if progress is not None:
+                progress(rows.stop, len(images))
+    return torch.cat(parts)
+
+
+def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top: int) -> list[Found]:
+    """The images most like the query in each attribute; `features` as `gallery_features` gives them."""
+    own = unit(method.attribute_features(views(method.clip, [query])))[0].cpu()  # [A, E]
+    result = []
+    for number, attribute in enumerate(method.attributes):
+        best = (features[:, number] @ own[number]).topk(min(top, len(images)))
+        places = best.indices.tolist()
+        keys = tuple(images.key(place) for place in places)
+        result.append(Found(attribute, tuple(places), keys, tuple(best.values.tolist())))
+    return result
+
+
+def retrieve(
+    run: PathLike | Method,
+    query: ImageLike,
+    gallery: PathLike | ImageSet,
+    *,
+    attribute: str | None = None,
+    top: int = 8,
+    out: PathLike | None = None,
+    backbone: PathLike | Clip | None = None,
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Found]:
+    """Images of a gallery that are most like a query in one attribute, or in each: `dear retrieve`.
+
+    Args:
+        run: run folder of a method with attribute features (DeAR), or the method.
+        query: an image.
+        gallery: a folder of images, or what `open_data` takes (its test split).
+        attribute: in any case; None: all of them.
+        top: how many images.
+        out: folder for a contact sheet an attribute, `color.png` and so on.
+        backbone: for the run folder, if the backbone's name does not find it.
+        device: "auto", "cpu", "cuda", …
+        progress: told (images read, images in all).
+
+    Raises:
+        UsageError: the method has no attribute features, or no such attribute.
+    """
+    method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
+    if not isinstance(method, DeAR):
+        raise UsageError(f"the method {method.name!r} has no feature of its own an attribute; use a DeAR run")
+    if top < 1:
+        raise UsageError(f"top = {top}: ask for at least one image")
+    wanted = None if attribute is None else method.attributes[method.attribute_index(attribute)]
+    images = gallery_of(gallery)
+    found = rank(method, query, gallery_features(method, images, progress), images, top)
+    chosen = [one for one in found if wanted in (None, one.attribute)]
+    if out is not None:
+        for one in chosen:
+            sheet = contact_sheet(query, one, images)
+            write_png(Path(out) / f"{one.attribute.lower()}.png", sheet)
+    return chosen
+
+
+def contact_sheet(query: ImageLike, found: Found, images: ImageSet, columns: int = 5) -> Image.Image:
+    """The query and what was found, side by side with the cosines below."""
+    cells: list[tuple[Image.Image, str]] = [(open_image(query), f"query: {Path(name_of(query)).name}")]
+    for index, similarity in zip(found.indices, found.similarity, strict=True):
+        cells.append((images.image(index), f"{similarity:.3f} {Path(images.key(index)).name}"))
+    columns = min(columns, len(cells))
+    rows = -(-len(cells) // columns)
+    wide, tall = _CELL + _GAP, _CELL + _LINE + _GAP
+    sheet = Image.new("RGB", (columns * wide + _GAP, rows * tall + _LINE + 2 * _GAP), "white")
+    pen = ImageDraw.Draw(sheet)
+    pen.text((_GAP, _GAP // 2), f"most alike in {found.attribute}", fill="black")
+    for place, (image, words) in enumerate(cells):
+        x, y = place % columns * wide + _GAP, place // columns * tall + _LINE + _GAP
+        sheet.paste(ImageOps.pad(image, (_CELL, _CELL), color="white"), (x, y))
+        if place == 0:
+            pen.rectangle((x - 2, y - 2, x + _CELL + 1, y + _CELL + 1), outline="black", width=2)
+        pen.text((x, y + _CELL + 1), _short(words, pen), fill="black")
+    return sheet
+
+
+def _short(words: str, pen: ImageDraw.ImageDraw) -> str:
+    """Words cut to the width of a cell; letters the built-in font lacks become question marks."""
+    words = words.encode("latin-1", "replace").decode("latin-1")
+    while len(words) > 1 and pen.textlength(words) > _CELL:
+        words = words[:-1]
+    return words
+
+
+def write_png(path: str | os.PathLike[str], image: Image.Image) -> None:
+    """Write an image as PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    write_atomic(path, buffer.getvalue())
+
+
+def keys_of(found: Sequence[Found]) -> dict[str, list[tuple[str, float]]]:
+    """The answer as plain values, for JSON."""
+    return {one.attribute: list(zip(one.keys, one.similarity, strict=True)) for one in found}

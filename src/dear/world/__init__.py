@@ -1,0 +1,29 @@
+"""The attribute world: images whose every attribute is drawn, named and known.
+
+>>> import torch
+>>> from dear import world
+>>> scenes = world.sample(2, torch.Generator().manual_seed(0))
+>>> world.render(scenes).shape
+torch.Size([2, 3, 64, 64])
+"""
+
+from dear.world.captions import Captions, CaptionTable, true_of
+from dear.world.renderer import render
+from dear.world.scenes import Scenes, held_out, sample
+from dear.world.served import WorldImages, task
+from dear.world.tasks import list_tasks
+from dear.world.vocabulary import vocabulary_ids
+
+__all__ = [
+    "CaptionTable",
+    "Captions",
+    "Scenes",
+    "WorldImages",
+    "held_out",
+    "list_tasks",
+    "render",
+    "sample",
+    "task",
+    "true_of",
+    "vocabulary_ids",
+]

@@ -1,0 +1,137 @@
+"""The textures: where a surface carries its second tone.
+
+A pattern is a function of pattern coordinates (one period of the pattern is one unit) and says how far
+inside a mark a point is, in periods; edges are softened over one pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dear.world import factors as F
+from dear.world.exact import column, fraction, noise, rotation, wave, zigzag
+from dear.world.scenes import Scenes
+
+Pattern = Callable[[Tensor, Tensor, Scenes], Tensor]
+
+
+def _triangle(t: Tensor) -> Tensor:
+    """Distance to the nearest integer, 0..0.5."""
+    return 0.5 - (fraction(t) - 0.5).abs()
+
+
+def _striped(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    return _triangle(p) - 0.25
+
+
+def _dotted(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    row = (q * 1.1).floor()
+    x = fraction(p + row * 0.5) - 0.5
+    y = fraction(q * 1.1) - 0.5
+    return 0.31 - torch.sqrt(x * x + y * y)
+
+
+def _checkered(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    return (_triangle(p * 0.7) - 0.25) * (_triangle(q * 0.7) - 0.25) * 8.0
+
+
+def _wavy(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    return _triangle(p * 0.9 + wave(q * 0.36) * 0.42) - 0.25
+
+
+def _zigzag(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    return (_triangle(p * 0.8 + zigzag(q * 0.55) * 0.5) - 0.25) * 0.8
+
+
+def _brick(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    row = q.floor()
+    return 0.1 - torch.minimum(_triangle(q), _triangle(p * 0.5 + row * 0.5) * 2.0)
+
+
+def _grid(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    return 0.13 - torch.minimum(_triangle(p * 0.9), _triangle(q * 0.9))
+
+
+def _speckled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    # Small specks of uneven size, some cells empty, none in line with its neighbors.
+    x, y = p * 1.9, q * 1.9
+    cell = fraction(x.floor() * 0.6180 + y.floor() * 0.4142) * 7.13
+    dx = fraction(x) - 0.28 - 0.44 * fraction(cell * 3.7)
+    dy = fraction(y) - 0.28 - 0.44 * fraction(cell * 5.3)
+    radius = 0.42 * fraction(cell * 2.3) - 0.04
+    return (radius - torch.sqrt(dx * dx + dy * dy)) / 1.9
+
+
+def _scaly(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    # Rows of discs, each half a disc aside and hanging over the row below: what shows is every lower rim.
+    height = 0.42
+    x, y = p * 0.95, q * 0.95 / height
+    row = y.floor()
+    down = (y - row) * height
+    odd = row * 0.5
+    aside, mine = fraction(x + odd) - 0.5, fraction(x + odd + 0.5) - 0.5
+    upper = 0.56 - torch.sqrt(aside * aside + (down + height) * (down + height))
+    middle = 0.56 - torch.sqrt(mine * mine + down * down)
+    lower = 0.56 - torch.sqrt(aside * aside + (height - down) * (height - down))
+    rim = torch.where(upper > 0, upper, torch.where(middle > 0, middle, lower))
+    return 0.12 - rim
+
+
+def _honeycomb(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    # Two interleaved lattices of cells; the nearer center owns the point.
+    x, y = p * 0.8, q * 0.8
+    root3 = 1.7320508
+    ax, ay = fraction(x) - 0.5, (fraction(y / root3) - 0.5) * root3
+    bx, by = fraction(x + 0.5) - 0.5, (fraction(y / root3 + 0.5) - 0.5) * root3
+    first = ax * ax + ay * ay < bx * bx + by * by
+    hx, hy = torch.where(first, ax, bx).abs(), torch.where(first, ay, by).abs()
+    border = 0.5 - torch.maximum(hx, hx * 0.5 + hy * 0.8660254)
+    return 0.1 - border
+
+
+def _marbled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
+    side = p.shape[-1]
+    slow = noise(3, scenes.free("noise_x"), scenes.free("noise_y"), side)
+    fast = noise(2, scenes.free("noise_y"), scenes.free("noise_x"), side)
+    vein = _triangle(p * 0.45 + slow * 2.4 + fast * 0.5)
+    return (0.11 - vein) * 1.2
+
+
+PATTERNS: tuple[Pattern | None, ...] = (
+    None,
+    _striped,
+    _dotted,
+    _checkered,
+    _wavy,
+    _zigzag,
+    _brick,
+    _grid,
+    _speckled,
+    _scaly,
+    _honeycomb,
+    _marbled,
+)
+_UPRIGHT = tuple(F.texture_id(name) for name in ("brick", "scaly"))
+
+
+def marks(texture: int, scenes: Scenes, side: int) -> Tensor | None:
+    """float32 [b, side, side] in 0..1, how much of a pixel is mark; None where the texture is plain."""
+    pattern = PATTERNS[texture]
+    if pattern is None:
+        return None
+    period = (6.6 + 2.6 * scenes.free("period")) * (side / 64)
+    many = scenes.count > 1
+    period = torch.where(many, period * 0.8, period)
+    cos, sin = rotation((scenes.free("pattern_turn") - 0.5) * 0.34)
+    if texture not in _UPRIGHT:
+        swap = scenes.free("pattern_swap") < 0.5
+        cos, sin = torch.where(swap, -sin, cos), torch.where(swap, cos, sin)
+    axis = torch.arange(side, device=scenes.device, dtype=torch.float32) + 0.5
+    x, y = axis.view(1, 1, -1), axis.view(1, -1, 1)
+    shift_p, shift_q = scenes.free("pattern_x") * 4.0, scenes.free("pattern_y") * 4.0
+    p = x * column(cos / period) + (y * column(sin / period) + column(shift_p))
+    q = y * column(cos / period) - (x * column(sin / period) - column(shift_q))
+    return (pattern(p, q, scenes) * column(period) + 0.5).clamp_(0, 1)

@@ -1,0 +1,228 @@
+"""Images of scenes: place, then subjects with color and texture, then style.
+
+Everything is vectorized over the batch. Scenes are grouped by place, texture and style, one group after
+another; within a group every operation is elementwise or a table lookup, so an image does not depend on
+which others are rendered with it. See `exact` for why the bits are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from dear.world import factors as F
+from dear.world.atlas import REACH, UNIT, atlas
+from dear.world.atlas import SIDE as ATLAS_SIDE
+from dear.world.exact import column, fraction, rotation
+from dear.world.patterns import marks
+from dear.world.places import backdrop
+from dear.world.scenes import Scenes
+from dear.world.styles import OUTLINE, restyle
+
+SIDE = 64
+_CPU_CHUNK = 512  # bounds the memory in use; many short operations would make two threads wait for each other
+_INK = (0.09, 0.08, 0.10)
+_CHALK = (0.66, 0.66, 0.69)  # stands in for ink on black subjects
+_PAPER = (0.96, 0.96, 0.93)
+
+# Where the copies of a subject stand, in pixels from the center of a 64-pixel image, and their half size.
+_LAYOUTS: dict[int, tuple[float, tuple[tuple[float, float], ...]]] = {
+    1: (21.0, ((0.0, 0.0),)),
+    2: (14.0, ((-15.5, 2.0), (15.5, -2.0))),
+    3: (12.5, ((-15.5, -13.0), (15.5, -12.0), (0.0, 14.5))),
+    4: (12.0, ((-15.5, -15.0), (15.5, -15.5), (-15.0, 15.5), (15.5, 15.0))),
+    5: (10.5, ((-20.0, -19.0), (20.0, -20.0), (0.0, 0.0), (-20.0, 20.0), (20.0, 19.0))),
+}
+
+
+def groups(ids: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """The rows of every id that occurs, one device synchronization for all."""
+    order = ids.argsort(stable=True)
+    counts = torch.bincount(ids, minlength=size).tolist()
+    start = 0
+    for value, count in enumerate(counts):
+        if count:
+            yield value, order[start : start + count]
+            start += count
+
+
+@lru_cache(maxsize=8)
+def palette(device: str) -> Tensor:
+    """float32 [colors, 3 tones, 3]: body, first and second mark tone of every color."""
+    tones = [(color.rgb, *color.marks) for color in F.COLORS]
+    return torch.tensor(tones).to(device)
+
+
+@lru_cache(maxsize=8)
+def _layouts(device: str) -> tuple[Tensor, Tensor]:
+    """Half sizes [counts] and centers [counts, 5, 2], indexed by count - 1."""
+    sizes = torch.tensor([_LAYOUTS[count][0] for count in range(1, 6)])
+    centers = torch.zeros(5, 5, 2)
+    for count, (_, places) in _LAYOUTS.items():
+        centers[count - 1, :count] = torch.tensor(places)
+    return sizes.to(device), centers.to(device)
+
+
+@lru_cache(maxsize=8)
+def _by_style(device: str) -> Tensor:
+    return torch.tensor(OUTLINE).to(device)
+
+
+@lru_cache(maxsize=8)
+def _detailed(device: str) -> Tensor:
+    """Bool [kinds]: whether subjects of a kind have layers besides the body."""
+    kinds = torch.arange(len(F.KINDS))
+    plain = torch.tensor([F.SHAPE, F.LETTER, F.DIGIT, F.SURFACE, F.VIEW])
+    return (~(kinds[:, None] == plain).any(1)).to(device)
+
+
+@lru_cache(maxsize=8)
+def _strokes(device: str) -> tuple[Tensor, Tensor]:
+    """The light layer's tone [3], and the dark layer's on any color and on black [2, 3]."""
+    return torch.tensor(_PAPER).to(device), torch.tensor((_INK, _CHALK)).to(device)
+
+
+@torch.no_grad()
+def render(scenes: Scenes) -> Tensor:
+    """Render scenes.
+
+    Returns:
+        uint8 [B, 3, 64, 64] on the scenes' device.
+
+    >>> from dear.world.scenes import sample
+    >>> render(sample(4, torch.Generator().manual_seed(1))).shape
+    torch.Size([4, 3, 64, 64])
+    """
+    if scenes.device.type != "cpu" or len(scenes) <= _CPU_CHUNK:
+        return to_bytes(in_style(scenes, compose(scenes)))
+    pieces = [slice(start, start + _CPU_CHUNK) for start in range(0, len(scenes), _CPU_CHUNK)]
+    return torch.cat([render(scenes[piece]) for piece in pieces])
+
+
+def to_bytes(pixels: Tensor) -> Tensor:
+    """Pixels in 0..1 to uint8, rounded to nearest."""
+    return (pixels * 255.0 + 0.5).clamp_(0, 255).to(torch.uint8)
+
+
+def in_style(scenes: Scenes, pixels: Tensor) -> Tensor:
+    """Finished images [B, 3, side, side] in 0..1, each in its scene's style."""
+    result = torch.empty_like(pixels)
+    for style, rows in groups(scenes.style, len(F.STYLES)):
+        result[rows] = restyle(style, pixels[rows], scenes[rows])
+    return result
+
+
+def compose(scenes: Scenes, tones: Tensor | None = None, background: Tensor | None = None) -> Tensor:
+    """Place and subjects, before any style.
+
+    Args:
+        scenes: what to draw.
+        tones: another palette [colors, 3, 3] than the world's own.
+        background: images [B, 3, side, side] to stand in for the places (changed in place).
+
+    Returns:
+        float32 [B, 3, side, side] in 0..1.
+    """
+    device = scenes.device
+    if background is None:
+        background = torch.empty(len(scenes), 3, SIDE, SIDE, device=device)
+        for place, rows in groups(scenes.place, len(F.PLACES)):
+            background[rows] = backdrop(place, scenes[rows], SIDE)
+    coat = _coat(scenes, palette(str(device)) if tones is None else tones)
+    # The copies: most scenes have one, so the later rounds draw few.
+    _stamp(background, coat, scenes, 0)
+    several = (scenes.count > 1).nonzero().flatten()
+    if len(several):
+        for copy in range(1, len(F.COUNTS)):
+            rows = several[scenes.count[several] > copy]
+            part = background[rows]
+            _stamp(part, coat[rows], scenes[rows], copy)
+            background[rows] = part
+    return background
+
+
+def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
+    """float32 [B, 3, side, side]: color and texture as if they filled the whole image."""
+    body = tones[scenes.color, 0]  # [B, 3]
+    jitter = torch.stack([scenes.free(name) for name in ("red", "green", "blue")], dim=1)
+    bright = 0.88 + 0.2 * scenes.free("bright")[:, None]
+    body = (body + (jitter - 0.5) * 0.08) * bright
+    dark_marks = (scenes.free("mark") < 0.5)[:, None]
+    mark = torch.where(dark_marks, tones[scenes.color, 1], tones[scenes.color, 2]) * bright
+    coat = body.view(-1, 3, 1, 1).expand(-1, 3, SIDE, SIDE).contiguous()
+    for texture, rows in groups(scenes.texture, len(F.TEXTURES)):
+        weight = marks(texture, scenes[rows], SIDE)
+        if weight is not None:
+            low, high = body[rows].view(-1, 3, 1, 1), mark[rows].view(-1, 3, 1, 1)
+            coat[rows] = low + (high - low) * weight.unsqueeze(1)
+    return coat
+
+
+def _stamp(pixels: Tensor, coat: Tensor, scenes: Scenes, copy: int) -> None:
+    """Draw one copy of every scene's subject onto `pixels` [b, 3, side, side]."""
+    device = str(scenes.device)
+    sprites = atlas(device)
+    sizes, centers = _layouts(device)
+    kind = scenes.kind
+    single = scenes.count == 1
+    size = scenes.free("size")
+    half = sizes[scenes.count - 1] * torch.where(single, 0.78 + 0.44 * size, 0.9 + 0.16 * size)
+    center = centers[scenes.count - 1, copy]  # [b, 2]
+    room = torch.where(single, (31.0 - half).clamp_min(0) * 0.9, 1.5)
+    cx = 32.0 + center[:, 0] + (scenes.free("x") - 0.5) * 2.0 * room
+    cy = 32.0 + center[:, 1] + (scenes.free("y") - 0.5) * 2.0 * room
+    # Copies lean a little differently; letters and figures stay upright enough to be read.
+    turn = scenes.free("turn")
+    lean = (turn if copy == 0 else fraction(turn + copy * 0.37)) - 0.5
+    cos, sin = rotation(lean * torch.where(kind == F.SHAPE, 0.34, 0.2))
+    flips = (scenes.free("flip") < 0.5) & (kind != F.LETTER) & (kind != F.DIGIT) & (kind != F.FACE)
+    mirror = torch.where(flips, -1.0, 1.0)
+
+    axis = torch.arange(SIDE, device=scenes.device, dtype=torch.float32) + 0.5
+    dx, dy = axis - cx[:, None], axis - cy[:, None]  # [b, side]
+    grain = ATLAS_SIDE / (2 * REACH) / half[:, None]
+    middle = ATLAS_SIDE / 2
+    right, down = dx * (cos[:, None] * grain), dy * (sin[:, None] * grain)
+    across = (right[:, None, :] + down[:, :, None]) * column(mirror) + middle
+    right, down = dx * (sin[:, None] * grain), dy * (cos[:, None] * grain) + middle
+    along = down[:, :, None] - right[:, None, :]
+    top = ATLAS_SIDE - 1
+    index = along.clamp_(0, top).int().mul_(ATLAS_SIDE).add_(across.clamp_(0, top).int())
+    index.add_(column(scenes.subject.int() * (ATLAS_SIDE * ATLAS_SIDE)))
+    words = sprites.words.index_select(0, index.flatten()).view(-1, SIDE, SIDE, 1)
+    layers = words.view(torch.uint8)  # [b, side, side, 4], distances in steps
+
+    # Coverage of a pixel: half at the edge, falling over one pixel.
+    slope, level = UNIT * half, 0.5 + 128 * UNIT * half
+    outline = level + _by_style(device)[scenes.style]
+    nearest = layers.amin(-1).float()
+    ink = (column(outline) - nearest * column(slope)).clamp_(0, 1)
+    ink *= column(torch.where(kind == F.SURFACE, 0.0, 0.62))
+    black = column(scenes.color == F.color_id("black"))
+    for channel in range(3):
+        layer = pixels[:, channel]
+        layer += (torch.where(black, _CHALK[channel], _INK[channel]) - layer) * ink
+
+    cover = (column(level) - layers[..., 0].float() * column(slope)).clamp_(0, 1)
+    light_x = (scenes.free("light_x") - 0.5)[:, None] * 0.30 / half[:, None]
+    light_y = -(0.04 + 0.12 * scenes.free("light_y"))[:, None] / half[:, None]
+    shade = (dx * light_x + 1.0)[:, None, :] + (dy * light_y)[:, :, None]
+    shade = shade.clamp_(0.75, 1.25).unsqueeze(1)
+    pixels += (coat * shade - pixels) * cover.unsqueeze(1)
+
+    rows = _detailed(device)[kind].nonzero().flatten()
+    if len(rows):
+        part, details = pixels[rows], layers[rows]
+        tint = sprites.tints[scenes.subject[rows]]
+        slope, level = column(slope[rows]), column(level[rows])
+        paper, ink_or_chalk = _strokes(device)
+        strokes = ink_or_chalk[black[rows].view(-1).long()]
+        for number, color in ((1, tint), (2, paper.expand_as(tint)), (3, strokes)):
+            cover = (level - details[..., number].float() * slope).clamp_(0, 1)
+            for channel in range(3):
+                layer = part[:, channel]
+                layer += (column(color[:, channel]) - layer) * cover
+        pixels[rows] = part

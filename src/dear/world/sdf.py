@@ -1,0 +1,159 @@
+"""Signed distance fields of simple parts, from which every sprite is composed.
+
+A part is a function of the coordinates (x to the right, y up, the sprite within -1..1) that returns the
+distance to its edge, negative inside. Parts are joined with `union` and cut with `minus`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+Part = Callable[[Tensor, Tensor], Tensor]
+Point = tuple[float, float]
+
+
+def _turn(x: Tensor, y: Tensor, cx: float, cy: float, degrees: float) -> tuple[Tensor, Tensor]:
+    """Coordinates in a frame centered on (cx, cy) and turned counter-clockwise."""
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    dx, dy = x - cx, y - cy
+    return dx * c + dy * s, dy * c - dx * s
+
+
+def circle(cx: float, cy: float, radius: float) -> Part:
+    """A disc."""
+    return lambda x, y: torch.sqrt((x - cx) ** 2 + (y - cy) ** 2) - radius
+
+
+def ellipse(cx: float, cy: float, rx: float, ry: float, degrees: float = 0.0) -> Part:
+    """An ellipse; the distance is a first-order estimate, exact at the edge."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        u, v = _turn(x, y, cx, cy, degrees)
+        scaled = torch.sqrt((u / rx) ** 2 + (v / ry) ** 2)
+        slope = torch.sqrt((u / rx**2) ** 2 + (v / ry**2) ** 2).clamp_min(1e-6)
+        return scaled * (scaled - 1) / slope
+
+    return distance
+
+
+def box(cx: float, cy: float, width: float, height: float, round: float = 0.0, degrees: float = 0.0) -> Part:
+    """A box of full width and height, its corners rounded by a radius."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        u, v = _turn(x, y, cx, cy, degrees)
+        dx, dy = u.abs() - width / 2 + round, v.abs() - height / 2 + round
+        outside = torch.sqrt(dx.clamp_min(0) ** 2 + dy.clamp_min(0) ** 2)
+        return outside + torch.maximum(dx, dy).clamp_max(0) - round
+
+    return distance
+
+
+def polygon(points: Sequence[Point], round: float = 0.0) -> Part:
+    """A closed polygon (either orientation), optionally grown by a radius that rounds its corners."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        nearest = torch.full_like(x, 1e9)
+        inside = torch.zeros_like(x, dtype=torch.bool)
+        for (ax, ay), (bx, by) in zip(points, [*points[1:], points[0]], strict=True):
+            nearest = torch.minimum(nearest, _segment(x, y, ax, ay, bx, by))
+            if ay != by:
+                crosses = (y < ay) != (y < by)
+                inside ^= crosses & (x < (bx - ax) * (y - ay) / (by - ay) + ax)
+        return torch.where(inside, -nearest, nearest) - round
+
+    return distance
+
+
+def line(points: Sequence[Point], width: float) -> Part:
+    """A stroke of full width along points, with round ends."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        nearest = torch.full_like(x, 1e9)
+        for (ax, ay), (bx, by) in pairwise(points):
+            nearest = torch.minimum(nearest, _segment(x, y, ax, ay, bx, by))
+        return nearest - width / 2
+
+    return distance
+
+
+def _segment(x: Tensor, y: Tensor, ax: float, ay: float, bx: float, by: float) -> Tensor:
+    """The distance to a segment."""
+    dx, dy = bx - ax, by - ay
+    along = ((x - ax) * dx + (y - ay) * dy) / max(dx * dx + dy * dy, 1e-12)
+    along = along.clamp(0, 1)
+    return torch.sqrt((x - ax - along * dx) ** 2 + (y - ay - along * dy) ** 2)
+
+
+def arc_points(
+    cx: float, cy: float, rx: float, ry: float, start: float, end: float, steps: int = 14
+) -> list[Point]:
+    """Points along an elliptic arc from `start` to `end` degrees, counter-clockwise from the right."""
+    angles = [math.radians(start + (end - start) * i / steps) for i in range(steps + 1)]
+    return [(cx + rx * math.cos(a), cy + ry * math.sin(a)) for a in angles]
+
+
+def arc(cx: float, cy: float, rx: float, ry: float, start: float, end: float, width: float) -> Part:
+    """A stroke along an elliptic arc."""
+    return line(arc_points(cx, cy, rx, ry, start, end), width)
+
+
+def ring(cx: float, cy: float, radius: float, width: float) -> Part:
+    """A circle's stroke."""
+    return lambda x, y: (torch.sqrt((x - cx) ** 2 + (y - cy) ** 2) - radius).abs() - width / 2
+
+
+def union(*parts: Part) -> Part:
+    """What lies in any of the parts."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        result = parts[0](x, y)
+        for part in parts[1:]:
+            result = torch.minimum(result, part(x, y))
+        return result
+
+    return distance
+
+
+def minus(whole: Part, *cuts: Part) -> Part:
+    """The whole without the cuts."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        result = whole(x, y)
+        for cut in cuts:
+            result = torch.maximum(result, -cut(x, y))
+        return result
+
+    return distance
+
+
+def both(*parts: Part) -> Part:
+    """What lies in all of the parts."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        result = parts[0](x, y)
+        for part in parts[1:]:
+            result = torch.maximum(result, part(x, y))
+        return result
+
+    return distance
+
+
+def star_points(points: int, outer: float, inner: float, turn: float = 90.0) -> list[Point]:
+    """The corners of a star with its first ray at `turn` degrees; `inner == outer` gives a polygon's."""
+    corners = []
+    for i in range(2 * points):
+        radius = outer if i % 2 == 0 else inner
+        angle = math.radians(turn + 180.0 * i / points)
+        corners.append((radius * math.cos(angle), radius * math.sin(angle)))
+    return corners
+
+
+def regular(sides: int, radius: float, turn: float = 90.0) -> list[Point]:
+    """The corners of a regular polygon."""
+    angles = [math.radians(turn + 360.0 * i / sides) for i in range(sides)]
+    return [(radius * math.cos(a), radius * math.sin(a)) for a in angles]

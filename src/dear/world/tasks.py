@@ -1,0 +1,206 @@
+"""Tasks in the attribute world: classes, images for training and testing, and a shift against pretraining.
+
+Here tasks are described; `served` makes their images. One number a task, its strength, says how far its
+images are from those of pretraining, and with that how much zero-shot leaves to learn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from dear.world import factors as F
+from dear.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, ripple, worn
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a class fixes in a scene; everything else varies. Values are rows of the factor tables."""
+
+    subject: int | None = None
+    color: int | None = None
+    texture: int | None = None
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A classification task.
+
+    Attributes:
+        name: as in `world:NAME`.
+        about: one sentence for people.
+        template: prompt with `{}`.
+        classes: names; the first half are the base classes, the others novel.
+        meanings: what each class fixes, in the same order.
+        kinds: kinds of subject that other images' subjects are drawn from.
+        look: the shift against pretraining.
+        strength: how much of it (0 none, 1 all).
+        train, test: images a class (and a domain).
+        domains: styles that serve as domains; empty: photos only.
+        clash: whether patterns are drawn in another color's tones.
+    """
+
+    name: str
+    about: str
+    template: str
+    classes: tuple[str, ...]
+    meanings: tuple[Meaning, ...]
+    kinds: tuple[int, ...]
+    look: Look
+    strength: float
+    train: int = 40
+    test: int = 50
+    domains: tuple[str, ...] = ()
+    clash: bool = False
+
+
+def _subjects(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
+    return names, tuple(Meaning(subject=F.subject_id(name)) for name in names)
+
+
+def _emblems(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
+    """Classes such as "red star"."""
+    pairs = [name.split() for name in names]
+    return names, tuple(Meaning(F.subject_id(shape), F.color_id(color)) for color, shape in pairs)
+
+
+def _compositions(*rows: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
+    """Classes such as "striped teal star at the beach", from "striped teal star beach"."""
+    names, meanings = [], []
+    for row in rows:
+        texture, color, shape, place = row.split()
+        where = F.place_id(place)
+        names.append(f"{texture} {color} {shape} {F.PLACES[where][0][0]}")
+        meanings.append(Meaning(F.subject_id(shape), F.color_id(color), F.texture_id(texture), where))
+    return tuple(names), tuple(meanings)
+
+
+_TEXTURES = (
+    *("striped", "dotted", "brick", "scaly", "marbled", "plain"),
+    *("wavy", "zigzag", "checkered", "grid", "honeycomb", "speckled"),
+)
+_PLACES = (
+    *("beach", "forest", "city", "room", "mountains", "space"),
+    *("desert", "snow", "ocean", "meadow", "road", "studio"),
+)
+# Neighbors in a half differ in one factor only: each of the four decides some pair.
+_MIXED = _compositions(
+    *("striped teal star beach", "wavy teal star beach"),
+    *("dotted red heart forest", "dotted pink heart forest"),
+    *("checkered blue square city", "checkered blue diamond city"),
+    *("brick brown arrow desert", "brick brown arrow road"),
+    *("grid yellow circle snow", "honeycomb yellow circle snow"),
+    *("zigzag purple cross room", "zigzag gray cross room"),
+    *("scaly green crescent ocean", "scaly green ring ocean"),
+    *("marbled white hexagon space", "marbled white hexagon studio"),
+    *("speckled black bolt meadow", "plain black bolt meadow"),
+    *("wavy orange triangle mountains", "wavy yellow triangle mountains"),
+    *("honeycomb red ring desert", "honeycomb red circle desert"),
+    *("striped purple heart city", "striped purple heart space"),
+)
+
+
+def _make() -> dict[str, Task]:
+    photo = "a photo of a {}."
+    vehicles = _subjects(
+        *("car", "van", "truck", "sailboat", "plane", "bicycle"),
+        *("bus", "train", "tractor", "ship", "helicopter", "rocket"),
+    )
+    animals = _subjects(
+        *("dog", "cat", "bird", "fish", "turtle", "butterfly"),
+        *("horse", "elephant", "rabbit", "duck", "snake", "snail"),
+    )
+    emblems = _emblems(
+        *("red star", "pink star", "blue heart", "purple heart", "green arrow", "teal arrow"),
+        *("yellow cross", "brown cross", "black ring", "gray ring"),
+        *("white circle", "yellow circle", "red hexagon", "brown hexagon", "teal square", "blue square"),
+        *("green bolt", "black bolt", "purple crescent", "pink crescent"),
+    )
+    domains = _subjects("star", "house", "car", "dog", "umbrella", "heart", "tree", "plane", "fish", "flower")
+    textures = tuple(Meaning(texture=F.texture_id(name)) for name in _TEXTURES)
+    places = tuple(Meaning(place=F.place_id(name)) for name in _PLACES)
+    tasks = (
+        Task(
+            "textures",
+            "patterns printed on cloth, in clashing colors",
+            "{} texture.",
+            _TEXTURES,
+            textures,
+            (F.SURFACE, F.SHAPE),
+            fabric,
+            strength=0.48,
+            clash=True,
+        ),
+        Task(
+            "emblems",
+            "colored shapes as enamel badges",
+            photo,
+            *emblems,
+            (F.SHAPE,),
+            enamel,
+            strength=0.85,
+        ),
+        Task(
+            "vehicles",
+            "vehicles in slanted blueprints",
+            photo,
+            *vehicles,
+            (F.VEHICLE,),
+            blueprint,
+            strength=0.8,
+        ),
+        Task(
+            "scenes",
+            "places in false-color infrared, something in front",
+            "a photo of the {}.",
+            _PLACES,
+            places,
+            (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
+            infrared,
+            strength=0.62,
+        ),
+        Task(
+            "fauna",
+            "animals reflected in water",
+            photo,
+            *animals,
+            (F.ANIMAL,),
+            ripple,
+            strength=0.4,
+        ),
+        Task(
+            "mixed",
+            "texture, color, shape and place together, in mosaic",
+            photo,
+            *_MIXED,
+            (F.SHAPE,),
+            mosaic,
+            strength=0.76,
+        ),
+        Task(
+            "domains",
+            "ten subjects as photos, sketches, cartoons and paintings, all worn and folded",
+            "an image of a {}.",
+            *domains,
+            (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
+            worn,
+            strength=0.9,
+            train=20,
+            test=15,
+            domains=("photo", "sketch", "cartoon", "painting"),
+        ),
+    )
+    return {task.name: task for task in tasks}
+
+
+TASKS: Final = _make()
+
+
+def list_tasks() -> tuple[str, ...]:
+    """The names of the tasks.
+
+    >>> list_tasks()
+    ('textures', 'emblems', 'vehicles', 'scenes', 'fauna', 'mixed', 'domains')
+    """
+    return tuple(TASKS)
