@@ -102,7 +102,7 @@ def test_a_map_of_another_shape_is_refused_even_if_asked_for(clip, roles: RoleMa
         {"backbone": "\x1b[2J"},
         {"backbone": 3},
         {"rule": "a\u202eb"},
-        {"evidence": {"images": "many"}},
+        {"evidence": {"image_count": "many"}},
         {"evidence": {"concept_of": ["a"]}},
         {"evidence": {"explained": {"4": [0.5]}}},
         {"evidence": {"concepts": {"concepts": {"Color": {"phrases": "<script>", "clusters": 1}}}}},
