@@ -13,7 +13,9 @@ from dear.errors import InputError
 
 MAX_NAME = 200
 
-_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_HIDDEN = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_UNSHOWN = re.compile(f"[{_HIDDEN}]")
+PRINTABLE = rf"^[^{_HIDDEN}]*\Z"  #: pattern of a text without characters that must not be shown
 
 
 def unprintable(text: str) -> str | None:
