@@ -1,12 +1,30 @@
-"""What can go wrong by a user's hand: one sentence each, naming the thing and what to do."""
+"""Errors that a user can cause and correct: one sentence each, naming the thing and what is needed.
+
+Sentences are written in the words of the library: parameters and functions, never an option of the command
+line. An error may carry a `hint`, a key that the command line turns into the option or command to use.
+"""
+
+from __future__ import annotations
 
 from typing import ClassVar
 
 
 class DearError(Exception):
-    """Anything a user can cause and mend; the command line prints it as one line, without a stack trace."""
+    """Anything a user can cause and correct; the command line prints it as one line, without a stack trace.
+
+    Args:
+        message: what is wrong and what is needed, in library terms.
+        hint: key of the remedy, such as "resume"; `dear.cli.hints` knows the sentence for each key.
+
+    >>> DearError("the run was not completed", hint="resume").hint
+    'resume'
+    """
 
     status: ClassVar[int] = 2  #: exit status of the command: wrong use, unless the work itself failed
+
+    def __init__(self, message: str = "", *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class UsageError(DearError):

@@ -15,6 +15,7 @@ Every line is a command as it would be typed in a folder with these things in it
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import shlex
@@ -41,9 +42,9 @@ zeroshot --data nowhere
 zeroshot --data eurosatt
     no such folder, table or dataset; did you mean EuroSAT?
 zeroshot --data EuroSAT
-    EuroSAT: is a benchmark; say with --data-root which folder holds eurosat/
+    EuroSAT: is a benchmark; root must name the folder that holds eurosat/ & name it with --data-root
 zeroshot --data EuroSAT --data-root empty
-    empty/eurosat: no such folder & see `dear data check`
+    empty/eurosat: no such folder & `dear data check NAME
 zeroshot --data note.txt
     note.txt: is neither a folder nor a .csv or .jsonl table
 zeroshot --data empty
@@ -53,7 +54,7 @@ zeroshot --data gap
 zeroshot --data same
     the classes 'Red' and 'red_' both read 'red'; rename or merge them
 zeroshot --data broken --split all
-    1 of 13 images cannot be read & broken/red/x.jpg & (--unreadable skip)
+    1 of 13 images cannot be read & broken/red/x.jpg & --unreadable skip
 zeroshot --data broken --unreadable ignore
     the policy is stop or skip, not 'ignore'
 zeroshot --data photos --split validation
@@ -123,7 +124,7 @@ adapt --data photos --out x --method coop --roles other.json
 adapt --data photos --out run
     run: holds a finished run; choose another folder, or delete it first
 adapt --data photos --out half
-    half: holds a run that was not completed; --resume it, or delete it first
+    half: holds a run that was not completed; resume it, or delete it first; continue with --resume
 adapt --data photos --out half --resume --shots 2 --seed 2
     its recipe (epochs, seed) differs & choose another
 adapt --data photos --out note.txt
@@ -131,13 +132,13 @@ adapt --data photos --out note.txt
 adapt --data broken --out x --shots 0 --epochs 1
     broken/red/x.jpg: the image is damaged & replace or remove it
 evaluate nowhere --data photos
-    nowhere: is not a run folder (no config.json); `dear adapt --out nowhere` makes one
+    nowhere: is not a run folder (no config.json) & `dear adapt --out FOLDER` makes a run folder
 evaluate half --data photos
-    half: this run was not completed; continue it with `dear adapt --resume`
+    half: this run was not completed; resume it; continue it with `dear adapt --resume`
 evaluate cut --data photos
     cut/adapter.safetensors: is not a whole adapter
 evaluate moved --data photos
-    moved: was trained on a backbone called 'gone-model' & say where it is with --backbone
+    moved: was trained on a backbone called 'gone-model' & say where it is; name it with --backbone
 evaluate run --data photos --mode fast
     no mode is called 'fast' here; there are fused, decoupled
 evaluate probe --data world:textures
@@ -161,7 +162,7 @@ predict run photos/red/0.png --classes "<|endoftext|>, cat"
 predict run photos/red/0.png --mode quick
     the method 'dear' has no mode 'quick'; it has fused, decoupled
 predict --onnx nowhere.onnx a.jpg
-    nowhere.onnx: no such ONNX model; `dear export RUN --onnx nowhere.onnx`
+    nowhere.onnx: no such ONNX model & `dear export RUN --onnx FILE` writes one
 predict --onnx model.onnx photos/red/0.png
     model.onnx: is not a whole ONNX model & export it again
 retrieve run --query photos/red/0.png --gallery empty
@@ -193,7 +194,7 @@ roles report other.json --images photos --backbone mini
 bench base-to-nowhere --out g
     no protocol 'base-to-nowhere'; choose from base-to-novel, few-shot
 bench base-to-novel --out g
-    base-to-novel: name the datasets with --datasets
+    base-to-novel: name the datasets; use --datasets
 bench base-to-novel --datasets nowhere --out g
     nowhere: no such folder, table or dataset
 bench base-to-novel --datasets photos --methods clop --out g
@@ -205,9 +206,9 @@ bench base-to-novel --datasets photos --set beta=1 --out g
 bench base-to-novel --datasets photos --recipe epoch=1 --out g
     the recipe has no 'epoch'; it has batch
 bench base-to-novel --datasets photos --engine slurm --out g
-    --engine slurm: choose local or ray
+    no engine is called 'slurm'; choose local or ray
 bench base-to-novel --datasets photos --workers 0 --out g
-    --workers 0: at least one is needed
+    workers = 0: at least one is needed
 bench leave-one-domain-out --datasets photos --out g
     photos: has no domains to leave one out of
 ablate nonsense --out g
@@ -221,9 +222,9 @@ report run
 data check Imagnet
     no such folder, table or dataset; did you mean ImageNet?
 studio --port 99999
-    --port 99999: choose between 1 and 65535, or 0 for a free one
+    port = 99999: choose between 1 and 65535, or 0 for a free one
 studio --max-upload-mb 0
-    --max-upload-mb 0: choose between 1 and 1000
+    max_upload_mb = 0: choose between 1 and 1000
 pretrain --out p --steps 0
     --steps 0: at least one is needed
 frobnicate
@@ -262,6 +263,15 @@ def changed(source: Path, target: Path, **changes: object) -> None:
     target.write_text(json.dumps({**json.loads(source.read_text()), **changes}))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder; locks that a command held are gone, so they would show."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the commands are typed in."""
@@ -294,6 +304,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "half/metrics.json").unlink()
     (home / "cut/adapter.safetensors").write_bytes((home / "run/adapter.safetensors").read_bytes()[:100])
     changed(home / "run/config.json", home / "moved/config.json", backbone="gone-model")
+    snapshot = {name: digest(data) for name, data in contents(home).items()}
+    (home.parent / f"{home.name}.json").write_text(json.dumps(snapshot))
     return home
 
 
@@ -306,11 +318,6 @@ def typed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder; locks that a command held are gone, so they would show."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_there_are_at_least_fifty() -> None:
     assert len(USES) >= 50
     assert len({command for command, _ in USES}) == len(USES)
@@ -318,7 +325,7 @@ def test_there_are_at_least_fifty() -> None:
 
 @pytest.mark.parametrize(("command", "sentence"), USES, ids=[command for command, _ in USES])
 def test_wrong_uses(command: str, sentence: str, place: Path) -> None:
-    before = {path.name for path in place.iterdir()}
+    before = contents(place)
     status, said = dear(*shlex.split(command))
     flat = " ".join(said.replace("│", " ").split())
     for part in sentence.split(" & "):
@@ -327,14 +334,13 @@ def test_wrong_uses(command: str, sentence: str, place: Path) -> None:
     assert "Traceback" not in said
     if said.startswith("dear: ") and "cannot be read:" not in said:  # those are listed, one a line
         assert len(said.strip().splitlines()) == 1
-    assert {path.name for path in place.iterdir()} == before
+    assert contents(place) == before  # names and bytes
 
 
 def test_nothing_was_changed(place: Path) -> None:
-    """After all of them: the runs are as they were, byte for byte."""
+    """After all of them: everything is as it was made, byte for byte, and the run still answers."""
+    snapshot = json.loads((place.parent / f"{place.name}.json").read_text())
+    assert {name: digest(data) for name, data in contents(place).items()} == snapshot
     assert dear("evaluate", "run", "--data", "photos", "--json")[0] == 0
-    names = {name for name in contents(place) if name.startswith(("run/", "half/"))}
-    assert names == {
-        *(f"{run}/{name}" for run in ("run", "half") for name in ("config.json", "roles.json", "log.jsonl")),
-        *("run/metrics.json", "run/adapter.safetensors"),
-    }
+    after = {name: digest(data) for name, data in contents(place).items()}
+    assert {name for name in after if after[name] != snapshot.get(name)} == {"run/metrics.json"}

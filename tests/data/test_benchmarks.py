@@ -231,7 +231,7 @@ def test_check_counts_images_and_those_missing(paint):
 
 def test_names_that_are_no_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"--data-root .* oxford_pets/"):
+    with pytest.raises(UsageError, match=r"root must name .* oxford_pets/"):
         open_data("OxfordPets", "test")
     with pytest.raises(DataError, match="did you mean OxfordPets"):
         open_data("OxfordPet", "test")

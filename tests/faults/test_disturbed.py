@@ -159,7 +159,7 @@ def test_training_stops_with_a_sentence_and_can_be_continued(photos, tmp_path, m
 
     monkeypatch.setattr(DeAR, "backward", full)
     with pytest.raises(
-        OutOfMemory, match=r"cpu at step 8 of 12 with batches of 5 .* smaller batch \(--batch"
+        OutOfMemory, match=r"cpu at step 8 of 12 with batches of 5 .* smaller batch in the recipe"
     ):
         train(method(), photos, RECIPE, tmp_path / "run")
     train(method(), photos, RECIPE, tmp_path / "run", resume=True)  # memory is free again

@@ -180,7 +180,7 @@ def test_missing_and_cut_files(tmp_path):
 def test_bound_to_the_weights():
     roles = small_map()
     assert roles.check(clip(2, 2)) is None
-    with pytest.raises(RoleError, match="roles discover") as error:
+    with pytest.raises(RoleError, match="discover_roles") as error:
         roles.check(clip(2, 2, "sha256:" + "cd" * 32))
     assert "allow_other" in str(error.value)
     assert "as you asked" in str(roles.check(clip(2, 2, "sha256:" + "cd" * 32), allow_other=True))

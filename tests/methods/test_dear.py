@@ -272,7 +272,7 @@ def test_nonsense_is_refused_with_a_sentence(options: dict, words: str) -> None:
 
 def test_roles_are_needed_and_must_fit() -> None:
     clip = tiny_clip()
-    with pytest.raises(RoleError, match="dear roles discover"):
+    with pytest.raises(RoleError, match="discover_roles"):
         DeAR(clip, NAMES, ids=token_ids())
     with pytest.raises(RoleError, match="no layer 4"):
         DeAR(clip, NAMES, roles=mixed_roles(range(5, 7)), ids=token_ids(), first_layer=4)

@@ -74,7 +74,7 @@ def test_what_is_wrong_is_said(photos: Path, tmp_path: Path) -> None:
         adapt(photos, backbone=str(tmp_path / "no.pt"))
     with pytest.raises(UsageError, match="the recipe has no 'epoch'"):
         adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epoch": 3})
-    with pytest.raises(DearError, match="roles discover"):
+    with pytest.raises(DearError, match="discover_roles"):
         adapt(photos, backbone=CLIP)
     run = adapt(photos, backbone=CLIP, method="zeroshot").method
     with pytest.raises(InputError, match=r"missing\.jpg"):

@@ -30,8 +30,8 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def clear_stop(sentence: Callable[[], str]) -> Iterator[None]:
-    """Work in which running out of memory is told by a sentence.
+def clear_stop(sentence: Callable[[], str], hint: str | None = None) -> Iterator[None]:
+    """Work in which running out of memory is told by a sentence; `hint` as in `DearError`.
 
     Raises:
         OutOfMemory: memory ran out.
@@ -41,7 +41,7 @@ def clear_stop(sentence: Callable[[], str]) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        raise OutOfMemory(sentence()) from error
+        raise OutOfMemory(sentence(), hint=hint) from error
 
 
 @contextmanager
@@ -98,7 +98,8 @@ def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Itera
                 raise
             if len(rows) == 1:
                 raise OutOfMemory(
-                    "not even one image at a time fits into memory; use a smaller backbone, or --device cpu"
+                    "not even one image at a time fits into memory; use a smaller backbone or another device",
+                    hint="device",
                 ) from error
             batch = len(rows) // 2
             _log.warning("dear: out of memory with %d images at once; going on with %d", len(rows), batch)

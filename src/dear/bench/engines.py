@@ -55,7 +55,7 @@ class Local:
 
     def __init__(self, work: Work, workers: int = 1, retries: int = 1) -> None:
         if workers < 1:
-            raise UsageError(f"--workers {workers}: at least one is needed")
+            raise UsageError(f"workers = {workers}: at least one is needed")
         self.work, self.workers, self.retries = work, workers, retries
 
     def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
@@ -201,7 +201,7 @@ class OnRay:
                     **({} if self.address else {"include_dashboard": False}),
                 )
             except ConnectionError as error:
-                raise UsageError(f"--address {self.address}: no Ray cluster answers ({error})") from None
+                raise UsageError(f"{self.address}: no Ray cluster answers ({error})") from None
         try:
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries, max_calls=0)(
                 attempt
@@ -228,7 +228,7 @@ def _import_ray() -> Any:
         import ray.exceptions
     except ImportError:
         raise UsageError(
-            "--engine ray needs Ray, which is not installed; add it with `pip install 'dear-vlm[cluster]'`"
+            "the engine ray needs Ray, which is not installed; add it with `pip install 'dear-vlm[cluster]'`"
         ) from None
     return ray
 
@@ -243,8 +243,8 @@ def make_engine(
     """
     if name == "local":
         if address is not None:
-            raise UsageError("--address belongs to --engine ray")
+            raise UsageError("an address belongs to the engine ray", hint="engine")
         return Local(work, workers)
     if name == "ray":
         return OnRay(work, address, cpus, gpus)
-    raise UsageError(f"--engine {name}: choose local or ray")
+    raise UsageError(f"no engine is called {name!r}; choose local or ray")

@@ -81,18 +81,19 @@ def _settings(protocol: str, request: Request) -> list[tuple[str, dict[str, Any]
     if protocol in ("cross-dataset", "domain-shift"):
         if len(request.datasets) > 1:
             raise UsageError(
-                f"{protocol} trains on one dataset; got {', '.join(request.datasets)} (others are --targets)"
+                f"{protocol} trains on one dataset; got {', '.join(request.datasets)}",
+                hint="targets",
             )
         source = request.datasets[0] if request.datasets else transfer.SOURCE
         usual = transfer.TARGETS if protocol == "cross-dataset" else transfer.VARIANTS
         targets = list(usual if request.targets is None else request.targets)
         if not targets or source in targets:
-            raise UsageError(f"{protocol}: --targets must name datasets other than {source}")
+            raise UsageError(f"{protocol}: targets must name datasets other than {source}", hint="targets")
         return [(source, {"targets": targets})]
     if request.targets is not None:
-        raise UsageError("--targets belongs to cross-dataset and domain-shift")
+        raise UsageError("targets belong to cross-dataset and domain-shift", hint="targets")
     if not request.datasets:
-        raise UsageError(f"{protocol}: name the datasets with --datasets")
+        raise UsageError(f"{protocol}: name the datasets", hint="datasets")
     if protocol == "leave-one-domain-out":
         return [
             (dataset, {"held_out": domain})
@@ -141,8 +142,7 @@ def _roles(request: Request, spec: str) -> dict[str, str]:
     """The role map of a cell: how it is made from the given one, and its hash."""
     if request.roles is None:
         raise RoleError(
-            f"{request.backbone} needs a role map for this: make one with `dear roles discover` and give it "
-            "with --roles"
+            f"{request.backbone} needs a role map for this: compute one with discover_roles", hint="roles"
         )
     return {"spec": spec, "digest": mark(derive(request.roles, spec))}
 
@@ -156,7 +156,7 @@ def plan_study(study: Study, request: Request, method: str = "dear") -> list[tup
         UsageError: the request names no dataset.
     """
     if not request.datasets:
-        raise UsageError("name the datasets with --datasets")
+        raise UsageError("name the datasets", hint="datasets")
     shots = (16,) if request.shots is None else tuple(request.shots)
     return [
         (

@@ -120,7 +120,7 @@ class Session:
         start = starting_roles(self.clip, self.place.roles_file)
         if start is None:
             raise RoleError(
-                f"{self.clip.name} needs a role map: make one with `dear roles discover`, then give --roles"
+                f"{self.clip.name} needs a role map: compute one with discover_roles", hint="roles"
             )
         found = derive(start, str(self.cell.roles["spec"]))
         if mark(found) != self.cell.roles["digest"]:

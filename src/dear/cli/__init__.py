@@ -11,12 +11,13 @@ def main() -> None:
     try:
         from dear._io.printable import shown
         from dear.cli.app import app
+        from dear.cli.hints import sentence
         from dear.errors import DearError
 
         try:
             app()
         except DearError as error:
-            print(f"dear: {shown(str(error))}", file=sys.stderr)
+            print(f"dear: {shown(sentence(error))}", file=sys.stderr)
             sys.exit(error.status)
     except KeyboardInterrupt:  # while the modules are read, or a second one
         print("dear: stopped by you", file=sys.stderr)

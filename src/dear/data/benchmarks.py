@@ -162,7 +162,7 @@ def list_benchmark(benchmark: Benchmark, root: Path) -> Listing:
     }
     home = root / benchmark.folder
     if not home.is_dir():
-        raise DataError(f"{home}: no such folder; {benchmark.name} must lie there: see `dear data check`")
+        raise DataError(f"{home}: no such folder; {benchmark.name} must lie there", hint="data-check")
     listing = readers[benchmark.kind](benchmark, home)
     try:
         for name in listing.classes:
@@ -281,7 +281,7 @@ def _read_aircraft(benchmark: Benchmark, home: Path) -> Listing:
 def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
     missing = [domain for domain in benchmark.domains if not (home / domain).is_dir()]
     if missing:
-        raise DataError(f"{home}: has no folder for the domain {missing[0]!r}; see `dear data check`")
+        raise DataError(f"{home}: has no folder for the domain {missing[0]!r}", hint="data-check")
     folders = {domain: _folders(home / domain) for domain in benchmark.domains}
     classes = sorted({name for names in folders.values() for name in names})
     rows, domains = [], {}
@@ -304,5 +304,5 @@ def _lines(file: Path) -> list[str]:
     try:
         text = read_text(file, "list of names or images")
     except DearError as error:
-        raise DataError(f"{error}; see `dear data check`") from error
+        raise DataError(str(error), hint="data-check") from error
     return [line.strip() for line in text.splitlines() if line.strip()]

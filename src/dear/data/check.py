@@ -68,7 +68,7 @@ def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
     good = [index for index, found in enumerate(problems) if found is None]
     report = ImageReport(len(images), bad, images.subset(good) if bad else images)
     if bad and policy == "stop":
-        raise DataError(f"{images.name}: {report}\nmend or remove them, or skip them (--unreadable skip)")
+        raise DataError(f"{images.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
     if bad and not good:
         raise DataError(
             f"{images.name}: none of its {len(images)} images can be read; the first: {bad[0].reason}"

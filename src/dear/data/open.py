@@ -73,7 +73,8 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
         return
     if benchmark is not None:
         raise UsageError(
-            f"{benchmark.name}: is a benchmark; say with --data-root which folder holds {benchmark.folder}/"
+            f"{benchmark.name}: is a benchmark; root must name the folder that holds {benchmark.folder}/",
+            hint="data-root",
         )
     if os.path.exists(path):
         raise DataError(f"{path}: is neither a folder nor a .csv or .jsonl table")

@@ -96,7 +96,8 @@ class Features(nn.Module):
             self.visual = still_clip(method.clip).visual
         else:
             raise UsageError(
-                f"the method {method.name!r} has no image encoder of its own; leave out --encoder-only"
+                f"the method {method.name!r} has no image encoder of its own; export the whole model",
+                hint="encoder-only",
             )
         self.names = ("features", "attributes") if self.attributes else ("features",)
 

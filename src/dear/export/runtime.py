@@ -52,7 +52,9 @@ class OnnxModel:
             ) from None
         self.path = Path(path)
         if not os.path.isfile(self.path):
-            raise DearError(f"{path}: no such ONNX model; `dear export RUN --onnx {path}` writes one")
+            raise DearError(
+                f"{path}: no such ONNX model; dear.export.onnx.export_onnx writes one", hint="export"
+            )
         options = quiet_session()
         options.intra_op_num_threads = threads
         try:
@@ -107,7 +109,9 @@ class OnnxModel:
             InputError: an image cannot be read.
         """
         if not self.classes:
-            raise UsageError(f"{self.path}: holds an encoder alone; export it without --encoder-only")
+            raise UsageError(
+                f"{self.path}: holds an encoder alone; export the whole model", hint="encoder-only"
+            )
         if mode is not None and mode not in self.modes:
             raise UsageError(f"{self.path}: has no mode {mode!r}; it has {', '.join(self.modes)}")
         output = self.outputs[0 if mode is None else self.modes.index(mode)]
@@ -166,7 +170,7 @@ def _parse(raw: dict[str, str], path: Path) -> dict[str, Any]:
         DearError: it is not what `dear export` writes.
     """
     if raw.get("format") != "dear onnx":
-        raise DearError(f"{path}: is an ONNX model, but not one that `dear export` wrote")
+        raise DearError(f"{path}: is an ONNX model, but not one that dear exported")
     if raw.get("schema") != "1":
         raise DearError(f"{path}: has schema {raw.get('schema')!r}; this version of dear reads 1")
     lists, objects = ("classes", "attributes", "modes", "outputs"), ("preprocessing",)

@@ -147,7 +147,9 @@ def _read(
             kept.save(seen)
         tell("images", done_images, total)
 
-    with clear_stop(lambda: f"out of memory with {batch_size} images at once; choose a smaller --batch"):
+    with clear_stop(
+        lambda: f"out of memory with {batch_size} images at once; choose a smaller batch_size", "batch"
+    ):
         return moments(clip, batches(clip, images, batch_size), layers, done, seen), kept
 
 

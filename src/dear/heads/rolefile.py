@@ -78,7 +78,7 @@ def parse(document: Any, source: str) -> dict[str, Any]:
     schema = document.get("schema")
     demand(
         type(schema) is int and schema == SCHEMA,
-        f"has schema {schema!r}, this dear reads {SCHEMA}; upgrade dear or run `dear roles discover` again",
+        f"has schema {schema!r}, this dear reads {SCHEMA}; upgrade dear or compute the map again",
     )
     demand(set(document) == _KEYS, f"keys missing or unknown: {', '.join(sorted(set(document) ^ _KEYS))}")
     heads, depth, layers = document["heads"], document["depth"], document["layers"]

@@ -242,12 +242,14 @@ class RoleMap:
         if vision.heads != self.heads or vision.layers < self.layers[-1]:
             raise RoleError(
                 f"the role map covers layers {_span(self.layers)} of {self.heads} heads, but this tower has "
-                f"{vision.layers} layers of {vision.heads} heads; make its own with `dear roles discover`"
+                f"{vision.layers} layers of {vision.heads} heads; compute its own map with discover_roles",
+                hint="discover",
             )
         if self.depth is not None and vision.layers != self.depth:
             raise RoleError(
                 f"the role map was made for a tower of {self.depth} layers, this one has {vision.layers}; "
-                "compute its own map with `dear roles discover`"
+                "compute its own map with discover_roles",
+                hint="discover",
             )
         if self.fingerprint is None:
             if "table2" in (self.rule, self.parameters.get("of")):
@@ -259,8 +261,9 @@ class RoleMap:
         if allow_other:
             return f"Notice: {facts}, and is used on other weights {_short(clip.fingerprint)} as you asked."
         raise RoleError(
-            f"{facts}, not on these {_short(clip.fingerprint)}; make a map with `dear roles discover`, "
-            "or pass allow_other=True (--allow-other-roles) to use it all the same"
+            f"{facts}, not on these {_short(clip.fingerprint)}; compute a map with discover_roles, "
+            "or pass allow_other=True to use it all the same",
+            hint="allow-other-roles",
         )
 
 

@@ -126,7 +126,8 @@ def assign(
         tau = 0.35 if value is None else value
         return dominant(spoken, tau, core) | mute, {"tau": tau}
     raise RoleError(
-        f"no rule is called {rule!r}; choose dominant or quantile (--rule table2 takes the paper's map)"
+        f"no rule is called {rule!r}; choose dominant or quantile (RoleMap.table2() is the paper's map)",
+        hint="rule",
     )
 
 

@@ -157,7 +157,8 @@ class DeAR(Method):
             vision = self.clip.config.vision
             raise RoleError(
                 f"DeAR needs a role map for this tower of {vision.layers} x {vision.heads} heads: "
-                "make one with `dear roles discover` (dear.discover_roles) and pass it as roles"
+                "compute one with dear.discover_roles and pass it as roles",
+                hint="roles",
             )
         self.notice = roles.check(self.clip, self.allow_other_roles)
         return roles

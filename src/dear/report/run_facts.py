@@ -159,14 +159,15 @@ def examine(
     if not known:
         raise DataError(
             f"{images.name}: has none of the model's classes ({', '.join(method.classes[:3])}…); "
-            "say with --data which images it was trained for"
+            "give images of the classes it was trained for",
+            hint="report-data",
         )
     seen_images = images if not new else images.select_classes(known)
     unseen_images = other if other is not None else (images.select_classes(new) if new else None)
     told = _Told(progress, 2 * len(seen_images) + 4 * (len(unseen_images) if unseen_images else 0))
     seen = _compare(method, seen_images, mode, told)
     if unseen_images is None or len(unseen_images) == 0:
-        why = "The data has no class that was not trained on; name other images with --other to see some."
+        why = "The data has no class that was not trained on, and no other images were given."
         return RunFacts(method, mode, seen, None, why)
     if not method.open_classes:
         why = f"{method.title} learns its classes themselves: it cannot name others."

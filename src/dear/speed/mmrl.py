@@ -46,7 +46,7 @@ def check_copy(path: Path) -> None:
     """
     missing = [name for name in _FILES if not (path / name).is_file()]
     if missing:
-        raise UsageError(f"--mmrl {path}: {missing[0]} is missing; name a copy of github.com/yunncheng/MMRL")
+        raise UsageError(f"{path}: {missing[0]} is missing; name a copy of github.com/yunncheng/MMRL")
 
 
 def mmrlpp_step(

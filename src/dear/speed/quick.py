@@ -40,15 +40,15 @@ class QuickLook:
         for name, value in (("batch", self.batch), ("classes", self.classes)):
             if value < 0 or (name == "classes" and value == 1):
                 raise UsageError(
-                    f"--{name} {value}: give a number of at least {2 if name == 'classes' else 1}"
+                    f"{name} = {value}: give a number of at least {2 if name == 'classes' else 1}"
                 )
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown:
-            raise UsageError(f"--only {unknown[0]}: choose from {', '.join(PARTS)}")
+            raise UsageError(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
         if self.mmrl is not None:
             check_copy(self.mmrl)
         if self.images < 8:
-            raise UsageError(f"--images {self.images}: give at least 8")
+            raise UsageError(f"images = {self.images}: give at least 8")
 
 
 def measure(

@@ -137,9 +137,9 @@ def serving(
         DearError: run, backbone or data cannot be opened.
     """
     if not 1 <= max_upload_mb <= 1000:
-        raise UsageError(f"--max-upload-mb {max_upload_mb}: choose between 1 and 1000")
+        raise UsageError(f"max_upload_mb = {max_upload_mb}: choose between 1 and 1000")
     if not 0 <= port <= 65535:
-        raise UsageError(f"--port {port}: choose between 1 and 65535, or 0 for a free one")
+        raise UsageError(f"port = {port}: choose between 1 and 65535, or 0 for a free one")
     with private_folder() as folder:
         desk = open_desk(folder, run, backbone, data, device, local=is_local(host))
         with serving_desk(desk, host, port, max_upload_mb) as url:
@@ -203,7 +203,9 @@ def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:
             },
         )
     except OSError as error:
-        raise UsageError(f"the studio cannot listen on {host}:{port} ({error}); try another --port") from None
+        raise UsageError(
+            f"the studio cannot listen on {host}:{port} ({error}); try another port", hint="port"
+        ) from None
     return str(url)
 
 

@@ -78,11 +78,10 @@ def open_folder(folder: Path, config: dict[str, Any], resume: bool) -> str:
         return "new"
     if not resume:
         how = (
-            "a finished run; choose another folder"
-            if finished
-            else "a run that was not completed; --resume it"
+            "a finished run; choose another folder" if finished else "a run that was not completed; resume it"
         )
-        raise RunError(f"{folder}: holds {how}, or delete it first")
+        hint = None if finished else "resume"
+        raise RunError(f"{folder}: holds {how}, or delete it first", hint=hint)
     old = read_json(folder / "config.json", "run configuration")
     for key, value in config.items():
         if key != "dear" and (not isinstance(old, dict) or old.get(key) != value):
@@ -190,11 +189,12 @@ def load_run(
     folder = Path(path)
     if not os.path.isfile(folder / "config.json"):  # unlike Path's own, also for names no disk can hold
         raise RunError(
-            f"{folder}: is not a run folder (no config.json); `dear adapt --out {folder}` makes one"
+            f"{folder}: is not a run folder (no config.json); training with out={str(folder)!r} makes one",
+            hint="adapt",
         )
     config = read_config(folder)
     if not (folder / "adapter.safetensors").is_file():
-        raise RunError(f"{folder}: this run was not completed; continue it with `dear adapt --resume`")
+        raise RunError(f"{folder}: this run was not completed; resume it", hint="adapt-resume")
     if isinstance(backbone, Clip):
         clip = backbone
     else:
@@ -205,7 +205,8 @@ def load_run(
                 raise
             raise RunError(
                 f"{folder}: was trained on a backbone called {config['backbone']!r}, which is not found by "
-                "that name; say where it is with --backbone"
+                "that name; say where it is",
+                hint="backbone",
             ) from error
     if clip.fingerprint != config["fingerprint"] and not allow_other:
         raise RunError(

@@ -154,13 +154,13 @@ def _train(
             # Smaller batches would be other steps, so it is not for us to choose them.
             return (
                 f"out of memory on {method.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
-                f"of {recipe.batch} images; choose a smaller batch (--batch, or batch= of the recipe)"
+                f"of {recipe.batch} images; choose a smaller batch in the recipe"
             )
 
-        with clear_stop(too_large):
+        with clear_stop(too_large, "batch"):
             pause = loop.run(progress, save, save_every, stop)
     if pause is not None:
-        raise Paused(_paused(pause, folder))
+        raise Paused(_paused(pause, folder), hint=None if folder is None else "resume")
     trained = Trained(method, loop.steps, time.perf_counter() - began, loop.lines, config, folder)
     if folder is not None:
         _write_result(folder, trained)
@@ -238,7 +238,7 @@ def check_labels(method: Method, images: ImageSet) -> None:
 
 
 def _paused(pause: Pause, folder: Path | None) -> str:
-    where = "nothing is kept" if folder is None else f"continue it with --resume --out {folder}"
+    where = "nothing is kept" if folder is None else f"{folder} can be resumed"
     return f"stopped after step {pause.step} of {pause.steps}; {where}"
 
 

@@ -155,7 +155,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if unknown:
                 raise DataError(
                     f"{images.name}: the class {unknown[0]!r} was not trained; for new classes use "
-                    "`method_.with_classes` or `dear evaluate`"
+                    "`method_.with_classes`",
+                    hint="evaluate",
                 )
             return evaluate(self.method_, images).accuracy[self.method_.pick_mode(self.mode)]
         return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))

@@ -1,0 +1,49 @@
+"""Sentences for the command line: which option or command does what an error of the library asks for."""
+
+from __future__ import annotations
+
+from dear.errors import DearError
+
+HINTS: dict[str, str] = {
+    "adapt": "`dear adapt --out FOLDER` makes a run folder",
+    "adapt-resume": "continue it with `dear adapt --resume` and the options it was started with",
+    "allow-other-roles": "`dear roles discover` makes a map, --allow-other-roles uses this one",
+    "backbone": "name it with --backbone",
+    "batch": "set a smaller one with --batch",
+    "data-check": "`dear data check NAME --data-root FOLDER` says what must lie where",
+    "data-root": "name it with --data-root",
+    "datasets": "use --datasets",
+    "device": "--device cpu uses the computer's own memory",
+    "discover": "`dear roles discover` makes one",
+    "encoder-only": "leave out --encoder-only",
+    "engine": "choose it with --engine ray",
+    "evaluate": "`dear evaluate` accepts new classes",
+    "export": "`dear export RUN --onnx FILE` writes one",
+    "port": "choose it with --port",
+    "recipe": "for instance --recipe lr=1e-4 or --recipe precision=float32",
+    "report-data": "name them with --data",
+    "resume": "continue with --resume",
+    "roles": "`dear roles discover` makes one; give it with --roles",
+    "rule": "--rule table2 takes the paper's map",
+    "targets": "datasets to test on are named with --targets",
+    "unreadable": "--unreadable skip leaves them out",
+}
+"""The remedy for each hint key that the library's errors carry."""
+
+
+def sentence(error: DearError) -> str:
+    """An error as the command line prints it: its own sentence, then the option that helps.
+
+    The hint of the error itself counts, else that of the error which caused it.
+
+    >>> sentence(DearError("run: holds a run that was not completed", hint="resume"))
+    'run: holds a run that was not completed; continue with --resume'
+    """
+    text = str(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        hint = getattr(cause, "hint", None)
+        if hint in HINTS:
+            return f"{text}; {HINTS[hint]}"
+        cause = cause.__cause__
+    return text
