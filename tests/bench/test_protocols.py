@@ -236,7 +236,7 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
     [
         ("zero-shot", {}, UsageError, "no protocol"),
         ("base-to-novel", {"methods": ["dera"]}, UsageError, "dera"),
-        ("base-to-novel", {"datasets": []}, UsageError, "--datasets"),
+        ("base-to-novel", {"datasets": []}, UsageError, "name the datasets"),
         ("base-to-novel", {"targets": ["x"]}, UsageError, "targets"),
         ("base-to-novel", {"seeds": []}, UsageError, "seed"),
         ("cross-dataset", {"datasets": ["a", "b"]}, UsageError, "one dataset"),

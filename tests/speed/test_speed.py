@@ -88,7 +88,7 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
         ({"batch": -1}, "batch = -1"),
         ({"classes": 1}, "at least 2"),
         ({"parts": ("steps",)}, "step, inference, images"),
-        ({"images": 1}, "--images 1"),
+        ({"images": 1}, "images = 1"),
         ({"mmrl": Path("nowhere")}, "trainers/mmrlpp"),
     ],
 )
