@@ -1,4 +1,4 @@
-"""The field's benchmarks in their usual folders: fifteen in CoOp's layout, five in DomainBed's.
+"""The field's benchmarks in their usual folders: CoOp's fifteen, DomainBed's five, two with known groups.
 
 Where each lies, its split file, template and class count are data (`benchmarks.json`); here is how each kind
 is read:
@@ -7,7 +7,8 @@ is read:
 - `imagenet`: folders by WordNet id under `train` and `val` (the test split), names in `classnames.txt`;
 - `imagenet-test`: ImageNet's variants, test split only; A and R have their own 200 of the classes;
 - `aircraft`: lists of `image class` by split, classes in `variants.txt`;
-- `domains`: `domain/class/image`; no split is published, a fifth of each class of each domain is held out.
+- `domains`: `domain/class/image`; no split is published, a fifth of each class of each domain is held out;
+- `waterbirds`, `celeba`: images with a known value beside the class; see `grouped`.
 
 Underscores in class names are read as spaces, and nothing else is changed, as the field does.
 """
@@ -25,6 +26,7 @@ import torch
 from dear._io.files import read_json, read_text
 from dear._io.printable import check_name
 from dear.data.folder import image_paths
+from dear.data.grouped import read_celeba, read_waterbirds
 from dear.data.images import FileImages
 from dear.data.names import check_template, spaced
 from dear.data.paths import Inside
@@ -89,6 +91,7 @@ class Listing:
     classes: tuple[str, ...]
     splits: dict[str, list[tuple[str, int]]]
     domains: dict[str, str] | None = None
+    groups: dict[str, str] | None = None
 
 
 def find_benchmark(name: str) -> Benchmark | None:
@@ -129,6 +132,7 @@ def open_benchmark(
         paths=tuple(path for path, _ in rows),
         labels=torch.tensor([label for _, label in rows], dtype=torch.int64),
         domains=None if domains is None else tuple(domains[path] for path, _ in rows),
+        groups=None if listing.groups is None else tuple(listing.groups[path] for path, _ in rows),
     )
 
 
@@ -159,6 +163,8 @@ def list_benchmark(benchmark: Benchmark, root: Path) -> Listing:
         "imagenet-test": _read_imagenet_test,
         "aircraft": _read_aircraft,
         "domains": _read_domains,
+        "waterbirds": _read_grouped,
+        "celeba": _read_grouped,
     }
     home = root / benchmark.folder
     if not home.is_dir():
@@ -292,6 +298,11 @@ def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
                 domains[key] = domain
                 rows.append((key, classes.index(name)))
     return Listing(home, tuple(spaced(name) for name in classes), {"all": rows}, domains)
+
+
+def _read_grouped(benchmark: Benchmark, home: Path) -> Listing:
+    found = read_waterbirds(home) if benchmark.kind == "waterbirds" else read_celeba(home, benchmark.images)
+    return Listing(found.root, found.classes, found.splits, groups=found.groups)
 
 
 def _folders(folder: Path) -> Iterable[str]:

@@ -118,5 +118,9 @@ def _parts(benchmark: Benchmark) -> list[str]:
         case "aircraft":
             lists = [f"images_variant_{split}.txt" for split in ("train", "val", "test")]
             return [benchmark.images, "variants.txt", *lists]
+        case "waterbirds":
+            return ["metadata.csv"]
+        case "celeba":
+            return [benchmark.images]
         case _:
             return list(benchmark.domains)

@@ -75,6 +75,7 @@ class FileImages:
         paths: one an image, relative to `root`, with `/`.
         labels: int64 [n].
         domains: one an image, or None.
+        groups: a value beside the class, one an image (a background, say), or None; see `dear.data.groups`.
     """
 
     name: str
@@ -84,6 +85,7 @@ class FileImages:
     paths: tuple[str, ...]
     labels: Tensor
     domains: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
     _kept: dict[int, _Kept] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +96,8 @@ class FileImages:
             raise DataError(f"{self.name}: the file name {odd!r} is not UTF-8; rename the file")
         if self.domains is not None and len(self.domains) != len(self.paths):
             raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.domains)} domains")
+        if self.groups is not None and len(self.groups) != len(self.paths):
+            raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.groups)} groups")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -152,6 +156,7 @@ class FileImages:
             paths=tuple(self.paths[index] for index in order),
             labels=self.labels[torch.tensor(order, dtype=torch.int64)],
             domains=None if self.domains is None else tuple(self.domains[index] for index in order),
+            groups=None if self.groups is None else tuple(self.groups[index] for index in order),
         )
 
     def select_labels(self, labels: Sequence[int]) -> FileImages:

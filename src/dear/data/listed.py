@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ class ListedImages:
         labels: int64 [n].
         classes: names of the classes.
         template: prompt with `{}`.
+        groups: a value beside the class, one an image, or None.
     """
 
     items: tuple[ImageLike, ...]
@@ -35,6 +36,7 @@ class ListedImages:
     template: str = TEMPLATE
     name: str = "images"
     domains: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.items)
@@ -55,11 +57,15 @@ class ListedImages:
     def subset(self, indices: Sequence[int]) -> ListedImages:
         """The images at `indices`, with the same classes."""
         chosen = [int(i) for i in indices]
-        items = tuple(self.items[i] for i in chosen)
-        return ListedImages(items, self.labels[chosen], self.classes, self.template, self.name)
+        return replace(
+            self,
+            items=tuple(self.items[i] for i in chosen),
+            labels=self.labels[chosen],
+            domains=None if self.domains is None else tuple(self.domains[i] for i in chosen),
+            groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
+        )
 
     def select_classes(self, names: Sequence[str]) -> ListedImages:
         """The images of some classes; labels count into `names`."""
         chosen, labels = renumber(self.labels, find_classes(self, names))
-        part = self.subset(chosen.tolist())
-        return ListedImages(part.items, labels, tuple(names), self.template, self.name)
+        return replace(self.subset(chosen.tolist()), labels=labels, classes=tuple(names))

@@ -97,4 +97,4 @@ def list_datasets() -> tuple[str, ...]:
     """Names of all datasets that are known by name: the benchmarks, and the tasks of the attribute world."""
     from dear import world
 
-    return (*BENCHMARKS, *(f"{WORLD}{name}" for name in world.list_tasks()))
+    return (*BENCHMARKS, *(f"{WORLD}{name}" for name in (*world.list_tasks(), *world.list_shortcuts())))

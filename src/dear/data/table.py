@@ -1,6 +1,7 @@
 """A table of images: CSV with a header, or JSONL with one object a line.
 
-Columns: `path` (relative to the table's folder), `label`, and as wanted `classname`, `split`, `domain`.
+Columns: `path` (relative to the table's folder), `label`, and as wanted `classname`, `split`, `domain`,
+`group` (a value beside the class, for accuracy in the worst group of class and value).
 Without `classname`, labels are class names and are read like folder names (`golden_retriever` is "golden
 retriever"); with it, the class name stands there (only underscores are read as spaces) and `label` may be a
 number. Classes are in the order of their labels: by value if all are whole numbers, else in natural order.
@@ -34,7 +35,7 @@ from dear.errors import DataError, DearError, InputError
 
 MAX_BYTES = 256 * 1024 * 1024
 REQUIRED = ("path", "label")
-OPTIONAL = ("classname", "split", "domain")
+OPTIONAL = ("classname", "split", "domain", "group")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -48,6 +49,7 @@ class Row:
     classname: str | None = None
     split: str | None = None
     domain: str | None = None
+    group: str | None = None
 
 
 def open_table(
@@ -90,6 +92,7 @@ def open_table(
         paths=tuple(row.path for row in taken),
         labels=torch.tensor([labels[row.label] for row in taken], dtype=torch.int64),
         domains=None if rows[0].domain is None else tuple(row.domain or "" for row in taken),
+        groups=None if rows[0].group is None else tuple(row.group or "" for row in taken),
     )
 
 

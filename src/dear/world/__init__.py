@@ -11,6 +11,7 @@ from dear.world.captions import Captions, CaptionTable, true_of
 from dear.world.renderer import render
 from dear.world.scenes import Scenes, held_out, sample
 from dear.world.served import WorldImages, task
+from dear.world.shortcuts import list_shortcuts
 from dear.world.tasks import list_tasks
 from dear.world.vocabulary import vocabulary_ids
 
@@ -20,6 +21,7 @@ __all__ = [
     "Scenes",
     "WorldImages",
     "held_out",
+    "list_shortcuts",
     "list_tasks",
     "render",
     "sample",

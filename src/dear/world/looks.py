@@ -19,6 +19,11 @@ from dear.world.styles import blur, luminance
 Look = Callable[[Tensor, Scenes, float], Tensor]
 
 
+def none(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
+    """Images as pretraining shows them."""
+    return pixels
+
+
 def _blend(plain: Tensor, look: Tensor, strength: float) -> Tensor:
     return plain + (look - plain) * strength
 

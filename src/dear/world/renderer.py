@@ -144,6 +144,23 @@ def compose(scenes: Scenes, tones: Tensor | None = None, background: Tensor | No
     return background
 
 
+def paste(pixels: Tensor, scenes: Scenes, corner: Tensor) -> None:
+    """Draw each scene's subject small into a corner of `pixels` [B, 3, side, side], in place.
+
+    Args:
+        pixels: images in 0..1.
+        scenes: what to draw; color and texture count, place and count do not.
+        corner: int64 [B], 0 to 3: top left, top right, bottom left, bottom right.
+    """
+    small = scenes.replace(count=torch.full_like(scenes.count, 5))
+    coat = _coat(small, palette(str(scenes.device)))
+    for number, rows in groups(corner, 4):
+        part = pixels[rows]
+        # The layout of five has its copies 0, 1, 3 and 4 in the corners.
+        _stamp(part, coat[rows], small[rows], (0, 1, 3, 4)[number])
+        pixels[rows] = part
+
+
 def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
     """float32 [B, 3, side, side]: color and texture as if they filled the whole image."""
     body = tones[scenes.color, 0]  # [B, 3]

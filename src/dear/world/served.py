@@ -16,9 +16,10 @@ from dear.clip.images import resize_crop
 from dear.data.images import find_classes, renumber
 from dear.errors import DataError
 from dear.world import factors as F
-from dear.world.renderer import SIDE, compose, in_style, palette, to_bytes
+from dear.world.renderer import SIDE, compose, in_style, palette, paste, to_bytes
 from dear.world.scenes import Scenes, sample
-from dear.world.tasks import TASKS, Task
+from dear.world.shortcuts import TEST
+from dear.world.tasks import Task, find_task
 
 SPLITS: Final = ("train", "test")
 _CHUNK = 240  # images rendered at once; what an image looks like does not depend on it
@@ -35,6 +36,7 @@ class WorldImages:
         labels: int64 [n].
         domains: one an image, or None.
         places: where each image stands: split and number in it.
+        groups: the value that the shortcut's factor has in each image, or None.
     """
 
     name: str
@@ -43,6 +45,7 @@ class WorldImages:
     labels: Tensor
     domains: tuple[str, ...] | None
     places: tuple[tuple[str, int], ...] = field(repr=False)
+    groups: tuple[str, ...] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -76,6 +79,7 @@ class WorldImages:
             labels=self.labels[torch.tensor(order, dtype=torch.int64)],
             domains=None if self.domains is None else tuple(self.domains[index] for index in order),
             places=tuple(self.places[index] for index in order),
+            groups=None if self.groups is None else tuple(self.groups[index] for index in order),
         )
 
     def select_classes(self, names: Sequence[str]) -> WorldImages:
@@ -99,8 +103,7 @@ def check_task_name(name: str) -> None:
     Raises:
         DataError: there is no such task.
     """
-    if name not in TASKS:
-        raise DataError(f"world:{name}: no such task; the tasks are {', '.join(TASKS)}")
+    find_task(name)
 
 
 def task(name: str, split: str) -> WorldImages:
@@ -120,14 +123,16 @@ def task(name: str, split: str) -> WorldImages:
     check_task_name(name)
     if split not in (*SPLITS, "all"):
         raise DataError(f"world:{name}: has the splits train, test and all, not {split!r}")
-    chosen = TASKS[name]
+    chosen = find_task(name)
     labels: list[int] = []
     domains: list[str] = []
+    groups: list[str] = []
     places: list[tuple[str, int]] = []
     for part in SPLITS if split == "all" else (split,):
-        for number, (label, domain) in enumerate(_plan(chosen, part)):
-            labels.append(label)
-            domains.append(domain)
+        for number, row in enumerate(_plan(chosen, part)):
+            labels.append(row.label)
+            domains.append(row.domain)
+            groups.append("" if chosen.shortcut is None else chosen.shortcut.words[row.value])
             places.append((part, number))
     return WorldImages(
         f"world:{name}",
@@ -136,46 +141,82 @@ def task(name: str, split: str) -> WorldImages:
         torch.tensor(labels),
         tuple(domains) if chosen.domains else None,
         tuple(places),
+        None if chosen.shortcut is None else tuple(groups),
     )
 
 
-def _plan(task: Task, split: str) -> list[tuple[int, str]]:
-    """Label and domain of every image of a split, in order."""
+@dataclass(frozen=True)
+class _Row:
+    """Label, domain and (place of the) shortcut's value of an image."""
+
+    label: int
+    domain: str = "photo"
+    value: int = 0
+
+
+def _plan(task: Task, split: str) -> list[_Row]:
+    """What is decided beforehand of every image of a split, in order."""
+    labels = range(len(task.classes))
+    if task.shortcut is not None:
+        if split == "train":
+            return [
+                _Row(label, value=value) for label in labels for value in task.shortcut.train_values(label)
+            ]
+        values = range(len(task.shortcut.values))
+        return [_Row(label, value=value) for label in labels for value in values for _ in range(TEST)]
     each = task.train if split == "train" else task.test
-    return [
-        (label, domain)
-        for label in range(len(task.classes))
-        for domain in task.domains or ("photo",)
-        for _ in range(each)
-    ]
+    domains = task.domains or ("photo",)
+    return [_Row(label, domain) for label in labels for domain in domains for _ in range(each)]
 
 
 @lru_cache(maxsize=32)
 def scenes(name: str, split: str) -> Scenes:
     """What is in the images of a split: the scenes before the task's look."""
-    task = TASKS[name]
+    task = find_task(name)
     plan = _plan(task, split)
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{split}".encode()))
+    # Tasks that differ in the correlation alone draw the same scenes but for the shortcut's values.
+    seed = name.partition("@")[0]
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{split}".encode()))
     drawn = sample(len(plan), generator, kinds=task.kinds, avoid_held_out=False)
-    labels = torch.tensor([label for label, _ in plan])
+    labels = torch.tensor([row.label for row in plan])
     values = {"count": torch.ones_like(labels)}
-    values["style"] = torch.tensor([F.style_id(domain) for _, domain in plan])
+    values["style"] = torch.tensor([F.style_id(row.domain) for row in plan])
     for factor in ("subject", "color", "texture", "place"):
         fixed = torch.tensor([-1 if (v := getattr(m, factor)) is None else v for m in task.meanings])[labels]
         values[factor] = torch.where(fixed >= 0, fixed, getattr(drawn, factor))
+    if task.shortcut is not None and task.shortcut.factor != "letter":
+        planted = torch.tensor(task.shortcut.values)
+        values[task.shortcut.factor] = planted[torch.tensor([row.value for row in plan])]
     return drawn.replace(**values)
+
+
+def _letters(task: Task, split: str, part: slice, pixels: Tensor, drawn: Scenes) -> None:
+    """Paste each image's letter into a corner, white with a dark outline, in place."""
+    assert task.shortcut is not None
+    letters = torch.tensor(task.shortcut.values)[
+        torch.tensor([row.value for row in _plan(task, split)[part]])
+    ]
+    white = torch.full_like(letters, F.color_id("white"))
+    corner = (drawn.free("style_0") * 4).long().clamp_max(3)
+    paste(
+        pixels, drawn.replace(subject=letters, color=white, texture=torch.full_like(letters, F.PLAIN)), corner
+    )
 
 
 @lru_cache(maxsize=256)
 @torch.no_grad()
 def _chunk(name: str, split: str, number: int) -> Tensor:
     """Rendered images, uint8 [at most _CHUNK, 3, 64, 64]."""
-    task = TASKS[name]
-    part = scenes(name, split)[slice(number * _CHUNK, (number + 1) * _CHUNK)]
+    task = find_task(name)
+    rows = slice(number * _CHUNK, (number + 1) * _CHUNK)
+    part = scenes(name, split)[rows]
     tones = palette("cpu")
     if task.clash:
         # Marks in the tones of the color five places on: a pairing that pretraining never draws.
         other = tones.roll(5, 0)[:, :1].expand(-1, 2, -1)
         tones = torch.cat((tones[:, :1], tones[:, 1:] + (other - tones[:, 1:]) * task.strength), dim=1)
-    pixels = in_style(part, compose(part, tones)).clamp(0, 1)
+    pixels = compose(part, tones)
+    if task.shortcut is not None and task.shortcut.factor == "letter":
+        _letters(task, split, rows, pixels, part)
+    pixels = in_style(part, pixels).clamp(0, 1)
     return to_bytes(task.look(pixels, part, task.strength))

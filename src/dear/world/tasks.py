@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dear.errors import DataError
 from dear.world import factors as F
-from dear.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, ripple, worn
+from dear.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, none, ripple, worn
+from dear.world.shortcuts import CLASSES, PREFIX, Shortcut, list_shortcuts, parse
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Task:
         train, test: images a class (and a domain).
         domains: styles that serve as domains; empty: photos only.
         clash: whether patterns are drawn in another color's tones.
+        shortcut: a value that goes with each class in training (`dear.world.shortcuts`).
     """
 
     name: str
@@ -53,6 +56,7 @@ class Task:
     test: int = 50
     domains: tuple[str, ...] = ()
     clash: bool = False
+    shortcut: Shortcut | None = None
 
 
 def _subjects(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
@@ -204,3 +208,24 @@ def list_tasks() -> tuple[str, ...]:
     ('textures', 'emblems', 'vehicles', 'scenes', 'fauna', 'mixed', 'domains')
     """
     return tuple(TASKS)
+
+
+def find_task(name: str) -> Task:
+    """The task of that name, with a shortcut or without.
+
+    Raises:
+        DataError: there is none.
+
+    >>> find_task("shortcut-place@0.9").shortcut.words[0]
+    'beach'
+    """
+    if name in TASKS:
+        return TASKS[name]
+    if not name.startswith(PREFIX):
+        raise DataError(f"world:{name}: no such task; the tasks are {', '.join((*TASKS, *list_shortcuts()))}")
+    shortcut = parse(name)
+    about = f"six animals, in training each with its own {shortcut.factor}"
+    template = "a photo of a {}."
+    classes, meanings = _subjects(*CLASSES)
+    kinds = (F.ANIMAL,)
+    return Task(name, about, template, classes, meanings, kinds, none, 0.0, shortcut=shortcut)

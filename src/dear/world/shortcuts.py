@@ -1,0 +1,110 @@
+"""Tasks with a planted shortcut: in training a value of its own for every class, in the test all values.
+
+`shortcut-place` puts each animal at a place of its own, `shortcut-color` and `shortcut-texture` give it a
+color or a pattern of its own, and `shortcut-text` pastes a letter of its own into a corner (in the test
+mostly the wrong one). `@0.95` after the name says which share of a class's training images shows that
+value; the others are spread evenly over the other values. `shortcut-none` is the control: places are balanced
+in training, too. The test split has as many images of each class with each value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from dear.errors import DataError
+from dear.world import factors as F
+
+CLASSES: Final = ("dog", "cat", "bird", "fish", "turtle", "butterfly")
+PREFIX: Final = "shortcut-"
+TRAIN, TEST = 40, 20  # images per class, and per class and value
+_NAME = re.compile(r"shortcut-(?P<kind>[a-z]+)(?:@(?P<share>[0-9]+(?:\.[0-9]+)?))?")
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """What a class's training images share beside the class.
+
+    Attributes:
+        factor: "place", "color", "texture" or "letter".
+        concept: the concept that names the factor's values, one of the twelve.
+        values: rows of the factor's table, one per class: the value that goes with it in training.
+        words: the values' names.
+        correlation: share of a class's training images that show the class's own value.
+    """
+
+    factor: str
+    concept: str
+    values: tuple[int, ...]
+    words: tuple[str, ...]
+    correlation: float = 1.0
+
+    def train_values(self, label: int) -> list[int]:
+        """Places in `values`, one per training image of a class.
+
+        >>> parse("shortcut-place@0.95").train_values(2).count(2)
+        38
+        """
+        kinds = len(self.values)
+        own = round(self.correlation * TRAIN)
+        others = [(label + 1 + number % (kinds - 1)) % kinds for number in range(TRAIN - own)]
+        return [label] * own + others
+
+
+def _shortcut(factor: str, concept: str, *words: str) -> Shortcut:
+    find = {
+        "place": F.place_id,
+        "color": F.color_id,
+        "texture": F.texture_id,
+        "letter": F.subject_id,
+    }[factor]
+    return Shortcut(factor, concept, tuple(find(word) for word in words), words)
+
+
+_PLACE = _shortcut("place", "Location", "beach", "forest", "snow", "city", "space", "desert")
+KINDS: Final[dict[str, Shortcut]] = {
+    "place": _PLACE,
+    "color": _shortcut("color", "Color", "red", "yellow", "green", "blue", "purple", "black"),
+    "texture": _shortcut("texture", "Texture", "striped", "dotted", "checkered", "zigzag", "brick", "scaly"),
+    "text": _shortcut("letter", "Text", "a", "e", "h", "o", "s", "x"),
+    "none": Shortcut(_PLACE.factor, _PLACE.concept, _PLACE.values, _PLACE.words, 1 / len(CLASSES)),
+}
+
+
+def list_shortcuts() -> tuple[str, ...]:
+    """The names of the tasks with a shortcut, and of the control.
+
+    >>> list_shortcuts()
+    ('shortcut-place', 'shortcut-color', 'shortcut-texture', 'shortcut-text', 'shortcut-none')
+    """
+    return tuple(PREFIX + kind for kind in KINDS)
+
+
+def parse(name: str) -> Shortcut:
+    """The shortcut of a task's name.
+
+    Raises:
+        DataError: there is no such shortcut, or the share of its training images makes no sense.
+
+    >>> parse("shortcut-color@0.9").correlation, parse("shortcut-color").correlation
+    (0.9, 1.0)
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or match["kind"] not in KINDS:
+        raise DataError(
+            f"world:{name}: no such shortcut; there are {', '.join(list_shortcuts())}, all but the last with "
+            "the share of training images that show it after an @ (shortcut-place@0.95)"
+        )
+    chosen = KINDS[match["kind"]]
+    if match["share"] is None:
+        return chosen
+    if match["kind"] == "none":
+        raise DataError(f"world:{name}: the control has no shortcut, so it takes no share after an @")
+    share = float(match["share"])
+    if not 1 / len(CLASSES) <= share <= 1:
+        raise DataError(
+            f"world:{name}: {share:g} of the training images cannot show the class's own value; say a share "
+            f"from {1 / len(CLASSES):.2f} (no shortcut) to 1"
+        )
+    return Shortcut(chosen.factor, chosen.concept, chosen.values, chosen.words, share)
