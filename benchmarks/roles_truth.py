@@ -79,7 +79,7 @@ def main() -> None:
     scenes = world.sample(options.images, torch.Generator().manual_seed(1))
     roles = discover_roles(clip, batches(clip, scenes), concepts=options.concepts, phrases=options.phrases)
     lead = leading_concept(head_truth(clip, roles.layers, options.truth), roles.layers)
-    figures: dict[str, object] = {"concepts": options.concepts, "phrases": roles.evidence["phrases_a_head"]}
+    figures: dict[str, object] = {"concepts": options.concepts, "phrases": roles.evidence["phrases_per_head"]}
     for name, found in (("dominant", roles), ("quantile", rerule(roles, "quantile"))):
         shuffled = [right_share(found.shuffled(seed), lead) for seed in range(options.seeds)]
         chance = sum(shuffled) / len(shuffled)

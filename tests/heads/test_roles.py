@@ -127,33 +127,33 @@ def change(document, path, value):
     ("path", "value", "says"),
     [
         (["format"], "other", "not a role map"),
-        (["schema"], 2, "schema 2"),
+        (["schema"], 3, "schema 3"),
         (["rule"], KeyError, "rule"),
         (["extra"], 1, "extra"),
-        (["heads"], True, "'heads'"),
-        (["heads"], 10**9, "'heads'"),
-        (["heads"], 3, "must hold 6 heads"),
-        (["layers"], [2, 1], "'layers'"),
-        (["layers"], [], "'layers'"),
+        (["heads"], True, "at heads: expected `int`, got `bool`"),
+        (["heads"], 10**9, "at heads: expected `int` <= 512"),
+        (["heads"], 3, "each of the 3 heads of layers"),
+        (["layers"], [2, 1], "layers must ascend"),
+        (["layers"], [], "at layers: expected `array` of length >= 1"),
         (["depth"], 1, "tower of 1 layers"),
-        (["fingerprint"], "md5:1", "'fingerprint'"),
-        (["core"], ["Color", "Color"], "'core'"),
+        (["fingerprint"], "md5:1", "at fingerprint: expected `str` matching regex '^sha256:"),
+        (["core"], ["Color", "Color"], "core must be a list of different concepts"),
         (["core"], ["Shape"], "core for 'Color'"),
-        (["roles", 0, "kind"], "best", "roles[0]"),
-        (["roles", 0, "kind"], [], "roles[0]"),
-        (["roles", 0, "layer"], 1.5, "whole numbers"),
+        (["roles", 0, "kind"], "best", "at roles[0].kind: invalid enum value 'best'"),
+        (["roles", 0, "kind"], [], "at roles[0].kind: expected `str`, got `array`"),
+        (["roles", 0, "layer"], 1.5, "at roles[0].layer: expected `int`, got `float`"),
         (["roles", 0, "head"], 1, "twice"),
-        (["roles", 0, "head"], 7, "outside"),
-        (["roles", 0, "entropy"], -1, "'entropy'"),
-        (["roles", 0, "entropy"], "1", "'entropy'"),
+        (["roles", 0, "head"], 7, "see head (1, 0)"),
+        (["roles", 0, "entropy"], -1, "at roles[0].entropy: expected `float` >= 0"),
+        (["roles", 0, "entropy"], "1", "at roles[0].entropy: expected `float | null`, got `str`"),
         (["roles", 0, "shares"], {"Color": 0.5}, "add up"),
-        (["roles", 0, "shares"], {"Color": 2}, "from 0 to 1"),
-        (["roles", 0, "phrases"], ["x", 1], "'phrases'"),
+        (["roles", 0, "shares"], {"Color": 2}, "at roles[0].shares[a value]: expected `float` <= 1"),
+        (["roles", 0, "phrases"], ["x", 1], "at roles[0].phrases[1]: expected `str`, got `int`"),
         (["roles", 0, "concept"], None, "needs a concept"),
-        (["roles", 0, "concept"], 4, "'concept'"),
-        (["roles", 0], "x", "exactly the keys"),
-        (["roles"], {}, "'roles'"),
-        (["evidence"], [], "'evidence'"),
+        (["roles", 0, "concept"], 4, "at roles[0].concept: expected `str | null`, got `int`"),
+        (["roles", 0], "x", "at roles[0]: expected `object`, got `str`"),
+        (["roles"], {}, "at roles: expected `array`, got `object`"),
+        (["evidence"], [], "at evidence: expected `object`, got `array`"),
     ],
 )
 def test_damaged_files_are_refused_with_the_place(tmp_path, path, value, says):
@@ -165,6 +165,16 @@ def test_damaged_files_are_refused_with_the_place(tmp_path, path, value, says):
     with pytest.raises(RoleError, match=r"roles\.json") as error:
         RoleMap.load(file)
     assert says in str(error.value)
+
+
+def test_a_map_of_schema_1_is_read_with_its_older_words(tmp_path):
+    file = tmp_path / "roles.json"
+    small_map(evidence={"image_count": 12, "image_source": "photos", "phrases_per_head": 5}).save(file)
+    document = json.loads(file.read_text())
+    document["schema"] = 1
+    document["evidence"] = {"pictures": 12, "images": "photos", "phrases_a_head": 5}
+    file.write_text(json.dumps(document))
+    assert RoleMap.load(file).evidence == {"image_count": 12, "image_source": "photos", "phrases_per_head": 5}
 
 
 def test_missing_and_cut_files(tmp_path):

@@ -85,7 +85,7 @@ def test_a_map_of_another_shape_is_refused_even_if_asked_for(clip, roles: RoleMa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": 2},
+        {"schema": 3},
         {"schema": True},
         {"fingerprint": "md5:1"},
         {"layers": [4, 5, 5]},

@@ -14,7 +14,6 @@ what is expected there. Needs no PyTorch, so exported models can use it too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -26,15 +25,19 @@ from dear._io.strict_json import parse_json
 from dear.errors import DearError
 
 MAX_BYTES = 64 * 1024 * 1024
-_REGEX = re.compile(r"`str` matching regex '(\(\?=)?.*", re.DOTALL)
 
 Result = TypeVar("Result")
+_NAME = rf"(?=.*\S){PRINTABLE}"
 Whole = Annotated[int, Meta(ge=0, lt=2**53)]
 """A whole number that every JSON reader holds exactly."""
 Line = Annotated[str, Meta(max_length=1000, pattern=PRINTABLE)]
 """A text that can be shown: at most 1,000 characters, no control characters."""
-Word = Annotated[str, Meta(max_length=80, pattern=rf"(?=.*\S){PRINTABLE}")]
+Word = Annotated[str, Meta(max_length=80, pattern=_NAME)]
 """A name that can be shown: not blank, at most 80 characters, no control characters."""
+_IN_WORDS = {
+    f"`str` matching regex {PRINTABLE!r}": "plain text without control characters",
+    f"`str` matching regex {_NAME!r}": "plain text that is not blank, without control characters",
+}
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,10 +101,8 @@ def check(
 def _sentence(message: str) -> str:
     """The message of msgspec with the place first: "Expected X - at `$.a[0]`" is "at a[0]: expected X"."""
     body, _, place = message.partition(" - at `")
-    body = _REGEX.sub(
-        lambda found: f"plain text{' that is not blank,' if found[1] else ''} without control characters",
-        body,
-    )
+    for pattern, words in _IN_WORDS.items():
+        body = body.replace(pattern, words)
     if body.startswith("Object "):
         body = body.replace("Object contains", "contains").replace("Object missing", "lacks the")
     elif body[:1].isupper():

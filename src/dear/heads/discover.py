@@ -101,7 +101,7 @@ def discover_roles(
         "image_count": seen.count,
         "image_source": name if isinstance(name := getattr(images, "name", None), str) else "",
         "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
-        "phrases_a_head": phrases,
+        "phrases_per_head": phrases,
         "concepts": found.summary(),
         "explained": _explained(spans, chosen),
         "concept_of": dict(sorted(found.of.items())),
