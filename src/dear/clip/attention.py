@@ -1,9 +1,10 @@
 """Multi-head attention with the heads kept apart, so that each can be masked, gated, changed and watched.
 
 Two ways to compute the same thing stand side by side: `attend_eager` writes the softmax out, `attend_fused`
-calls PyTorch's fused kernel. A layer whose heads are all isolated leaves the mask away and runs on the
-originals and on the extra tokens separately. Where only some heads are, one masked call is faster than a call
-for each kind of head, on the CPU and on a GPU: parting q, k and v by heads costs more than the mask.
+calls PyTorch's fused kernel. If all heads of a layer isolate the extra tokens, the original tokens need no
+mask: the layer then runs on them and on the extra tokens separately. If only some heads do, one masked call is
+faster than a call per kind of head, on the CPU and on a GPU: splitting q, k and v by head costs more than
+the mask.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from dear.clip.config import TowerConfig
 from dear.clip.edit import BlockMask, LayerEdit, LowRank
+from dear.errors import UsageError
 
 _NOTHING = LayerEdit()
 
@@ -124,10 +126,10 @@ class Attention(nn.Module):
             originals = x.shape[1] - extra
             z = torch.cat(
                 [
-                    attend_fused(q[:, :, part], k[:, :, part], v[:, :, part], inner, False)
-                    for part, inner in (
-                        (slice(0, originals), None),
-                        (slice(originals, None), _inner_mask(edit.mask, x)),
+                    attend_fused(q[:, :, part], k[:, :, part], v[:, :, part], inner, causal)
+                    for part, inner, causal in (
+                        (slice(0, originals), None, self.causal),
+                        (slice(originals, None), _inner_mask(edit.mask, x, self.causal), False),
                     )
                 ],
                 dim=2,
@@ -136,7 +138,7 @@ class Attention(nn.Module):
             mask = self._mask(x, edit.mask, read, extra, written_out=False)
             z = attend_fused(q, k, v, mask, causal=self.causal and mask is None)
         if edit.gate is not None:
-            z = z * edit.gate.to(z.dtype)[:, None, None]
+            z = z * edit.gate.to(z)[:, None, None]  # an edit may have been made on another device
         return z, weights if pattern else None
 
     def _mask(
@@ -144,13 +146,10 @@ class Attention(nn.Module):
     ) -> Tensor | None:
         """The whole additive mask [1 or B, 1 or H, R, N]; None where the kernel needs none."""
         length = x.shape[1]
-        if isinstance(change, BlockMask):
-            change = change.additive(length - extra, x.device, x.dtype)
+        change = full_mask(change, x, extra, self.heads)
         if change is not None and read is not None:
-            change = change[:, read] if read.ndim == 1 else change[:, read].transpose(0, 1)
-        mask = change
-        if mask is not None and mask.ndim == 3:
-            mask = mask[None]  # [1, H, R, N]
+            change = change[:, read] if read.ndim == 1 else change[:, read].transpose(0, 1)  # [B, H, R, N]
+        mask = None if change is None else change if change.ndim == 4 else change[None]  # [1 or B, H, R, N]
         if self.causal and (written_out or read is not None or mask is not None):
             keys = torch.arange(length, device=x.device)
             rows = keys if read is None else read  # [R] or [B, R]
@@ -169,7 +168,7 @@ class Attention(nn.Module):
 
 
 def _places(parts: tuple[Linear, ...]) -> tuple[int, ...]:
-    """Where the numbers of some matrices and biases lie in memory."""
+    """The memory addresses of some weights and biases."""
     return tuple(p.data_ptr() for part in parts for p in (part.weight, part.bias))
 
 
@@ -180,9 +179,34 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def _inner_mask(mask: BlockMask, x: Tensor) -> Tensor | None:
-    """The part of a block mask among the extra tokens, [H, T, T]; None when they all see each other."""
+def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: int) -> Tensor | None:
+    """The additive mask of an edit, [H or 1, N, N], on the device and in the precision of x [B, N, D].
+
+    Raises:
+        UsageError: the mask is for another number of heads or tokens.
+    """
+    if change is None:
+        return None
+    length = x.shape[1]
+    if isinstance(change, BlockMask):
+        if change.see.shape[1] != 1 + extra:
+            raise UsageError(
+                f"a block mask for {change.see.shape[1] - 1} extra tokens was given to a layer with {extra}"
+            )
+        change = change.additive(length - extra, x.device, x.dtype)
+    if change.shape[0] not in (1, heads) or tuple(change.shape[1:]) != (length, length):
+        raise UsageError(
+            f"a mask of this layer must be [{heads} or 1, {length}, {length}] (heads, tokens, tokens); "
+            f"got {list(change.shape)}"
+        )
+    return change.to(x)
+
+
+def _inner_mask(mask: BlockMask, x: Tensor, causal: bool) -> Tensor | None:
+    """The mask among the extra tokens, [H, T, T]; None when they all see each other."""
     inner = mask.see[:, 1:, 1:]
+    if causal:
+        inner = inner & torch.ones_like(inner[0]).tril()
     if bool(inner.all()):
         return None
     return torch.zeros(inner.shape, dtype=x.dtype, device=x.device).masked_fill(

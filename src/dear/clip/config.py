@@ -49,8 +49,17 @@ class TowerConfig:
 
     @property
     def head_width(self) -> int:
-        """Numbers a token has in one head."""
+        """Width of one head."""
         return self.width // self.heads
+
+    @property
+    def last_third(self) -> tuple[int, ...]:
+        """The last third of the layers, counted from 1: 9 to 12 of 12.
+
+        >>> TowerConfig(width=8, layers=12, heads=2).last_third
+        (9, 10, 11, 12)
+        """
+        return tuple(range(self.layers - max(1, round(self.layers / 3)) + 1, self.layers + 1))
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,22 @@ from dear.errors import UsageError
 
 @dataclass(frozen=True)
 class LowRank:
-    """A low-rank change of one projection, a pair of matrices a head: `dW_h = scale * up_h down_h`.
+    """A low-rank change of one projection, one pair of matrices per head: `dW_h = scale * up_h down_h`.
 
-    With `down` of one row block, `[1, r, D]`, all heads share it: ordinary LoRA.
+    If `down` has one block, `[1, r, D]`, all heads share it: ordinary LoRA.
     """
 
     down: Tensor  #: [H or 1, r, D]
     up: Tensor  #: [H, d, r]
     scale: float = 1.0
-    dropout: float = 0.0  #: share of the input's numbers left out at random, for training
+    dropout: float = 0.0  #: probability with which an element of the input is set to 0, for training
 
     def __call__(self, x: Tensor) -> Tensor:
         """The change of the projection's output for inputs x [B, N, D]: [B, H, N, d]."""
         if self.dropout:
             x = F.dropout(x, self.dropout)
-        inner = torch.einsum("bnw,hrw->bhnr", x, self.down.to(x.dtype))
-        return self.scale * torch.einsum("bhnr,hdr->bhnd", inner, self.up.to(x.dtype))
+        inner = torch.einsum("bnw,hrw->bhnr", x, self.down.to(x))
+        return self.scale * torch.einsum("bhnr,hdr->bhnd", inner, self.up.to(x))
 
     def matrix(self) -> Tensor:
         """The change as one matrix [H*d, D], to be added to the projection's weight."""
@@ -44,7 +44,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Who may read whom, a head: the original tokens as one block, then each extra token on its own.
+    """Which tokens each head lets read which: the original tokens are one block, then each extra token.
 
     `see[h, 0, 0]`: originals read originals (always true); `see[h, 0, 1 + t]`: originals read token t;
     `see[h, 1 + t, 0]`: token t reads the originals; `see[h, 1 + t, 1 + u]`: token t reads token u.
@@ -63,10 +63,16 @@ class BlockMask:
         if not bool(self.see.any(dim=2).all()):
             head, row = (~self.see.any(dim=2)).nonzero()[0].tolist()
             raise UsageError(f"head {head} leaves row {row} of its mask empty: that token could read nothing")
+        if not bool(self.see[:, 0, 0].all()):
+            head = int((~self.see[:, 0, 0]).nonzero()[0])
+            raise UsageError(
+                f"head {head} hides the original tokens from each other (see[{head}, 0, 0] is false); a block "
+                "mask cannot say that, use a mask of [H, N, N]"
+            )
 
     @cached_property
     def isolated(self) -> tuple[bool, ...]:
-        """For each head: originals and extra tokens do not see each other at all."""
+        """For each head: whether original and extra tokens do not see each other at all."""
         apart = ~self.see[:, 0, 1:].any(1) & ~self.see[:, 1:, 0].any(1)
         return tuple(bool(flag) for flag in apart)
 
@@ -93,6 +99,17 @@ class LayerEdit:
     q: LowRank | None = None
     k: LowRank | None = None
     v: LowRank | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, axes in (
+            ("tokens", self.tokens, (2, 3)),
+            ("mask", self.mask, (3,)),
+            ("gate", self.gate, (1,)),
+        ):
+            if isinstance(value, Tensor) and value.ndim not in axes:
+                raise UsageError(
+                    f"{name} of a layer must have {' or '.join(map(str, axes))} axes; got {list(value.shape)}"
+                )
 
 
 @dataclass(frozen=True)

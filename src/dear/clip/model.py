@@ -30,18 +30,22 @@ class Patches(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, 3, size, size))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] -> [B, patches, D]."""
-        if (
-            pixels.is_cuda
-        ):  # as one matrix product: a GPU's convolution kernels are made for overlapping windows
-            side = self.weight.shape[-1]
-            cut = pixels.unflatten(3, (-1, side)).unflatten(2, (-1, side)).permute(0, 2, 4, 1, 3, 5)
-            cut = cut.to(
-                self.weight.dtype, memory_format=torch.contiguous_format
-            )  # [B, rows, columns, 3, P, P]
-            return F.linear(cut.flatten(3).flatten(1, 2), self.weight.flatten(1))
+        """[B, 3, S, S] -> [B, patches, D]; pixels beyond the last whole patch are not read."""
+        return self.as_product(pixels) if pixels.is_cuda else self.as_convolution(pixels)
+
+    def as_convolution(self, pixels: Tensor) -> Tensor:
+        """The way that is faster on a CPU."""
         grid = F.conv2d(pixels.to(self.weight.dtype), self.weight, stride=self.weight.shape[-1])
         return grid.flatten(2).transpose(1, 2)
+
+    def as_product(self, pixels: Tensor) -> Tensor:
+        """The same as one matrix product: a GPU's convolution kernels are made for overlapping windows."""
+        side = self.weight.shape[-1]
+        rows, columns = (pixels.shape[axis] // side * side for axis in (2, 3))
+        cut = pixels[:, :, :rows, :columns].unflatten(3, (-1, side)).unflatten(2, (-1, side))
+        cut = cut.permute(0, 2, 4, 1, 3, 5)  # [B, rows, columns, 3, P, P]
+        cut = cut.to(self.weight.dtype, memory_format=torch.contiguous_format)
+        return F.linear(cut.flatten(3).flatten(1, 2), self.weight.flatten(1))
 
 
 class VisionTower(Tower):
@@ -124,6 +128,10 @@ class TextTower(Tower):
         return self.project(self.run(self.embed(ids), edit=edit, read=end[:, None], record=record)[:, 0])
 
 
+def _span(ids: Tensor) -> str:
+    return f"{int(ids.min())} to {int(ids.max())}"
+
+
 class Clip(nn.Module):
     """A CLIP of any shape, frozen and in eval mode. `Clip(config)` has random weights; see `dear.load`.
 
@@ -169,6 +177,15 @@ class Clip(nn.Module):
         nn.init.normal_(self.text.tokens, std=0.02)
         nn.init.normal_(self.text.positions, std=0.01)
         self.log_scale.fill_(math.log(1 / 0.07))
+
+    def copy(self) -> Clip:
+        """The same model with tensors of its own: same device, precision of every tensor, and settings."""
+        rows = len(self.text.tokens) if self.text.rows is not None else None
+        with torch.device("meta"):
+            other = Clip(self.config, self.name, rows)
+        other.load_state_dict({name: t.clone() for name, t in self.state_dict().items()}, assign=True)
+        other.visual.fused, other.text.fused = self.visual.fused, self.text.fused
+        return other.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Clip:
         """A frozen model has one mode: it stays in eval."""
@@ -225,12 +242,18 @@ class Clip(nn.Module):
         features: Tensor = self.visual(pixels.to(self.device))
         return features
 
+    def _known(self, ids: Tensor) -> bool:
+        """Whether all token ids have a row; on a GPU an unknown one would end the process's CUDA context."""
+        return bool((ids >= 0).all()) and bool((ids < self.config.text.vocab).all())
+
     @torch.no_grad()
     def encode_text(self, texts: Sequence[str] | Tensor) -> Tensor:
         """Texts, or their ids [N, T], to text features [N, E], not of unit length."""
         if isinstance(texts, str):
             texts = [texts]
         ids = texts if isinstance(texts, Tensor) else self.tokenize(texts)
+        if isinstance(texts, Tensor) and ids.numel() and not self._known(ids):
+            raise InputError(f"token ids must be 0 to {self.config.text.vocab - 1}; got {_span(ids)}")
         if len(ids) == 0:
-            return torch.empty(0, self.config.embed_dim, device=self.device)
+            return torch.empty(0, self.config.embed_dim, device=self.device, dtype=self.dtype)
         return torch.cat([self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)])

@@ -1,4 +1,4 @@
-"""A pre-norm transformer that can run in part, be edited, and be watched."""
+"""A pre-norm transformer that can run in part, be edited, and be recorded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dear.errors import UsageError
 
 
 class Record(Mapping[str, Tensor]):
-    """What a run leaves behind for those who watch: a mapping from stable dotted names to tensors.
+    """Activations kept from a run: a mapping from stable dotted names to tensors.
 
-    Pass one to `Tower.run`. Layers count from 1; R is the number of watched rows:
+    Pass one to `Tower.run`. Layers count from 1; R is the number of recorded rows:
     `blocks.9.attn.heads` [B, H, R, d] (before the output projection), `blocks.9.attn.pattern` [B, H, R, N]
     (with `pattern=True`), `blocks.9.mlp` [B, R, D], `blocks.9.out` [B, R, D].
 
     Args:
-        rows: which rows of the sequence to keep; the class token alone by default.
+        rows: which rows of the sequence to keep, in every layer; the class token alone by default.
         pattern: also keep the attention pattern of those rows.
     """
 
@@ -31,6 +31,16 @@ class Record(Mapping[str, Tensor]):
         self.rows = rows
         self.pattern = pattern
         self._kept: dict[str, Tensor] = {}
+
+    def rows_within(self, read: Tensor, length: int) -> Tensor | None:
+        """Where in `read` [R] the recorded rows stand, if all are there; else None."""
+        if read.ndim != 1:
+            return None
+        given = read.tolist()
+        wanted = range(length)[self.rows]
+        if not set(wanted) <= set(given):
+            return None
+        return torch.tensor([given.index(row) for row in wanted], dtype=torch.long, device=read.device)
 
     def keep(self, name: str, value: Tensor) -> None:
         """Store `value` under `name`."""
@@ -99,19 +109,25 @@ class Block(nn.Module):
         layer: int = 0,
     ) -> Tensor:
         """Run the layer on x [B, N, D]; only the rows `read` come out if it is given."""
-        watch_pattern = record is not None and record.pattern
-        z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, watch_pattern)
+        rows: slice | Tensor | None = None if record is None else record.rows
+        late: Tensor | None = None
+        if record is not None and read is not None:
+            rows = record.rows_within(read, x.shape[1])
+            if rows is None:  # other rows are recorded than read: compute all, take those read at the end
+                rows, read, late = record.rows, None, read
+        with_pattern = record is not None and record.pattern
+        z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, with_pattern)
         x = (x if read is None else take_rows(x, read)) + self.attn.merge(z)
         m = self.mlp(self.ln_2(x))
         x = x + m
         if record is not None:
-            rows, name = record.rows, f"blocks.{layer}"
+            name = f"blocks.{layer}"
             record.keep(f"{name}.attn.heads", z[:, :, rows])
             record.keep(f"{name}.mlp", m[:, rows])
             record.keep(f"{name}.out", x[:, rows])
             if pattern is not None:
                 record.keep(f"{name}.attn.pattern", pattern[:, :, rows])
-        return x
+        return x if late is None else take_rows(x, late)
 
 
 class Tower(nn.Module):
@@ -184,9 +200,7 @@ def bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
     change = edit.layers.get(layer)
     if change is None or change.tokens is None:
         return x  # the tokens flow on as the layer before left them
-    fresh = change.tokens.to(x.dtype)
-    if fresh.ndim == 2:
-        fresh = fresh.expand(x.shape[0], -1, -1)  # [B, T, D]
+    fresh = tokens_for(change.tokens, x).expand(x.shape[0], -1, -1)  # [B, T, D]
     if layer == edit.first:
         start = x.shape[1] if edit.at is None else edit.at
         return torch.cat([x[:, :start], fresh, x[:, start:]], dim=1)
@@ -195,3 +209,20 @@ def bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
     if change.anchor != 1.0:
         fresh = change.anchor * fresh + (1.0 - change.anchor) * x[:, start:stop]
     return torch.cat([x[:, :start], fresh, x[:, stop:]], dim=1)
+
+
+def tokens_for(tokens: Tensor, x: Tensor) -> Tensor:
+    """Extra tokens [T, D] or [B, T, D] on the device and in the precision of x [B, N, D].
+
+    Raises:
+        UsageError: they are for another batch or width.
+    """
+    batches = (1, x.shape[0]) if tokens.ndim == 3 else (tokens.shape[0],)
+    if tokens.shape[0] not in batches or tokens.shape[-1] != x.shape[-1]:
+        raise UsageError(
+            f"extra tokens of {list(tokens.shape)} do not fit activations of {list(x.shape)}; give "
+            f"[T, {x.shape[-1]}] or [{x.shape[0]}, T, {x.shape[-1]}]"
+        )
+    if tokens.ndim == 3 and len(tokens) == 1:
+        tokens = tokens[0]
+    return tokens.to(x)

@@ -100,9 +100,10 @@ def head_gates(config: TowerConfig, gates: Mapping[Head, float | Tensor]) -> Edi
     tensor([1., 0., 1., 1.])
     """
     layers: dict[int, list[Tensor]] = {}
+    device = next((gate.device for gate in gates.values() if isinstance(gate, Tensor)), torch.device("cpu"))
     for layer, head in _check(config, gates):
-        row = layers.setdefault(layer, [torch.ones(()) for _ in range(config.heads)])
-        row[head] = torch.as_tensor(gates[layer, head], dtype=torch.get_default_dtype())
+        row = layers.setdefault(layer, [torch.ones((), device=device) for _ in range(config.heads)])
+        row[head] = torch.as_tensor(gates[layer, head], dtype=torch.get_default_dtype(), device=device)
     return Edit({layer: LayerEdit(gate=torch.stack(row)) for layer, row in layers.items()})
 
 
@@ -121,10 +122,10 @@ def head_masks(config: TowerConfig, hidden: Mapping[Head, Tensor]) -> Edit:
         own = hidden[layer, head]
         if own.ndim != 2 or own.dtype != torch.bool or bool(own.all(dim=1).any()):
             raise UsageError(f"the mask of head {head} in layer {layer} must be bool [N, N], no row all true")
-        full = layers.setdefault(layer, torch.zeros(config.heads, *own.shape))
+        full = layers.setdefault(layer, torch.zeros(config.heads, *own.shape, device=own.device))
         if full.shape[1:] != own.shape:
             raise UsageError(f"the masks of layer {layer} differ in size")
-        full[head].masked_fill_(own, float("-inf"))
+        full[head].masked_fill_(own.to(full.device), float("-inf"))
     return Edit({layer: LayerEdit(mask=mask) for layer, mask in layers.items()})
 
 
@@ -162,12 +163,7 @@ def fold(clip: Clip, visual: Edit | None = None, text: Edit | None = None) -> Cl
     Raises:
         UsageError: an edit has tokens or masks, which no plain CLIP has.
     """
-    plain = Clip(
-        clip.config, clip.name, token_rows=len(clip.text.tokens) if clip.text.rows is not None else None
-    )
-    plain = plain.to(clip.device, clip.dtype)
-    plain.load_state_dict(clip.state_dict())
-    plain.visual.fused, plain.text.fused = clip.visual.fused, clip.text.fused
+    plain = clip.copy()
     for tower, edit in ((plain.visual, visual), (plain.text, text)):
         for layer, change in (edit.layers if edit is not None else {}).items():
             _fold_layer(tower, layer, change)

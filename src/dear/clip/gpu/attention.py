@@ -31,14 +31,13 @@ def attention(
     attn: Attention, x: Tensor, read: Tensor | None, change: Tensor | BlockMask | None, extra: int
 ) -> Tensor:
     """All heads' outputs side by side, [B, R, D], from the normed input x [B, N, D]."""
+    from dear.clip.attention import full_mask, take_rows
+
     width = x.shape[-1]
     weight, bias = attn.packed()
-    mask = change
-    if isinstance(change, BlockMask):
-        mask = change.additive(x.shape[1] - extra, x.device, x.dtype)
-    assert mask is None or isinstance(mask, Tensor)
+    mask = full_mask(change, x, extra, attn.heads)
     free = x.shape[1]
-    if mask is not None:  # originals always see each other
+    if mask is not None:  # a block mask never hides the original tokens from each other
         free = x.shape[1] - extra if isinstance(change, BlockMask) else 0
     if read is None:
         qkv = F.linear(x, weight, bias)  # [B, N, 3D]
@@ -50,8 +49,6 @@ def attention(
         if mask is not None and 0 < free < x.shape[1] and even and not (learning or attn.causal):
             return join_tokens(qkv, attn.heads, mask.to(qkv.dtype).contiguous(), free)
         return attend(qkv, None, attn.heads, mask, None, attn.causal, free)
-    from dear.clip.attention import take_rows
-
     q = F.linear(take_rows(x, read), weight[:width], bias[:width])  # [B, R, D]
     kv = F.linear(x, weight[width:], bias[width:])  # [B, N, 2D]
     return attend(kv, q, attn.heads, mask, read, attn.causal, free)

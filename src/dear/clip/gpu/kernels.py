@@ -127,7 +127,7 @@ def activate(x, y, size, QUICK: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
     if QUICK:
-        result = value / (1.0 + tl.exp2(-1.702 * _LOG2E * value))
+        result = value / (1.0 + tl.exp2(value * (-1.702 * _LOG2E)))
     else:
         result = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
     tl.store(y + at, result.to(y.dtype.element_ty), mask=at < size)
@@ -139,10 +139,10 @@ def activate_backward(x, dy, dx, size, QUICK: tl.constexpr, BLOCK: tl.constexpr)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
     if QUICK:
-        gate = 1.0 / (1.0 + tl.exp2(-1.702 * _LOG2E * value))
+        gate = 1.0 / (1.0 + tl.exp2(value * (-1.702 * _LOG2E)))
         slope = gate * (1.0 + 1.702 * value * (1.0 - gate))
     else:
-        density = 0.3989422804014327 * tl.exp2(-0.5 * _LOG2E * value * value)
+        density = 0.3989422804014327 * tl.exp2(value * value * (-0.5 * _LOG2E))
         slope = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476)) + value * density
     result = slope * tl.load(dy + at, mask=at < size, other=0.0).to(tl.float32)
     tl.store(dx + at, result.to(dx.dtype.element_ty), mask=at < size)

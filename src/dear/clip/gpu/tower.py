@@ -52,8 +52,7 @@ def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
 
 def _plain(change: LayerEdit) -> bool:
     """Whether a layer's change is one of tokens and masks alone."""
-    shared = not isinstance(change.mask, Tensor) or change.mask.ndim == 3
-    return change.gate is None and change.q is None and change.k is None and change.v is None and shared
+    return change.gate is None and change.q is None and change.k is None and change.v is None
 
 
 def run(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
@@ -110,10 +109,12 @@ def add_norm(
     mix: Mix | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The new residual stream x + change [B, N, D] with the tokens of `mix`, and its norm in `dtype`."""
+    from dear.clip.tower import tokens_for
+
     tokens, start, anchor, enter = None, 0, 1.0, False
     if mix is not None:
         tokens, anchor, enter = (
-            mix.tokens.to(x.dtype).contiguous(),
+            tokens_for(mix.tokens, x).contiguous(),
             1.0 if mix.enter else mix.anchor,
             mix.enter,
         )
