@@ -2,8 +2,8 @@
 
 Two ways to compute the same thing stand side by side: `attend_eager` writes the softmax out, `attend_fused`
 calls PyTorch's fused kernel. If all heads of a layer isolate the extra tokens, the original tokens need no
-mask: the layer then runs on them and on the extra tokens separately. If only some heads do, one masked call is
-faster than a call per kind of head, on the CPU and on a GPU: splitting q, k and v by head costs more than
+mask: the layer then runs on them and on the extra tokens separately. If only some heads do, one masked call
+is faster than a call per kind of head, on the CPU and on a GPU: splitting q, k and v by head costs more than
 the mask.
 """
 

@@ -66,8 +66,8 @@ class BlockMask:
         if not bool(self.see[:, 0, 0].all()):
             head = int((~self.see[:, 0, 0]).nonzero()[0])
             raise UsageError(
-                f"head {head} hides the original tokens from each other (see[{head}, 0, 0] is false); a block "
-                "mask cannot say that, use a mask of [H, N, N]"
+                f"head {head} hides the original tokens from each other (see[{head}, 0, 0] is false); a "
+                "block mask cannot say that, use a mask of [H, N, N]"
             )
 
     @cached_property
