@@ -26,7 +26,6 @@ import dear
 from dear._io.files import write_atomic
 from dear.export.onnx import export_onnx
 from dear.export.runtime import OnnxModel
-from dear.heads.contributions import last_third
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, Method
 
@@ -37,7 +36,7 @@ def model_named(name: str, classes: int) -> Method:
     clip = dear.Clip(dear.ClipConfig.named(name)) if random else dear.load(name)
     heads = clip.config.vision.heads
     table2 = (clip.config.vision.layers, heads) == (12, 12)
-    roles = RoleMap.table2() if table2 else RoleMap.uniform("mixed", last_third(clip), heads)
+    roles = RoleMap.table2() if table2 else RoleMap.uniform("mixed", clip.config.vision.last_third, heads)
     return DeAR(clip, [f"class {number}" for number in range(classes)], roles=roles)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dear.clip.config import ClipConfig
 from dear.clip.model import Clip
-from dear.heads.contributions import decompose, last_third
+from dear.heads.contributions import decompose
 from dear.heads.moments import moments
 from dear.heads.textspan import textspan_moments
 
@@ -63,7 +63,7 @@ def ours(clip: Clip, ids: Tensor, count: int, batch: int) -> tuple[Tensor, dict[
     clock = Clock(clip.device)
     text = clip.encode_text(ids)
     clock.lap("text")
-    seen = moments(clip, images(clip, count, batch), last_third(clip))
+    seen = moments(clip, images(clip, count, batch), clip.config.vision.last_third)
     clock.lap("images")
     picks = textspan_moments(seen, text).picks.cpu()
     clock.lap("textspan")
@@ -90,7 +90,8 @@ def literal(
     total = kept.shape[1] * kept.shape[2]
     if some < count:
         parts = [
-            decompose(clip, part, last_third(clip)).heads.cpu().numpy() for part in images(clip, count, batch)
+            decompose(clip, part, clip.config.vision.last_third).heads.cpu().numpy()
+            for part in images(clip, count, batch)
         ]
         every = np.concatenate(parts)
         error = np.abs(every[:some] - kept).max() / np.abs(kept).max()
@@ -120,7 +121,7 @@ def _contributions(clip: Clip, pixels: Tensor) -> np.ndarray:
         y = block.ln_1(x)
         q, k, v = (linear(y).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in _qkv(block))
         weights = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)  # [B, H, N, N]
-        if layer in last_third(clip):
+        if layer in clip.config.vision.last_third:
             out = block.attn.o.weight.T.unflatten(0, (heads, -1))  # [H, d, D]
             patches = weights[:, :, 0, :, None] * v  # [B, H, N, d]: what each patch sends to the class token
             terms.append(torch.einsum("bhnd,hdw->bhnw", patches, out))
@@ -201,7 +202,7 @@ def main() -> None:
     batch = options.batch or (250 if clip.device.type == "cuda" else 64)
     small = min(8, options.images)
     ours(clip, ids[:64], small, small)  # warm-up: kernels are loaded, memory is claimed
-    total = len(last_third(clip)) * clip.config.vision.heads
+    total = len(clip.config.vision.last_third) * clip.config.vision.heads
     literal(clip, ids[:64], small, small, small, 1)
     mine, my_laps = ours(clip, ids, options.images, batch)
     some, heads = options.literal_images or options.images, options.literal_heads or total

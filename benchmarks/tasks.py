@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 import dear
-from dear.clip.images import resize_crop
+from dear._io.pixels import resize_crop
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.speed.clock import wait

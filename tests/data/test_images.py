@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from dear._io.pixels import resize_crop
 from dear.clip.augment import augment_batch
-from dear.clip.images import resize_crop
 from dear.data import FileImages, ImageSet, TrainingPixels, check_images, select_domains
 from dear.errors import DataError, InputError, UsageError
 

@@ -7,7 +7,7 @@ from heads_oracles import literal_contributions, tiny_clip
 from dear.clip.config import ClipConfig
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.contributions import decompose, head_maps, head_outputs, last_third
+from dear.heads.contributions import decompose, head_maps, head_outputs
 
 
 def relative(a, b):
@@ -42,7 +42,7 @@ def test_real_size_sums_to_the_feature():
     torch.manual_seed(0)
     clip = Clip(ClipConfig.named("ViT-B-16"))
     batch = torch.randn(2, 3, 224, 224)
-    parts = decompose(clip, batch, last_third(clip))
+    parts = decompose(clip, batch, clip.config.vision.last_third)
     assert parts.heads.shape == (2, 4, 12, 512)
     assert relative(parts.total(), clip.encode_image(batch)) < 1e-4
 
@@ -52,4 +52,4 @@ def test_layers_that_do_not_exist(images):
     for layers in ([0], [5], []):
         with pytest.raises(UsageError, match="layers 1 to 4"):
             decompose(clip, images, layers)
-    assert last_third(clip) == (4,)
+    assert clip.config.vision.last_third == (4,)

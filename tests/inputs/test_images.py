@@ -10,16 +10,10 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from dear.clip.images import (
-    CLIP_MEAN,
-    CLIP_STD,
-    MAX_PIXELS,
-    normalize,
-    open_image,
-    preprocess,
-    resize_crop,
-    resize_short,
-)
+from dear._io.image_file import MAX_PIXELS, open_image, resize_short
+from dear._io.pixels import resize_crop
+from dear.clip.config import CLIP_MEAN, CLIP_STD
+from dear.clip.images import normalize, preprocess
 from dear.errors import InputError
 
 

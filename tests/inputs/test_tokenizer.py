@@ -8,19 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dear.clip.tokenizer import BOT, EOT, encode, tokenize
+from dear.clip.tokenizer import BOT, EOT, tokenize
 from dear.errors import InputError
 
 TABLE = json.loads(Path(__file__).with_name("clip_tokens.json").read_text(encoding="ascii"))
 
 
-def test_hundreds_of_strings_have_the_published_ids():
+def test_hundreds_of_strings_have_the_published_ids_between_bot_and_eot():
     assert len(TABLE) > 500
-    wrong = [(text, ids, encode(text)) for text, ids in TABLE if encode(text) != ids]
-    assert wrong == []
-
-
-def test_rows_are_bot_words_eot_zeros():
     texts = [text for text, _ in TABLE]
     rows = tokenize(texts)
     assert rows.shape == (len(TABLE), 77)

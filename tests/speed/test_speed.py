@@ -16,7 +16,7 @@ from dear.clip.config import ClipConfig
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR
 from dear.speed.clock import medians
-from dear.speed.count import dear_step, literal_step
+from dear.speed.count import dear_step
 from dear.speed.literal import LiteralStep
 from dear.speed.mmrl import mmrlpp_step
 from dear.speed.quick import QuickLook
@@ -56,13 +56,6 @@ def test_counted_operations_are_those_pytorch_counts() -> None:
     assert forward.get_total_flops() == pytest.approx(ahead, rel=0.02)
     # Autograd also computes what layer J's originals and the keys' own softmax need not have.
     assert backward.get_total_flops() == pytest.approx(count.adapted_backward + count.text_backward, rel=0.25)
-
-
-def test_savings_grow_with_the_classes() -> None:
-    shape = ClipConfig.named("ViT-B-16")
-    ratios = [literal_step(shape, 16, c) / dear_step(shape, 16, c).total for c in (10, 100, 1000)]
-    assert ratios == sorted(ratios)
-    assert ratios[0] > 1.5
 
 
 def test_medians_alternate() -> None:

@@ -6,7 +6,6 @@ import functools
 
 import dear
 from dear.data import halves, open_data
-from dear.heads.contributions import last_third
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.studio.desk import Desk, examples
@@ -34,7 +33,9 @@ def model():
 
 def roles():
     clip = backbone()
-    return known_roles(clip) or RoleMap.uniform("mixed", last_third(clip), clip.config.vision.heads)
+    return known_roles(clip) or RoleMap.uniform(
+        "mixed", clip.config.vision.last_third, clip.config.vision.heads
+    )
 
 
 def desk(folder, trained=True, local=True):

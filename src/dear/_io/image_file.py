@@ -2,7 +2,7 @@
 
 `open_image` turns any ordinary image into upright 8-bit RGB; `square` makes CLIP's view of it (short side
 to `size`, bicubic, center crop). An exported model runs with this module where PyTorch is not installed;
-`dear.clip.images` makes tensors of its results.
+`dear._io.pixels` makes tensors of its results.
 
 Two choices where CLIP's own code is silent: transparent images are laid on white (dropping the alpha
 channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit grey is scaled to

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dear.clip.config import last_third
 from dear.errors import UsageError
 
 
@@ -47,8 +48,7 @@ class Study:
 
 def _layer(layers: int, back: int) -> int:
     """The layer `back` before the last third's first, but a layer of the tower."""
-    first = layers - max(1, round(layers / 3)) + 1
-    return min(max(first - back, 1), layers)
+    return min(max(last_third(layers)[0] - back, 1), layers)
 
 
 def first_layers(layers: int) -> Study:

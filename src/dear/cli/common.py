@@ -169,15 +169,10 @@ def device_named(name: str) -> str:
     Raises:
         UsageError: the device does not exist here.
     """
-    import torch
-
+    from dear.clip.device import pick_device
     from dear.errors import UsageError
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].partition(",")[0]
-        raise UsageError(f"--device {name}: not usable here ({reason[:80]}); use cpu, cuda or auto") from None
-    return name
+        return pick_device(name)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from None

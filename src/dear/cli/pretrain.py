@@ -89,14 +89,13 @@ def mini(
     Example: `dear mini`
     """
     from dear.clip.factory import load
-    from dear.heads.contributions import last_third
     from dear.world import measure
 
     clip = load(backbone, device=device_named(device))
     found = measure.factor_accuracies(clip, number)
     found["compositions (100-way)"] = measure.composition_accuracy(clip)
     if truth is not None:
-        measure.write_head_truth(truth, clip, last_third(clip))
+        measure.write_head_truth(truth, clip, clip.config.vision.last_third)
     if roles is not None:
         measure.mini_roles(clip).save(roles)
     if as_json:

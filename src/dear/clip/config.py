@@ -20,6 +20,15 @@ def _check(condition: bool, message: str) -> None:
         raise CheckpointError(message)
 
 
+def last_third(layers: int) -> tuple[int, ...]:
+    """The last third of so many layers, counted from 1; at least one.
+
+    >>> last_third(12), last_third(1)
+    ((9, 10, 11, 12), (1,))
+    """
+    return tuple(range(layers - max(1, round(layers / 3)) + 1, layers + 1))
+
+
 @dataclass(frozen=True)
 class TowerConfig:
     """A pre-norm transformer: `layers` blocks of `heads` heads on `width` numbers a token."""
@@ -54,12 +63,8 @@ class TowerConfig:
 
     @property
     def last_third(self) -> tuple[int, ...]:
-        """The last third of the layers, counted from 1: 9 to 12 of 12.
-
-        >>> TowerConfig(width=8, layers=12, heads=2).last_third
-        (9, 10, 11, 12)
-        """
-        return tuple(range(self.layers - max(1, round(self.layers / 3)) + 1, self.layers + 1))
+        """The last third of the layers, see `last_third`."""
+        return last_third(self.layers)
 
 
 @dataclass(frozen=True)

@@ -93,11 +93,6 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
     return folder
 
 
-def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
-    """Whether a hub backbone is here (presence only; loading checks the content)."""
-    return _cached_files(name, cache_dir) is not None
-
-
 def _offline() -> bool:
     from huggingface_hub import constants
 

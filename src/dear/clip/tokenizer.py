@@ -56,15 +56,6 @@ def clean(text: str) -> str:
     return _WHITESPACE.sub(" ", text).strip().lower()
 
 
-def encode(text: str) -> list[int]:
-    """Token ids of one text without BOT and EOT, whatever its length.
-
-    >>> encode("a photo of a cat.")
-    [320, 1125, 539, 320, 2368, 269]
-    """
-    return _encode_clean(clean(text))
-
-
 def _encode_clean(text: str) -> list[int]:
     """Token ids of a cleaned text."""
     text = text.replace("\u0345", " ")

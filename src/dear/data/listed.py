@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.clip.images import open_image, resize_crop
+from dear._io.image_file import open_image
+from dear._io.pixels import resize_crop
 from dear.data.images import find_classes, renumber, threaded
 from dear.data.names import TEMPLATE
 

@@ -52,17 +52,6 @@ class HeadOutputs:
     features: Tensor
 
 
-def last_third(clip: Clip) -> tuple[int, ...]:
-    """The layers that have roles by default: the last third (9-12 of 12).
-
-    >>> from dear.clip.config import ClipConfig
-    >>> last_third(Clip(ClipConfig.named("ViT-B-32")))
-    (9, 10, 11, 12)
-    """
-    depth = clip.config.vision.layers
-    return tuple(range(depth - max(1, round(depth / 3)) + 1, depth + 1))
-
-
 def check_layers(clip: Clip, layers: Iterable[int] | None) -> tuple[int, ...]:
     """`layers` sorted, or all layers for None.
 

@@ -14,7 +14,7 @@ from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.batches import Images, batches, count
 from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
-from dear.heads.contributions import check_layers, head_maps, last_third
+from dear.heads.contributions import check_layers, head_maps
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.embed import DEFAULT, sentence_embedder
 from dear.heads.moments import Moments, moments
@@ -75,7 +75,7 @@ def discover_roles(
         RoleError: an option does not exist, or there is too little to judge by.
     """
     tell = progress or (lambda stage, done, total: None)
-    chosen = last_third(clip) if layers is None else check_layers(clip, layers)
+    chosen = clip.config.vision.last_third if layers is None else check_layers(clip, layers)
     words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus or default_corpus(clip))
     phrases = default_phrases(clip) if phrases is None else phrases
     # What cannot be is told before the work, not after it.

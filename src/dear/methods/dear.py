@@ -85,15 +85,6 @@ class DeARConfig:
             demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
 
 
-def last_third(layers: int) -> int:
-    """First layer of the last third.
-
-    >>> last_third(12), last_third(24), last_third(1)
-    (9, 17, 1)
-    """
-    return layers - max(1, round(layers / 3)) + 1
-
-
 class DeAR(Method):
     """DeAR on a frozen CLIP.
 
@@ -122,8 +113,8 @@ class DeAR(Method):
         self.attributes = config.attributes or self.roles.core
         for name in self.attributes:
             find_attribute(name, tuple(dict.fromkeys((*self.roles.core, *CONCEPTS))))
-        self.first = _layer(config.first_layer, last_third(vision.layers), vision.layers, "first_layer")
-        same = self.first if text.layers == vision.layers else last_third(text.layers)
+        self.first = _layer(config.first_layer, vision.last_third[0], vision.layers, "first_layer")
+        same = self.first if text.layers == vision.layers else text.last_third[0]
         self.text_first = _layer(config.text_first_layer, same, text.layers, "text_first_layer")
         each = config.tokens_per_attribute
         self.masks: Mapping[int, BlockMask] = {

@@ -70,10 +70,10 @@ def dear_step(
         first: J; the last third begins there by default.
     """
     v, t = config.vision, config.text
-    first = v.layers - max(1, round(v.layers / 3)) + 1 if first is None else first
+    first = v.last_third[0] if first is None else first
     n, long, text = v.positions, v.positions + tokens, words + text_tokens
     suffix = v.layers - first  # whole layers of the suffix; of the last only some rows are computed
-    text_suffix = t.layers - (first if t.layers == v.layers else t.layers - max(1, round(t.layers / 3)) + 1)
+    text_suffix = t.layers - (first if t.layers == v.layers else t.last_third[0])
     read = 1 + tokens
     # Of layer J's inputs only the tokens need a gradient: no product with q, k, v's weights for the others.
     spared = 6 * n * v.width**2
@@ -101,15 +101,3 @@ def dear_step(
         ),
         head=6 * batch * classes * e,
     )
-
-
-def literal_step(config: ClipConfig, batch: int, classes: int, tokens: int = 5, text_tokens: int = 5) -> int:
-    """Operations of the step without savings: two whole image passes, whole texts, every row."""
-    v, t = config.vision, config.text
-    first = v.layers - max(1, round(v.layers / 3)) + 1
-    n, long, text = v.positions, v.positions + tokens, t.context + text_tokens
-    late = v.layers - first + 1
-    image = (first - 1) * layer(v, n) + late * (layer(v, long) + layer(v, long, backward=True))
-    image += v.layers * layer(v, n) + 4 * (n - 1) * 3 * v.patch_size**2 * v.width
-    words = (t.layers - late) * layer(t, t.context) + late * (layer(t, text) + layer(t, text, backward=True))
-    return batch * image + classes * words

@@ -11,9 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dear._io.image_file import open_image
 from dear._io.memory import in_batches
+from dear._io.pixels import resize_crop
+from dear.clip.device import pick_device
 from dear.clip.factory import load
-from dear.clip.images import normalize, open_image, resize_crop
+from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.clip.tokenizer import clean
 from dear.data.images import ImageSet, threaded
@@ -32,11 +35,6 @@ from dear.train.run import Trained, train
 
 PathLike = str | os.PathLike[str]
 ImageLike = PathLike | Image.Image
-
-
-def pick_device(device: str) -> str:
-    """The device that "auto" means: a GPU if there is one."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def check_task(images: ImageSet) -> None:

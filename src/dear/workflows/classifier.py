@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
+from dear.clip.device import pick_device
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -25,7 +26,7 @@ from dear.heads.roles import RoleMap
 from dear.train.evaluate import evaluate
 from dear.train.folder import load_run, read_config, read_log, read_metrics
 from dear.train.run import Trained
-from dear.workflows.adapt import PathLike, adapt, check_task, pick_device, probabilities
+from dear.workflows.adapt import PathLike, adapt, check_task, probabilities
 
 Labels = NDArray[Any]
 

@@ -16,8 +16,10 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from dear._io.files import write_atomic
+from dear._io.image_file import open_image
 from dear._io.memory import in_batches
-from dear.clip.images import normalize, open_image
+from dear.clip.device import pick_device
+from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, is_utf8
 from dear.data.listed import ListedImages
@@ -28,7 +30,7 @@ from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
 from dear.train.folder import load_run
 from dear.train.precision import backbone_in
-from dear.workflows.adapt import ImageLike, PathLike, name_of, pick_device, views
+from dear.workflows.adapt import ImageLike, PathLike, name_of, views
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
 _BATCH = 100

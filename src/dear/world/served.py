@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.clip.images import resize_crop
+from dear._io.pixels import resize_crop
 from dear.data.images import find_classes, renumber
 from dear.errors import DataError
 from dear.world import factors as F
