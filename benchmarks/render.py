@@ -57,7 +57,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=None, help="images a call (CPU 1024, GPU 4096)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
-    parser.add_argument("--table", type=Path, default=None, help="caption table written by CaptionTable.save")
     parser.add_argument("--csv", type=Path, default=None, help="append the figures to this table")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -66,7 +65,7 @@ def main() -> None:
     batch = options.batch or (4096 if device.type == "cuda" else 1024)
     generator = torch.Generator(device).manual_seed(1)
     scenes = world.sample(batch, generator, device)
-    table = (CaptionTable.load(options.table) if options.table else CaptionTable.build()).to(device)
+    table = CaptionTable.build().to(device)
     images = batch / timed(lambda: world.render(scenes), device, options.seconds)
     captions = batch / timed(lambda: table.captions(scenes, generator), device, options.seconds / 2)
     row = {

@@ -1,14 +1,18 @@
-"""Sets of images: views, subsets, classes, domains, what is kept in memory, what training gets."""
+"""Sets of images: views, subsets, classes, domains, what training gets."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny import tiny_clip
 
 from dear._io.pixels import resize_crop
 from dear.clip.augment import augment_batch
 from dear.data import FileImages, ImageSet, TrainingPixels, check_images, select_domains
+from dear.data.listed import ListedImages
 from dear.errors import DataError, InputError, UsageError
+from dear.train.feed import Feed
+from dear.train.recipe import Recipe
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def four(tmp_path):
     )
 
 
-def test_it_is_a_image_set(four):
+def test_it_is_an_image_set(four):
     assert isinstance(four, ImageSet)
     assert len(four) == 4
     assert four.key(2) == "2.png"
@@ -42,17 +46,6 @@ def test_pixels_are_clips_view_in_the_order_asked(four):
     expected = [resize_crop(Image.open(four.path(index)), 16) for index in (3, 0, 3)]
     assert torch.equal(views, torch.stack(expected))
     assert four.pixels([], 16).shape == (0, 3, 16, 16)
-
-
-def test_kept_views_are_the_same_and_are_not_decoded_again(four):
-    expected = four.pixels([2, 1, 0], 8)
-    assert four.keep(8)
-    assert torch.equal(four.pixels([2, 1], 8), expected[:2])
-    four.path(1).unlink()
-    assert torch.equal(four.pixels([2, 1, 0], 8), expected)
-    with pytest.raises(InputError, match=r"1\.png"):
-        four.pixels([1], 9)
-    assert not four.keep(16, limit_bytes=1000)
 
 
 def test_subset_and_classes(four):
@@ -96,6 +89,25 @@ def test_training_pixels_keep_aspect_and_are_large_enough(four):
     assert torch.equal(again[0], batch[2, :, :16, :16])
     views = augment_batch(batch, 20, torch.Generator().manual_seed(0), sizes=sizes)
     assert views.shape == (3, 3, 20, 20)
+
+
+def test_small_crops_get_larger_images(four):
+    ready = TrainingPixels(four, 8, least_area=0.1)
+    assert ready.short_side == 26  # a crop of a tenth of 26 x 26 pixels has 8.2 x 8.2
+    assert ready.batch([0])[1].min() == 26
+    feed = Feed(four, tiny_clip(), Recipe(scale=(0.25, 1.0)))
+    assert feed.decoded.short_side == 2 * feed.size
+
+
+def test_listed_images_keep_their_domains(four):
+    listed = ListedImages(
+        tuple(four.path(index) for index in range(4)), four.labels, four.classes, domains=four.domains
+    )
+    assert listed.subset([3, 2]).domains == ("sketch", "photo")
+    for name in four.classes:
+        assert listed.select_classes([name]).domains == four.select_classes([name]).domains
+    assert listed.select_classes([four.classes[0]]).name == listed.name
+    assert listed.pixels([], 8).shape == (0, 3, 8, 8)
 
 
 def test_training_pixels_beyond_the_limit_are_decoded_each_time(four):

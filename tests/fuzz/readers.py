@@ -17,7 +17,7 @@ _MODULES = {
     ),
     "readers_tensors": (
         *("hf-weights", "hf-config", "openclip-config", "shard-index", "torch-pickle", "torch-file"),
-        *("archive-tree", "archive-file", "safetensors", "store", "kept-moments"),
+        *("archive-tree", "archive-file", "safetensors", "kept-moments"),
     ),
     "readers_runs": (
         *("run-config", "run-roles", "adapter", "resume-state", "log", "metrics", "cell", "onnx-description"),

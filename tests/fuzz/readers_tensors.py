@@ -20,7 +20,6 @@ from dear.clip.factory import build
 from dear.heads.contributions import head_maps
 from dear.heads.moments import Moments
 from dear.heads.resume import Kept
-from dear.heads.store import ContributionStore
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 TEXT |= {"vocab_size": 20, "eos_token_id": 19, "max_position_embeddings": 5}
@@ -219,32 +218,6 @@ def tensors(folder: Path) -> Target:
     return Target("safetensors", [good, safetensors.torch.save({})], read, mutate.safetensors_file, words)
 
 
-def store(folder: Path) -> Target:
-    place = folder / "store"
-    place.mkdir(exist_ok=True)
-    maps = safetensors.torch.save({"maps": torch.ones(1, 2, 3, 4)})
-    (place / "outputs.f16").write_bytes(b"\0" * (2 * 5 * 1 * 2 * 3))
-    (place / "features.f16").write_bytes(b"\0" * (2 * 5 * 4))
-    about = {"schema": 1, "backbone": "mini", "fingerprint": "sha256:0", "layers": [4], "images": 5}
-
-    def read(data: bytes) -> None:
-        described, _, numbers = data.partition(b"\n--\n")
-        (place / "store.json").write_bytes(described)
-        (place / "maps.safetensors").write_bytes(numbers)
-        found = ContributionStore(place)
-        assert found.contributions(found.layers[0], 0).shape == (len(found), found.features.shape[1])
-
-    def change(data: bytes, rng, pool, words) -> bytes:
-        parts = list(data.partition(b"\n--\n")[::2])
-        if rng.random() < 0.6:
-            parts[0] = mutate.json_text(parts[0], rng, parts[:1], words)
-        else:
-            parts[1] = mutate.safetensors_file(parts[1], rng, parts[1:], words)
-        return b"\n--\n".join(parts)
-
-    return Target("store", [json.dumps(about).encode() + b"\n--\n" + maps], read, change)
-
-
 def moments(folder: Path) -> Target:
     """What an interrupted discovery kept: taken over whole, or the images are read again."""
     path = folder / "kept.safetensors"
@@ -275,5 +248,4 @@ TARGETS = {
     "archive-tree": archive_tree,
     "archive-file": archive_file,
     "safetensors": tensors,
-    "store": store,
 }

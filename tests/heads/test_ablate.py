@@ -4,7 +4,7 @@ import pytest
 import torch
 from heads_oracles import tiny_clip
 
-from dear.errors import DearError, InputError, UsageError
+from dear.errors import InputError, UsageError
 from dear.heads.ablate import (
     Collected,
     Task,
@@ -17,7 +17,6 @@ from dear.heads.ablate import (
 from dear.heads.batches import batches, count
 from dear.heads.contributions import decompose
 from dear.heads.roles import Role, RoleMap
-from dear.heads.store import ContributionStore, StoreWriter
 
 
 class FewImages:
@@ -121,53 +120,6 @@ def test_an_error_while_decoding_is_not_lost():
 
     with pytest.raises(InputError, match=r"four\.jpg"):
         list(batches(tiny_clip(), Broken(), 4))
-
-
-def test_store_keeps_contributions_and_appears_whole(tmp_path, images):
-    clip = tiny_clip()
-    with StoreWriter(tmp_path / "kept", clip, [3, 4]) as writer:
-        for batch in images.split(5):
-            writer.add(batch)
-        assert not (tmp_path / "kept").exists()
-    store = ContributionStore(tmp_path / "kept")
-    assert len(store) == 12
-    assert store.fingerprint == clip.fingerprint
-    expected = decompose(clip, images, [3, 4])
-    for place, layer in enumerate((3, 4)):
-        torch.testing.assert_close(
-            store.contributions(layer, 2), expected.heads[:, place, 2], rtol=1e-2, atol=1e-2
-        )
-    torch.testing.assert_close(
-        store.contributions(4, 0, [7, 1]), expected.heads[[7, 1], 1, 0], rtol=1e-2, atol=1e-2
-    )
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept"]
-    with pytest.raises(DearError, match="exists already"):
-        StoreWriter(tmp_path / "kept", clip)
-
-
-def test_store_leaves_nothing_after_an_error(tmp_path, images):
-    def interrupted():
-        with StoreWriter(tmp_path / "kept", tiny_clip()) as writer:
-            writer.add(images)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_damaged_stores_are_refused(tmp_path, images):
-    with StoreWriter(tmp_path / "kept", tiny_clip(), [4]) as writer:
-        writer.add(images)
-    file = tmp_path / "kept" / "outputs.f16"
-    file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(DearError, match=r"outputs\.f16"):
-        ContributionStore(tmp_path / "kept")
-    (tmp_path / "kept" / "store.json").write_text('{"schema": 9}')
-    with pytest.raises(DearError, match="schema"):
-        ContributionStore(tmp_path / "kept")
-    with pytest.raises(DearError, match="no such"):
-        ContributionStore(tmp_path / "none")
 
 
 def test_margin_by_hand():

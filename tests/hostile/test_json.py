@@ -14,7 +14,7 @@ from dear._io.files import parse_json, read_json
 from dear.errors import DearError
 
 # Readers whose input is one JSON document, or lines of them.
-DOCUMENTS = ("json", "role-map", "split-file", "shard-index", "hf-config", "openclip-config", "store")
+DOCUMENTS = ("json", "role-map", "split-file", "shard-index", "hf-config", "openclip-config")
 DOCUMENTS += ("run-config", "run-roles", "metrics", "cell", "table-jsonl", "draw", "corpus", "log")
 
 HOSTILE = {

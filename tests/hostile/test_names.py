@@ -14,13 +14,14 @@ import torch
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
+from dear._io.printable import fill_template
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid, Outcome
 from dear.bench.outputs import write_protocol
 from dear.clip.tokenizer import tokenize
 from dear.data import open_data
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
-from dear.data.names import prompt, readable
+from dear.data.names import readable
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.heads.roles import Role, RoleMap
 from dear.methods import METHODS, DeAR, build_method
@@ -118,7 +119,7 @@ def test_the_markers_of_the_tokenizer_library_are_plain_words() -> None:
 
 @pytest.mark.parametrize("name", ["{}", "{0}", "{name}", "{0.__class__}", "%s", "{", "}", "\\1", "$x"])
 def test_braces_mean_nothing_in_a_name(name: str) -> None:
-    assert prompt("a photo of a {}.", name) == f"a photo of a {name}."
+    assert fill_template("a photo of a {}.", name) == f"a photo of a {name}."
     for kind in METHODS:
         build_method(kind, tiny_clip(dtype=torch.float32), ["cat", name], roles=mixed_roles())
 

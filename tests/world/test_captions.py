@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from instant_clip_tokenizer import Tokenizer
 
 from dear import world
-from dear.errors import DearError
 from dear.world import factors as F
 from dear.world.captions import BOT, EOT, LENGTH
 from dear.world.tasks import TASKS
@@ -109,29 +106,12 @@ def test_same_generator_same_captions(table: world.CaptionTable) -> None:
     assert torch.equal(one.ids, two.ids)
 
 
-def test_table_survives_the_disk_and_refuses_another_version(
-    table: world.CaptionTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "captions.safetensors"
-    table.save(path)
-    again = world.CaptionTable.load(path)
-    assert torch.equal(again.ids, table.ids)
-    assert torch.equal(again.length, table.length)
-    monkeypatch.setattr("dear.world.captions._digest", lambda: "other words")
-    with pytest.raises(DearError, match="other captions"):
-        world.CaptionTable.load(path)
-
-
-def test_vocabulary_covers_captions_and_tasks(
-    table: world.CaptionTable, batch: tuple[world.Scenes, world.Captions]
-) -> None:
-    known = set(world.vocabulary_ids())
-    assert set(batch[1].ids.unique().tolist()) <= known | {0}
+def test_captions_teach_every_word_of_the_tasks(table: world.CaptionTable) -> None:
     tokenizer = Tokenizer()
-    taught = set(table.ids.unique().tolist())  # what captions teach, not only what has a row
+    taught = set(table.ids.unique().tolist())
     for task in TASKS.values():
         for name in task.classes:
-            assert set(tokenizer.encode(task.template.format(name))) <= known & taught
+            assert set(tokenizer.encode(task.template.replace("{}", name))) <= taught
 
 
 def test_held_out_compositions_are_never_drawn_and_about_one_in_ten() -> None:

@@ -27,6 +27,11 @@ MAX_PIXELS = 100_000_000
 MAX_SIDE = 65_535  # JPEG's own limit; some decoders take long for a line of millions of pixels
 # Only these decoders are tried; others start outside programs (EPS) or read formats that are no photographs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+# What names of image files end in; HEIC needs the extra package pillow-heif.
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .avif .heic .heif".split()  # noqa: SIM905
+)
+_HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 # Of an image longer than this (times its short side) only the middle is kept: resized, it would fill memory.
 MAX_ASPECT = 16
 
@@ -91,27 +96,59 @@ def _opened(source: Source) -> Image.Image:
     """An open Pillow image whose pixels are not decoded yet (closing it leaves a given image alone)."""
     if isinstance(source, Image.Image):
         return source.copy()
-    if isinstance(source, bytes):
-        return Image.open(io.BytesIO(source), formats=FORMATS)
-    if not Path(source).is_file() and Path(source).exists() and not Path(source).is_dir():
+    if (
+        not isinstance(source, bytes)
+        and not Path(source).is_file()
+        and Path(source).exists()
+        and not Path(source).is_dir()
+    ):
         raise InputError(f"{os.fspath(source)}: is a pipe or a device, not an image")  # it might never end
-    return Image.open(source, formats=FORMATS)
+    try:
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+    except UnidentifiedImageError:
+        if _head(source, 12)[4:8] == b"ftyp" and _head(source, 12)[8:] in _HEIF_BRANDS:
+            return _open_heif(source)
+        raise
+
+
+def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
+    """A HEIC image, as telephones take them; its decoder is an extra."""
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        raise InputError(
+            f"{_name(source)}: is a HEIC image; install pillow-heif (pip install 'dear-vlm[heic]') to read it"
+        ) from None
+    image: Image.Image = HeifImageFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+    return image
+
+
+def _head(source: str | os.PathLike[str] | bytes, count: int) -> bytes:
+    """The first bytes of a file."""
+    if isinstance(source, bytes):
+        return source[:count]
+    with Path(source).open("rb") as file:
+        return file.read(count)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file's name is not hidden and ends like an image's.
+
+    >>> is_image_name("a.JPG"), is_image_name("._a.jpg"), is_image_name("notes.txt")
+    (True, False, False)
+    """
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def _what_instead(source: Source) -> str:
     """What an unreadable file is, as far as its first bytes tell."""
-    if isinstance(source, bytes):
-        head, size = source[:512], len(source)
-    elif isinstance(source, Image.Image):
+    if isinstance(source, Image.Image):
         return "is not an image"
-    else:
-        try:
-            with Path(source).open("rb") as file:
-                head = file.read(512)
-        except OSError as error:  # it was there a moment ago
-            return f"can no longer be read ({error.strerror})"
-        size = len(head)
-    if size == 0:
+    try:
+        head = _head(source, 512)
+    except OSError as error:  # it was there a moment ago
+        return f"can no longer be read ({error.strerror})"
+    if not head:
         return "is empty, not an image"
     if b"\0" not in head and all(byte >= 32 or byte in b"\t\n\r\f" for byte in head):
         return "is a text file, not an image"

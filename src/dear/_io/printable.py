@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from dear.errors import InputError
+from dear.errors import InputError, UsageError
 
 MAX_NAME = 200
 
@@ -37,6 +37,20 @@ def shown(text: str) -> str:
     return _UNSHOWN.sub(
         lambda found: found[0] if found[0] == "\n" else found[0].encode("unicode_escape").decode(), text
     )
+
+
+def fill_template(template: str, name: str) -> str:
+    """The prompt of one class; braces in the name mean nothing.
+
+    Raises:
+        UsageError: the template has no place for the name.
+
+    >>> fill_template("a photo of a {}, a type of pet.", "beagle")
+    'a photo of a beagle, a type of pet.'
+    """
+    if "{}" not in template:
+        raise UsageError(f"the template {template!r} has no {{}} for the class name")
+    return template.replace("{}", name)
 
 
 def check_name(name: str) -> str:

@@ -3,9 +3,9 @@
 from dear.data.check import ImageReport, check_images
 from dear.data.check_dataset import DatasetCheck, check_dataset
 from dear.data.images import FileImages, ImageSet, select_domains
-from dear.data.names import prompt, readable
+from dear.data.names import readable
 from dear.data.open import list_datasets, open_data
-from dear.data.shots import draw_shots, few_shot, read_draw, write_draw
+from dear.data.shots import draw_shots, few_shot, read_draw
 from dear.data.split import halves
 from dear.data.training import TrainingPixels
 
@@ -22,9 +22,7 @@ __all__ = [
     "halves",
     "list_datasets",
     "open_data",
-    "prompt",
     "read_draw",
     "readable",
     "select_domains",
-    "write_draw",
 ]

@@ -19,14 +19,12 @@ from pathlib import Path
 
 import torch
 
+from dear._io.image_file import is_image_name
 from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable
 from dear.data.split import pick_split
 from dear.errors import DataError, InputError
 
-ENDINGS = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
-)
 # What folders may be called, by the split they hold.
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 
@@ -109,7 +107,7 @@ def _split_of(name: str) -> str | None:
 
 def _holds_images(folder: Path) -> bool:
     """Whether images lie directly in a folder."""
-    return any(entry.is_file() and is_image(entry.name) for entry in _entries(folder))
+    return any(entry.is_file() and is_image_name(entry.name) for entry in _entries(folder))
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -171,7 +169,7 @@ def image_paths(folder: Path) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         inner = Path(place).relative_to(folder)
         for file in files:
-            if is_image(file):
+            if is_image_name(file):
                 yield (inner / file).as_posix()
 
 
@@ -179,12 +177,3 @@ def _entries(folder: Path) -> list[Path]:
     """What lies in a folder and is not hidden, in natural order."""
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     return sorted(entries, key=lambda entry: natural_key(entry.name))
-
-
-def is_image(name: str) -> bool:
-    """Whether a file's name is not hidden and ends like an image's.
-
-    >>> is_image("a.JPG"), is_image("._a.jpg"), is_image("notes.txt")
-    (True, False, False)
-    """
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in ENDINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -70,12 +70,12 @@ class FileImages:
 
     Attributes:
         name: of the dataset.
-        classes: readable names, one a label.
+        classes: readable names, one per label.
         template: prompt with `{}`.
         root: the folder that `paths` start from.
-        paths: one an image, relative to `root`, with `/`.
+        paths: one per image, relative to `root`, with `/`.
         labels: int64 [n].
-        domains: one an image, or None.
+        domains: one per image, or None.
         groups: a value beside the class, one an image (a background, say), or None; see `dear.data.groups`.
     """
 
@@ -87,7 +87,6 @@ class FileImages:
     labels: Tensor
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
-    _kept: dict[int, _Kept] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.paths):
@@ -121,29 +120,7 @@ class FileImages:
         Returns:
             uint8 [b, 3, size, size].
         """
-        kept = self._kept.get(size)
-        wanted = [int(index) for index in indices]
-        missing = wanted if kept is None else [index for index in wanted if not kept.there[index]]
-        views = threaded(lambda index: resize_crop(self.image(index), size), missing)
-        if kept is None:
-            return torch.stack(views) if views else torch.empty(0, 3, size, size, dtype=torch.uint8)
-        for index, view in zip(missing, views, strict=True):
-            kept.views[index] = view
-            kept.there[index] = True
-        return kept.views[torch.tensor(wanted, dtype=torch.int64)]
-
-    def keep(self, size: int, limit_bytes: int = 2 << 30) -> bool:
-        """Keep the views of `size` in memory once decoded, unless they would take more than `limit_bytes`.
-
-        Returns:
-            Whether they are kept.
-        """
-        if len(self) * 3 * size * size > limit_bytes:
-            return False
-        if size not in self._kept:
-            views = torch.empty(len(self), 3, size, size, dtype=torch.uint8)
-            self._kept[size] = _Kept(views, torch.zeros(len(self), dtype=torch.bool))
-        return True
+        return stack_views([int(index) for index in indices], self.image, size)
 
     def key(self, index: int) -> str:
         """The path relative to the dataset's folder."""
@@ -182,14 +159,6 @@ def is_utf8(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Views held in memory: uint8 [n, 3, size, size], and which of them are there yet."""
-
-    views: Tensor
-    there: Tensor
 
 
 def find_classes(images: ImageSet, names: Sequence[str]) -> list[int]:
@@ -238,6 +207,12 @@ def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
         there = ", ".join(sorted(set(domains))) or "none"
         raise DataError(f"{images.name}: has no domain {unknown[0]!r}; its domains are {there}")
     return images.subset([index for index, domain in enumerate(domains) if domain in wanted])
+
+
+def stack_views(indices: Sequence[int], image: Callable[[int], Image.Image], size: int) -> Tensor:
+    """CLIP's view of some images, decoded by several threads: uint8 [b, 3, size, size]."""
+    views = threaded(lambda index: resize_crop(image(index), size), indices)
+    return torch.stack(views) if views else torch.empty(0, 3, size, size, dtype=torch.uint8)
 
 
 def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from dear._io.image_file import open_image
-from dear._io.pixels import resize_crop
-from dear.data.images import find_classes, renumber, threaded
+from dear.data.images import find_classes, renumber, stack_views
 from dear.data.names import TEMPLATE
 
 ImageLike = str | os.PathLike[str] | Image.Image
@@ -48,7 +46,7 @@ class ListedImages:
 
     def pixels(self, indices: Sequence[int], size: int) -> Tensor:
         """CLIP's view of some images, uint8 [b, 3, size, size]."""
-        return torch.stack(threaded(lambda i: resize_crop(self.image(i), size), list(indices)))
+        return stack_views([int(index) for index in indices], self.image, size)
 
     def key(self, index: int) -> str:
         """The file's path as given; the place in the list for an image in memory."""

@@ -1,10 +1,12 @@
-"""Class names as a person would read them, and the prompts made from them."""
+"""Class names as a person would read them, their order, and templates of prompts."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Sequence
+
+from natsort import natsort_keygen, ns
 
 from dear._io.printable import check_name, check_shown
 from dear.errors import DataError, InputError
@@ -16,6 +18,7 @@ _WORDNET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
 _CAMEL = re.compile(r"[A-Z][a-z]{2,}(?:[A-Z][a-z]+)+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_NATURAL = natsort_keygen(alg=ns.IGNORECASE)
 
 
 def readable(raw: str) -> str:
@@ -74,15 +77,6 @@ def check_template(template: str) -> str:
     return template
 
 
-def prompt(template: str, name: str) -> str:
-    """The template with the class name in its place; braces in the name mean nothing.
-
-    >>> prompt("a photo of a {}.", "golden retriever")
-    'a photo of a golden retriever.'
-    """
-    return check_template(template).replace("{}", name)
-
-
 def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple[str, ...]:
     """The names, if every two of them read differently.
 
@@ -107,12 +101,9 @@ def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple
 
 
 def natural_key(text: str) -> tuple[object, ...]:
-    """Sorts as a person does: case does not matter, and "img2" comes before "img10".
+    """Sorts as a person does: case does not matter, and "img2" comes before "img10"; no two texts are equal.
 
     >>> sorted(["b10", "B2", "a"], key=natural_key)
     ['a', 'B2', 'b10']
     """
-    parts = re.split(r"([0-9]+)", text.casefold())
-    # Odd places hold digits: fewer digits (without leading zeros) is less, then by value.
-    numbers = [(len(part.lstrip("0")), part.lstrip("0")) for part in parts[1::2]]
-    return (tuple(x for pair in zip(parts[::2], [*numbers, (0, "")], strict=True) for x in pair), text)
+    return (_NATURAL(text), text)

@@ -2,18 +2,17 @@
 
 A draw depends on the dataset's name, the class and the seed alone: each image of a class is ranked by
 a hash of those and its own key, and the first k are taken. So the order of files, other classes and the
-machine do not matter, and fewer shots are always a part of more. Draws can be written to JSONL and read
-back, so that published ones can be used.
+machine do not matter, and fewer shots are always a part of more. Draws that others published are read from
+JSONL files.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from pathlib import Path
 
-from dear._io.files import parse_json, read_text, write_atomic
+from dear._io.files import parse_json, read_text
 from dear.data.images import ImageSet
 from dear.data.split import digest
 from dear.errors import DataError, DearError
@@ -26,7 +25,7 @@ def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
         DataError: `shots` is below 1, or a class has no images.
     """
     if shots < 1:
-        raise DataError(f"{images.name}: {shots} shots a class cannot be drawn; ask for at least 1")
+        raise DataError(f"{images.name}: {shots} shots per class cannot be drawn; ask for at least 1")
     members: dict[int, list[int]] = defaultdict(list)
     for index, label in enumerate(images.labels.tolist()):
         members[label].append(index)
@@ -47,23 +46,10 @@ def few_shot(images: ImageSet, shots: int, seed: int) -> ImageSet:
     return images.subset(draw_shots(images, shots, seed))
 
 
-def write_draw(path: str | os.PathLike[str], images: ImageSet, indices: list[int]) -> None:
-    """Write a draw as JSONL: one line an image, with its path, label and class."""
-    labels = images.labels.tolist()
-    lines = [
-        json.dumps(
-            {"path": images.key(index), "label": labels[index], "class": images.classes[labels[index]]},
-            ensure_ascii=False,
-        )
-        for index in indices
-    ]
-    write_atomic(path, "".join(line + "\n" for line in lines))
-
-
 def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
-    """Indices of a draw that `write_draw` or anyone else wrote.
+    """Indices of a draw from a JSONL file: one object with a `path` per line.
 
-    Only `path` is needed on each line; `class` (a name), where it stands, must be the image's own.
+    Where a line also has a `class` (a name), it must be the image's own.
 
     Raises:
         DataError: a line is malformed, names an image that the set does not have, or names it twice.

@@ -16,15 +16,13 @@ from dear.data.images import ImageSet, threaded
 class TrainingPixels:
     """The images of a set, large enough to crop training views of `size` from.
 
-    A random crop covers at least half the area, so a short side of `size / sqrt(0.5)` is enough for the
-    smallest crop to have about `size` pixels; larger images are shrunk to that once (aspect kept), smaller
-    ones stay as they are. Decoded images are kept on `device` until `limit_bytes` are used; the rest are
-    decoded each time.
+    A random crop covers at least `least_area` of an image, so a short side of `size / sqrt(least_area)` is
+    enough for the smallest crop to have about `size` pixels; larger images are shrunk to that once (aspect
+    kept), smaller ones stay as they are. Decoded images are kept on `device` until `limit_bytes` are used;
+    the rest are decoded each time.
 
-    >>> from dear.clip.augment import augment_batch
     >>> ready = TrainingPixels(images, 224)                                        # doctest: +SKIP
-    >>> pixels, sizes = ready.batch([3, 1, 4])                                       # doctest: +SKIP
-    >>> augment_batch(pixels, 224, torch.Generator().manual_seed(1), sizes=sizes)    # doctest: +SKIP
+    >>> pixels, sizes = ready.batch([3, 1, 4])                                     # doctest: +SKIP
     """
 
     def __init__(
@@ -32,10 +30,11 @@ class TrainingPixels:
         images: ImageSet,
         size: int,
         device: torch.device | str = "cpu",
+        least_area: float = 0.5,
         limit_bytes: int = 4 << 30,
     ) -> None:
         self.images = images
-        self.short_side = math.ceil(size / math.sqrt(0.5))
+        self.short_side = math.ceil(size / math.sqrt(least_area))
         self.device = torch.device(device)
         self.limit_bytes = limit_bytes
         self._kept: dict[int, Tensor] = {}

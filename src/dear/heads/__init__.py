@@ -9,13 +9,11 @@ from dear.heads.entropy import concept_entropy, concept_shares
 from dear.heads.moments import Moments, moments
 from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import dominant, quantile, rerule
-from dear.heads.store import ContributionStore, StoreWriter
 from dear.heads.textspan import Spans, textspan, textspan_moments
 
 __all__ = [
     "Collected",
     "Concepts",
-    "ContributionStore",
     "Contributions",
     "Corpus",
     "Moments",
@@ -23,7 +21,6 @@ __all__ = [
     "Role",
     "RoleMap",
     "Spans",
-    "StoreWriter",
     "Task",
     "cluster_concepts",
     "collect",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear._io.printable import fill_template
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.batches import Images, batches
@@ -125,7 +126,7 @@ def task(
     batch_size: int = 64,
 ) -> Task:
     """Collect a labeled image set for ablations of zero-shot accuracy."""
-    words = clip.encode_text([template.format(name) for name in classes]).float().cpu()
+    words = clip.encode_text([fill_template(template, name) for name in classes]).float().cpu()
     return Task(collect(clip, images, layers, batch_size), labels.cpu(), words)
 
 

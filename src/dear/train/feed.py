@@ -44,7 +44,7 @@ class Feed:
         if images.domains is not None:
             names = sorted(set(images.domains))
             self.domains = torch.tensor([names.index(d) for d in images.domains], device=self.device)
-        self.decoded = TrainingPixels(images, self.size, self.device)
+        self.decoded = TrainingPixels(images, self.size, self.device, least_area=recipe.scale[0])
         self._order: tuple[int, list[int]] = (-1, [])
         self._walks = 0
 

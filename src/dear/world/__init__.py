@@ -13,7 +13,6 @@ from dear.world.scenes import Scenes, held_out, sample
 from dear.world.served import WorldImages, task
 from dear.world.shortcuts import list_shortcuts
 from dear.world.tasks import list_tasks
-from dear.world.vocabulary import vocabulary_ids
 
 __all__ = [
     "CaptionTable",
@@ -27,5 +26,4 @@ __all__ = [
     "sample",
     "task",
     "true_of",
-    "vocabulary_ids",
 ]

@@ -7,16 +7,12 @@ joins across blanks, this equals tokenizing the sentence (a test compares them).
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from dear._io.files import read_safetensors, write_safetensors
-from dear.errors import DataError
 from dear.world import factors as F
 from dear.world.scenes import Scenes
 from dear.world.templates import SLOT_SIZES, SLOTS, TEMPLATES, phrases
@@ -130,24 +126,6 @@ class CaptionTable:
         ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
         return cls(ids, torch.tensor([len(row) for row in rows]))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as safetensors, for machines without the tokenizer."""
-        write_safetensors(path, {"ids": self.ids, "length": self.length}, {"words": _digest()})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> CaptionTable:
-        """Read a table written by `save`.
-
-        Raises:
-            DataError: the table was made for other phrases than this version's.
-        """
-        tensors, metadata = read_safetensors(path, "caption table")
-        if metadata.get("words") != _digest():
-            raise DataError(
-                f"{path}: was written for other captions; make it again with CaptionTable.build()"
-            )
-        return cls(tensors["ids"], tensors["length"])
-
     def to(self, device: torch.device | str) -> CaptionTable:
         """The same table on another device."""
         return CaptionTable(self.ids.to(device), self.length.to(device))
@@ -213,10 +191,6 @@ class CaptionTable:
 def sentence(words: list[str]) -> str:
     """Phrases joined as people write them."""
     return " ".join(word for word in words if word).replace(" .", ".")
-
-
-def _digest() -> str:
-    return hashlib.sha256("\n".join(_wording().words).encode()).hexdigest()
 
 
 def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor) -> Tensor:
