@@ -11,11 +11,11 @@ import torch
 from fuzzing import Target
 
 from dear._io.files import parse_json, read_json
-from dear._io.printable import unprintable
+from dear._io.printable import fill_template, unprintable
 from dear.clip.tokenizer import tokenize
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
 from dear.data.images import FileImages
-from dear.data.names import check_template, prompt, readable
+from dear.data.names import check_template, readable
 from dear.data.shots import read_draw
 from dear.data.table import open_table
 from dear.heads.corpus import load_corpus
@@ -208,7 +208,7 @@ def class_names(folder: Path) -> Target:
         assert name.strip()
         assert unprintable(name) is None
         assert len(name) <= 400
-        text = prompt(check_template("a photo of a {}."), name)
+        text = fill_template(check_template("a photo of a {}."), name)
         assert text.startswith("a photo of a ")
         assert name in text
         ids = tokenize(text)[0].tolist()
@@ -240,7 +240,7 @@ def class_names(folder: Path) -> Target:
 def templates(folder: Path) -> Target:
     def read(data: bytes) -> None:
         template = check_template(data.decode("utf-8", "surrogateescape"))
-        assert prompt(template, "{}{0}") == template.replace("{}", "{}{0}")
+        assert fill_template(template, "{}{0}") == template.replace("{}", "{}{0}")
 
     seeds = [b"a photo of a {}.", b"{}", "ein Foto: {} \u00e9".encode()]
     return Target("template", seeds, read, words=[*NASTY, b"{", b"}", b"{0}", b"{a.b}", b"%s"])

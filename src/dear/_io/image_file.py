@@ -119,7 +119,8 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
         raise InputError(
             f"{_name(source)}: is a HEIC image; install pillow-heif (pip install 'dear-vlm[heic]') to read it"
         ) from None
-    image: Image.Image = HeifImageFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+    opened = io.BytesIO(source) if isinstance(source, bytes) else source
+    image: Image.Image = HeifImageFile(opened)  # type: ignore[no-untyped-call]
     return image
 
 

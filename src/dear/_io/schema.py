@@ -5,7 +5,7 @@ parses the text under the rules of `parse_json` (no repeated keys, no NaN or inf
 and checks every value against the schema; what does not fit is one error with the file, the place in it and
 what is expected there. Needs no PyTorch, so exported models can use it too.
 
-    class Size(Strict):
+    class Size(Strict, frozen=True):
         width: Annotated[int, Meta(ge=1, le=4096)]
         name: Line = ""
 

@@ -25,7 +25,7 @@ Count = Annotated[int, Meta(ge=1, le=512)]  # no tower has more layers or heads:
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-class HeadEntry(Strict):
+class HeadEntry(Strict, frozen=True):
     """One head in the file."""
 
     layer: Count
@@ -43,7 +43,7 @@ class HeadEntry(Strict):
             raise ValueError(f"a head of kind {self.kind!r} needs a concept")
 
 
-class RoleDocument(Strict):
+class RoleDocument(Strict, frozen=True):
     """The whole file."""
 
     format: Literal["dear roles"]
