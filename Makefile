@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup locked demo test lint fuzz faults load package clean
+.PHONY: setup locked demo test test-gpu test-oldest test-newest lint fuzz faults load package clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -29,6 +29,22 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Every test that needs a CUDA device, and a short run of every benchmark: no .venv needed, only pytest and this
+# folder. None is skipped on an H200.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider -rs
+
+# The same tests with the oldest and the newest PyTorch that pyproject.toml allows, each in a virtual environment
+# of its own. On Linux the package index offers CUDA builds only (6 GB each); a CPU runs them.
+OLDEST_TORCH := 2.6.0
+NEWEST_TORCH := 2.15.0
+test-oldest: TORCH := $(OLDEST_TORCH)
+test-newest: TORCH := $(NEWEST_TORCH)
+test-oldest test-newest:
+	test -x .venv-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-$(TORCH)
+	.venv-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[roles,studio,onnx,cluster,dev]"
+	.venv-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile
 
 # Every reader of files, changed inputs: an answer or a sentence. About a quarter of an hour on two cores.
 fuzz: setup

@@ -158,7 +158,7 @@ def test_nonsense_ranges_are_refused():
         augment_image(Image.new("RGB", (8, 8)), 4, generator(), ratio=(2.0, 1.0))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_cuda_device_gives_the_same_views():
     batch = torch.stack([tensor(photo(150, 120, seed)) for seed in range(8)])
     here = augment_batch(batch, 96, generator(5))

@@ -193,7 +193,7 @@ def test_a_paused_run_continues_to_the_same_bits(name: str, tmp_path: Path) -> N
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in LEARNING if METHODS[name].steady])
 def test_a_replayed_step_trains_as_an_ordinary_one(name: str) -> None:
     task, states = Colors(domains=2), []

@@ -14,8 +14,6 @@ from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.train.precision import backbone_in, twin
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def test_packed_projections_are_the_three_and_follow_them() -> None:
     torch.manual_seed(0)
@@ -51,7 +49,7 @@ def models(size: str) -> DeAR:
     return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids())
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("size", ["tiny", "ViT-B-32"])
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_as_near_to_float32_as_the_plain_way(

@@ -126,7 +126,7 @@ def test_exact_arithmetic_stands_in_for_sine_and_rotation() -> None:
     assert torch.allclose(sin, torch.sin(angle), atol=1e-6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_draws_the_same_images_up_to_rounding() -> None:
     scenes = world.sample(128, torch.Generator().manual_seed(1))
     difference = world.render(scenes).int() - world.render(scenes.to("cuda")).cpu().int()

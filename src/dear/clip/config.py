@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dear.errors import CheckpointError, UsageError
 
-ACTIVATIONS = ("quick_gelu", "gelu")
+ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh")  # the order is that of the GPU kernel
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -37,7 +37,7 @@ class TowerConfig:
     layers: int
     heads: int
     mlp: int = 0  #: hidden width of the MLP; 0 means four times the width
-    activation: str = "quick_gelu"  #: "quick_gelu" (OpenAI's weights) or "gelu" (most others)
+    activation: str = "quick_gelu"  #: "quick_gelu" (OpenAI), "gelu" (most others) or "gelu_tanh" (SigLIP)
     eps: float = 1e-5  #: LayerNorm's epsilon
 
     def __post_init__(self) -> None:

@@ -71,20 +71,25 @@ class LayerNorm(nn.Module):
         return y.to(x.dtype)
 
 
+def activate(x: Tensor, activation: str) -> Tensor:
+    """QuickGELU, `x * sigmoid(1.702 x)`, GELU, or GELU's tanh approximation."""
+    if activation == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
 class MLP(nn.Module):
-    """Two linear layers around QuickGELU, `x * sigmoid(1.702 x)`, or GELU."""
+    """Two linear layers around an activation."""
 
     def __init__(self, config: TowerConfig) -> None:
         super().__init__()
         self.up = Linear(config.width, config.mlp)
         self.down = Linear(config.mlp, config.width)
-        self.quick = config.activation == "quick_gelu"
+        self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
-        h = self.up(x)
-        h = h * torch.sigmoid(1.702 * h) if self.quick else F.gelu(h)
-        out: Tensor = self.down(h)
+        out: Tensor = self.down(activate(self.up(x), self.activation))
         return out
 
 

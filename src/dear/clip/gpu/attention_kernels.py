@@ -5,7 +5,9 @@ PyTorch's fast attention takes no mask, and the one that does is slow on current
 - `attend`, `attend_backward`: under an additive mask a head and a causal rule, for all or some query rows;
 - `join_tokens`: without gradients, from PyTorch's fast attention on the originals alone.
 
-No kernel uses atomics: results repeat to the bit. Only `dear.clip.gpu.attention` uses this module.
+No kernel uses atomics: results repeat to the bit. `input_precision` changes nothing in 16 bits; in float32,
+where the kernels are only tested, it keeps the GPU from rounding to TF32. Only `dear.clip.gpu.attention`
+uses this module.
 """
 
 # mypy: ignore-errors
@@ -26,7 +28,7 @@ def _scores(
 
     `place` [BM] and `keys` [BN] say where they stand. Without CHECK every pair sees each other.
     """
-    s = tl.dot(q, tl.trans(k)) * (scale * _LOG2E)
+    s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * _LOG2E)
     if CHECK:
         seen = (keys[None, :] < keys_count) & (place[:, None] >= 0)
         if CAUSAL:
@@ -78,7 +80,7 @@ def _attend_block(
     shrink = tl.exp2(largest - new)
     value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, CHECK)
     total = total * shrink + tl.sum(p, 1)
-    result = result * shrink[:, None] + tl.dot(p.to(value.dtype), value)
+    result = result * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
     return new, total, result
 
 
@@ -162,7 +164,7 @@ def join_tokens(
     p = tl.exp2(s - largest[:, None])
     weight = tl.exp2(old - largest)
     first = _rows(part + batch * part_batch + head * part_head, at, part_row, count, dims, WIDTH, True)
-    result = weight[:, None] * first.to(tl.float32) + tl.dot(p.to(value.dtype), value)
+    result = weight[:, None] * first.to(tl.float32) + tl.dot(p.to(value.dtype), value, input_precision="ieee")
     result = result / (weight + tl.sum(p, 1))[:, None]
     dense = heads * WIDTH
     good = (at[:, None] < count) & (dims[None, :] < WIDTH)
@@ -188,9 +190,9 @@ def _keys_block(
     slope = _rows(d_out, at, dense, queries, dims, WIDTH, CHECK)
     result = _rows(out, at, dense, queries, dims, WIDTH, CHECK)
     mean = tl.sum(slope.to(tl.float32) * result.to(tl.float32), 1)
-    for_value += tl.dot(tl.trans(p.to(slope.dtype)), slope)
-    ds = p * (tl.dot(slope, tl.trans(value)) - mean[:, None])
-    for_key += tl.dot(tl.trans(ds.to(query.dtype)), query)
+    for_value += tl.dot(tl.trans(p.to(slope.dtype)), slope, input_precision="ieee")
+    ds = p * (tl.dot(slope, tl.trans(value), input_precision="ieee") - mean[:, None])
+    for_key += tl.dot(tl.trans(ds.to(query.dtype)), query, input_precision="ieee")
     return for_key, for_value
 
 
@@ -236,8 +238,8 @@ def _queries_block(
     value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, CHECK)
     s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
     p = tl.exp2(s - level[:, None])
-    ds = p * (tl.dot(slope, tl.trans(value)) - mean[:, None])
-    return for_query + tl.dot(ds.to(key.dtype), key)
+    ds = p * (tl.dot(slope, tl.trans(value), input_precision="ieee") - mean[:, None])
+    return for_query + tl.dot(ds.to(key.dtype), key, input_precision="ieee")
 
 
 @triton.jit

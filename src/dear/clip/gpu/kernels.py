@@ -5,7 +5,7 @@ activation, each a pass over memory in PyTorch, take as long again. Here each is
 backward:
 
 - `add_norm`: new residual = old + change (extra tokens mixed in on the way), and its layer norm in 16 bits;
-- `activate`: QuickGELU or GELU.
+- `activate`: QuickGELU, GELU or tanh-GELU.
 
 Weights are frozen, so no kernel computes a gradient for one. None uses atomics: results repeat to the bit.
 Only `dear.clip.gpu.tower` uses this module; it is imported where Triton is.
@@ -122,27 +122,35 @@ def add_norm_backward(
 
 
 @triton.jit
-def activate(x, y, size, QUICK: tl.constexpr, BLOCK: tl.constexpr):
-    """QuickGELU or GELU."""
+def activate(x, y, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """QuickGELU (KIND 0), GELU (1) or its tanh approximation (2)."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
-    if QUICK:
+    if KIND == 0:
         result = value / (1.0 + tl.exp2(value * (-1.702 * _LOG2E)))
-    else:
+    elif KIND == 1:
         result = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    else:  # 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+        inner = value * (1.0 + 0.044715 * value * value)
+        result = value / (1.0 + tl.exp2(inner * (-1.5957691216057308 * _LOG2E)))
     tl.store(y + at, result.to(y.dtype.element_ty), mask=at < size)
 
 
 @triton.jit
-def activate_backward(x, dy, dx, size, QUICK: tl.constexpr, BLOCK: tl.constexpr):
+def activate_backward(x, dy, dx, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Its gradient."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
-    if QUICK:
+    if KIND == 0:
         gate = 1.0 / (1.0 + tl.exp2(value * (-1.702 * _LOG2E)))
         slope = gate * (1.0 + 1.702 * value * (1.0 - gate))
-    else:
+    elif KIND == 1:
         density = 0.3989422804014327 * tl.exp2(value * value * (-0.5 * _LOG2E))
         slope = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476)) + value * density
+    else:
+        square = value * value
+        inner = value * (1.0 + 0.044715 * square)
+        gate = 1.0 / (1.0 + tl.exp2(inner * (-1.5957691216057308 * _LOG2E)))
+        slope = gate * (1.0 + (1.0 - gate) * 1.5957691216057308 * value * (1.0 + 0.134145 * square))
     result = slope * tl.load(dy + at, mask=at < size, other=0.0).to(tl.float32)
     tl.store(dx + at, result.to(dx.dtype.element_ty), mask=at < size)

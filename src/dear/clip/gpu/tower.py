@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dear.clip.config import ACTIVATIONS
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.attention import attention, power
 
@@ -32,7 +33,7 @@ def _kernels() -> Any:
         from dear.clip.gpu import kernels
 
         x = torch.zeros(1, 16, device="cuda", dtype=torch.bfloat16)
-        kernels.activate[(1,)](x, x.clone(), x.numel(), QUICK=True, BLOCK=16)
+        kernels.activate[(1,)](x, x.clone(), x.numel(), KIND=0, BLOCK=16)
     except Exception as error:  # what a missing compiler or driver raises differs from version to version
         if not isinstance(error, ImportError):
             warnings.warn(f"Triton cannot build kernels here, so steps are slower: {error}", stacklevel=2)
@@ -80,7 +81,7 @@ def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, r
         if rows is not None:
             x = take_rows(x, rows)
         x, normed = add_norm(x, block.attn.o(z), block.ln_2, tower.dtype)
-        pending = block.mlp.down(activate(block.mlp.up(normed), block.mlp.quick))
+        pending = block.mlp.down(activate(block.mlp.up(normed), block.mlp.activation))
     return _settle(x, pending)
 
 
@@ -188,20 +189,20 @@ class _AddNorm(torch.autograd.Function):
 # -- activation -------------------------------------------------------------------------------------
 
 
-def activate(x: Tensor, quick: bool) -> Tensor:
-    """QuickGELU, or GELU, of x."""
-    result: Tensor = _Activate.apply(x, quick)  # type: ignore[no-untyped-call]
+def activate(x: Tensor, activation: str) -> Tensor:
+    """The activation of x by its name, one of `dear.clip.config.ACTIVATIONS`."""
+    result: Tensor = _Activate.apply(x, ACTIVATIONS.index(activation))  # type: ignore[no-untyped-call]
     return result
 
 
 class _Activate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, quick: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kind: int) -> Tensor:
         y = torch.empty_like(x)
         grid = (-(-x.numel() // _ELEMENTS),)
-        _kernels().activate[grid](x, y, x.numel(), QUICK=quick, BLOCK=_ELEMENTS)
+        _kernels().activate[grid](x, y, x.numel(), KIND=kind, BLOCK=_ELEMENTS)
         ctx.save_for_backward(x)
-        ctx.quick = quick
+        ctx.kind = kind
         return y
 
     @staticmethod
@@ -209,9 +210,7 @@ class _Activate(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
         grid = (-(-x.numel() // _ELEMENTS),)
-        _kernels().activate_backward[grid](
-            x, dy.contiguous(), dx, x.numel(), QUICK=ctx.quick, BLOCK=_ELEMENTS
-        )
+        _kernels().activate_backward[grid](x, dy.contiguous(), dx, x.numel(), KIND=ctx.kind, BLOCK=_ELEMENTS)
         return dx, None
 
 

@@ -1,0 +1,139 @@
+"""Every Triton kernel against plain PyTorch in float32, with every option and at sizes that fill no block.
+
+Not collected by itself: `test_kernels.py` runs it through Triton's interpreter on the CPU, and on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.edit import BlockMask
+from dear.clip.gpu import attention as fast_attention
+from dear.clip.gpu import kernels
+from dear.clip.gpu import tower as fast
+from dear.clip.tower import LayerNorm
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+TIGHT = {"rtol": 2e-5, "atol": 2e-6}
+
+
+@pytest.fixture(autouse=True)
+def float32_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "_kernels", lambda: kernels)
+    torch.manual_seed(0)
+
+
+def same(found: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
+    """Values and the gradients of `inputs`, for one random direction."""
+    torch.testing.assert_close(found, wanted, **TIGHT)
+    slope = torch.randn_like(wanted)
+    pairs = zip(*(torch.autograd.grad(y, inputs, slope) for y in (found, wanted)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, **TIGHT)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).requires_grad_()
+
+
+@pytest.mark.parametrize("kind", ["quick_gelu", "gelu", "gelu_tanh"])
+def test_activation(kind: str) -> None:
+    x = normal(3, 701)  # more than one program, the last not full
+    if kind == "quick_gelu":
+        wanted = x * torch.sigmoid(1.702 * x)
+    else:
+        wanted = F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    same(fast.activate(x, kind), wanted, [x])
+
+
+@pytest.mark.parametrize("change", [True, False])
+@pytest.mark.parametrize("enter", [True, False, None])
+@pytest.mark.parametrize(("at", "batched"), [(None, False), (1, True)])
+def test_residual_tokens_and_norm(change: bool, enter: bool | None, at: int | None, batched: bool) -> None:
+    batch, length, width, count, anchor = 2, 5, 37, 2, 0.7
+    x, added = normal(batch, length, width), normal(batch, length, width)
+    tokens = normal(batch, count, width) if batched else normal(count, width)
+    norm = LayerNorm(width, 1e-5).to(DEVICE)
+    with torch.no_grad():
+        norm.weight.normal_()
+        norm.bias.normal_()
+    mix = None if enter is None else fast.Mix(tokens, at, anchor, enter)
+    stream, normed = fast.add_norm(x, added if change else None, norm, torch.float32, mix)
+    plain = x + added if change else x
+    fresh = tokens if batched else tokens.expand(batch, -1, -1)
+    if enter is not None:
+        start = at if at is not None else length - (0 if enter else count)
+        stop = start if enter else start + count
+        if not enter:
+            fresh = anchor * fresh + (1 - anchor) * plain[:, start:stop]
+        plain = torch.cat([plain[:, :start], fresh, plain[:, stop:]], 1)
+    inputs = [x, *([added] if change else []), *([tokens] if mix else [])]
+    same(torch.cat([stream, normed], -1), torch.cat([plain, norm(plain)], -1), inputs)
+
+
+def masks(heads: int, count: int, extra: int) -> Tensor:
+    see = torch.rand(heads, 1 + extra, 1 + extra) < 0.5
+    see[:, 0, 0] = True
+    see |= torch.eye(1 + extra, dtype=torch.bool)
+    see[0, 0, 1:] = see[0, 1:, 0] = False  # an isolated head
+    return BlockMask(see).additive(count - extra, torch.device(DEVICE), torch.float32)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, hidden: Tensor) -> Tensor:
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (q, k, v))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + hidden
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("head", "count"), [(9, 70), (16, 131)]
+)  # 131: unchecked blocks and a tail
+def test_attention(masked: bool, causal: bool, head: int, count: int) -> None:
+    heads, extra = 2, 3
+    qkv = normal(2, count, 3 * heads * head)
+    mask = masks(heads, count, extra) if masked else None
+    hidden = torch.zeros(heads, count, count, device=DEVICE) if mask is None else mask
+    if causal:
+        hidden = hidden + torch.full_like(hidden, float("-inf")).triu(1)
+    free = count - extra if masked else count
+    found = fast_attention.attend(qkv, None, heads, mask, None, causal, free)
+    same(found, plain_attention(*qkv.chunk(3, -1), heads, hidden), [qkv])
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+def test_attention_of_some_rows(masked: bool, causal: bool, batched: bool) -> None:
+    heads, head, count, extra = 2, 9, 70, 3
+    kv = normal(2, count, 2 * heads * head)
+    rows = torch.tensor([[4, 69, 20], [0, 7, 33]] if batched else [0, 67, 69], device=DEVICE)
+    q = normal(2, 3, heads * head)
+    mask = masks(heads, count, extra) if masked else None
+    hidden = torch.zeros(heads, count, count, device=DEVICE) if mask is None else mask
+    if causal:
+        hidden = hidden + torch.full_like(hidden, float("-inf")).triu(1)
+    hidden = hidden[:, rows].transpose(0, 1) if batched else hidden[:, rows]
+    found = fast_attention.attend(kv, q, heads, mask, rows, causal, 0)
+    same(found, plain_attention(q, *kv.chunk(2, -1), heads, hidden), [kv, q])
+
+
+@pytest.mark.parametrize("count", [70, 131])
+def test_joined_tokens(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, head, extra = 3, 16, 5
+
+    def with_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        scores = q @ k.transpose(-1, -2) / head**0.5
+        return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+    monkeypatch.setattr(fast_attention, "_with_norm", with_norm)
+    qkv = torch.randn(2, count, 3 * heads * head, device=DEVICE)
+    mask = masks(heads, count, extra)
+    found = fast_attention.join_tokens(qkv, heads, mask, count - extra)
+    torch.testing.assert_close(found, plain_attention(*qkv.chunk(3, -1), heads, mask), **TIGHT)

@@ -1,0 +1,42 @@
+"""Every benchmark that needs a GPU runs there, on the smallest work it takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dear
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SHORT = {
+    "step": "--batch 4 --classes 10 --repeats 2 --shape ViT-B-32 --one-by-one",
+    "inference": "--batch 4 --compile --classes 10 --repeats 2",
+    "images": "--images 16 --batch 8 --epochs 1 --workers 2",
+    "kernels": "--batch 4 --classes 10 --rows 5",
+    "evaluate": "--device cuda --batch 8 --classes 10 --repeats 2",
+    "growth": "--shape ViT-B-32 --repeats 1",
+    "roles": "--model ViT-B-32 --images 64 --phrases 100 --literal-images 32 --literal-heads 1",
+    "render": "--batch 64 --seconds 0.2",
+    "losses": "--shape ViT-B-32 --steps 3 --classes 10 --precision bfloat16",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_run_of(name: str, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(dear.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), *SHORT[name].split()],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert done.stdout.strip()
