@@ -92,9 +92,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, hidden: Tensor)
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-    ("head", "count"), [(9, 70), (16, 131)]
-)  # 131: unchecked blocks and a tail
+@pytest.mark.parametrize(("head", "count"), [(9, 70), (16, 131)])  # 131: unchecked blocks and a tail
 def test_attention(masked: bool, causal: bool, head: int, count: int) -> None:
     heads, extra = 2, 3
     qkv = normal(2, count, 3 * heads * head)
