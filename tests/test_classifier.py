@@ -157,5 +157,5 @@ def test_loading_says_what_is_wrong(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DearError, match="no such run configuration"):
         Classifier.load(tmp_path)
     classifier(epochs=0).fit(photos / "train").save(tmp_path / "run")
-    with pytest.raises(RunError, match=r"backbone called 'tiny'.*--backbone"):
+    with pytest.raises(RunError, match=r"backbone called 'tiny'.*say where it is"):
         Classifier.load(tmp_path / "run")

@@ -78,7 +78,7 @@ zeroshot --data photos --template "a {} {}"
 zeroshot --data photos --half third
     --half third: choose from all, base, novel
 zeroshot --data photos --device tpu
-    --device tpu: not usable here & use cpu, cuda or auto
+    device tpu: not usable here & use cpu, cuda or auto
 zeroshot --data photos --backbone nothing
     'nothing' is not a backbone & known names are mini, openai/
 zeroshot --data photos --backbone hollow
@@ -96,9 +96,9 @@ adapt --data photos --out x --method daer
 adapt --data photos --out x --shots two
     Invalid value for '--shots'
 adapt --data photos --out x --shots -1
-    shots = -1: ask for at least 1 image a class, or for all with 0
+    shots = -1: ask for at least 1 image per class, or for all with 0
 adapt --data photos --out x --epochs -1
-    epochs = -1 cannot be negative
+    --epochs -1: train for at least 1 epoch
 adapt --data photos --out x --set beta
     --set beta: write it as NAME=VALUE
 adapt --data photos --out x --set beta=2
@@ -140,7 +140,7 @@ evaluate cut --data photos
 evaluate moved --data photos
     moved: was trained on a backbone called 'gone-model' & say where it is; name it with --backbone
 evaluate run --data photos --mode fast
-    no mode is called 'fast' here; there are fused, decoupled
+    the method 'dear' has no mode 'fast'; it has fused, decoupled
 evaluate probe --data world:textures
     the method 'linear-probe' learns its classes: it cannot name others
 predict
@@ -152,13 +152,41 @@ predict run note.jpg
 predict run photos
     photos: is a folder, not an image
 predict run photos/red/0.png --top 0
-    top = 0: ask for at least one answer an image
+    --top 0: ask for at least one answer per image
 predict run photos/red/0.png --classes ","
     --classes names no class; give names with commas between
 predict run photos/red/0.png --classes "cat, cat"
     the class 'cat' is named twice; name it once
 predict run photos/red/0.png --classes "<|endoftext|>, cat"
     contains CLIP's special token <|endoftext|>
+predict run photos/red/0.png --classes note.txt
+    --classes note.txt: is a file; give it as --classes-file note.txt
+predict run photos/red/0.png --classes-file nowhere.txt
+    nowhere.txt
+predict run photos/red/0.png --classes-file note.txt --classes "cat, dog"
+    --classes and --classes-file: give one of them
+predict --onnx model.onnx photos/red/0.png --top 0
+    --top 0: ask for at least one answer per image
+predict --onnx model.onnx photos/red/0.png --template "my {}"
+    --template: an exported model has its classes, prompts and weights built in
+predict --onnx model.onnx photos/red/0.png --backbone mini
+    --backbone: an exported model has its classes, prompts and weights built in
+predict --onnx model.onnx photos/red/0.png --device cuda
+    --device: an exported model has its classes, prompts and weights built in
+adapt --data photos --out x --epochs 0
+    --epochs 0: train for at least 1 epoch
+adapt --data photos --out x --epochs 2 --recipe epochs=3
+    --epochs and --recipe epochs=3: give one of them
+adapt --data photos --out x --recipe strong --recipe weak
+    --recipe strong and --recipe weak: name one preset
+adapt --data photos --out x --recipe unheard
+    the method 'dear' has no preset 'unheard'
+adapt --data photos --out x --recipe rate=3
+    the recipe has no 'rate'
+evaluate run --data broken --split all
+    1 of 13 images cannot be read & --unreadable skip
+retrieve run --query photos/red/0.png --gallery EuroSAT
+    EuroSAT: is a benchmark & name it with --data-root
 predict run photos/red/0.png --mode quick
     the method 'dear' has no mode 'quick'; it has fused, decoupled
 predict --onnx nowhere.onnx a.jpg

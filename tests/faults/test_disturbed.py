@@ -30,7 +30,7 @@ from dear.heads.discover import discover_roles
 from dear.heads.resume import resume_path
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, load_run, train
-from dear.workflows.adapt import probabilities
+from dear.workflows.predict import probabilities
 
 RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)
 CLASSES = ("blue", "green", "red")

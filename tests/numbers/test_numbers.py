@@ -30,7 +30,8 @@ from dear.heads.discover import discover_roles
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, train
 from dear.train.precision import twin
-from dear.workflows.adapt import adapt, predict_run
+from dear.workflows.adapt import adapt
+from dear.workflows.predict import predict_run
 
 CLASSES = ("red", "green", "blue")
 VISION = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 64}

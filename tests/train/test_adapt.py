@@ -11,7 +11,9 @@ from tiny import Colors, mixed_roles, tiny_clip
 from dear.errors import CheckpointError, DataError, DearError, InputError, RunError, UsageError
 from dear.train import add_metrics, read_config
 from dear.train.precision import backbone_in, choose, twin
-from dear.workflows.adapt import adapt, evaluate_run, predict_run
+from dear.workflows.adapt import adapt
+from dear.workflows.evaluate import evaluate_run
+from dear.workflows.predict import predict_run
 
 CLIP = tiny_clip(dtype=torch.float32)
 QUICK = {"epochs": 3, "batch": 4}

@@ -18,8 +18,8 @@ from dear.cli.common import (
     TensorBoard,
     device_named,
     print_json,
-    progress,
     say,
+    stages,
     stoppable,
 )
 
@@ -304,12 +304,12 @@ def _compute(
     def more() -> str:
         return f"; {there} of {len(set(cells))} cells are done, the same command computes the rest"
 
-    with progress(title) as bar, stoppable(more):
+    with stages() as bar, stoppable(more):
 
         def watch(outcome: Outcome | None, done: int, total: int) -> None:
             nonlocal there
             there = done
-            bar(done, total)
+            bar(title, done, total)
             if outcome is not None and outcome.error is not None:
                 say(f"failed: {outcome.cell.title}: {outcome.error['message']}")
             if board is not None and outcome is not None and outcome.result is not None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dear._io.printable import shown, unprintable
+from dear._io.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,14 +42,18 @@ Device = Annotated[
 TensorBoard = Annotated[
     str | None, typer.Option("--tensorboard", help="Also log to this folder for `tensorboard --logdir`.")
 ]
+Run = Annotated[Path, typer.Argument(help="The run folder that `dear adapt` wrote.", show_default=False)]
+OwnBackbone = Annotated[
+    str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
+]
+Mode = Annotated[
+    str | None,
+    typer.Option("--mode", help="fused or decoupled (DeAR); the method's usual mode if left out."),
+]
+Unreadable = Annotated[
+    str, typer.Option("--unreadable", help="Images that cannot be read: stop, or skip and report.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs, and nothing else.")]
-
-
-class Progress(Protocol):
-    """Called with the work done and the work there is."""
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` is done."""
 
 
 def console() -> Console:
@@ -62,31 +69,16 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Progress]:
-    """A progress bar on a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console(), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextmanager
-def stages() -> Iterator[Callable[[str, int, int | None], None]]:
+def stages() -> Iterator[Progress]:
     """A bar for each named stage of long work; silence when not on a terminal."""
     if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
+        yield silent
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console(), transient=True) as bar:
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console(), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
         def told(stage: str, done: int, total: int | None) -> None:
@@ -111,12 +103,12 @@ def stoppable(more: Callable[[], str]) -> Iterator[None]:
 @contextmanager
 def training_bar() -> Iterator[Callable[[int, int, Mapping[str, float | int]], None]]:
     """A bar that also shows the last line of the training log; silence when not on a terminal."""
-    with progress("training") as bar:
-        yield lambda done, total, line: bar(done, total)
+    with stages() as told:
+        yield lambda done, total, line: told("training", done, total)
 
 
 def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> None:
-    """An evaluation as a table: a row a class, the chosen mode's accuracy, and all modes' below."""
+    """An evaluation as a table: one row per class, the chosen mode's accuracy, and all modes' below."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -156,6 +148,61 @@ def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:
     return result
 
 
+def read_recipe(items: Sequence[str] | None) -> tuple[str | None, dict[str, Any]]:
+    """`--recipe` items: the name of a preset, if one is given, and the values by name.
+
+    >>> read_recipe(["strong", "epochs=5"])
+    ('strong', {'epochs': 5})
+
+    Raises:
+        UsageError: two presets are named.
+    """
+    from dear.errors import UsageError
+
+    presets = [item for item in items or () if "=" not in item]
+    if len(presets) > 1:
+        raise UsageError(f"--recipe {presets[0]} and --recipe {presets[1]}: name one preset")
+    values = parse_pairs([item for item in items or () if "=" in item], "--recipe")
+    return (presets[0] if presets else None), values
+
+
+def class_names(classes: str | None, file: Path | None) -> list[str] | None:
+    """The names of `--classes` or `--classes-file`; None if neither is given.
+
+    Raises:
+        UsageError: both are given, or no class is named.
+    """
+    from dear._io.files import read_text
+    from dear.errors import UsageError
+
+    if classes is None and file is None:
+        return None
+    if classes is not None and file is not None:
+        raise UsageError("--classes and --classes-file: give one of them")
+    if file is not None:
+        names = [line.strip() for line in read_text(file, "list of classes").splitlines() if line.strip()]
+        if not names:
+            raise UsageError(f"--classes-file {file}: names no class; write one per line")
+        say(f"classes: {len(names)} from {file}, the first is {names[0]!r}")
+        return names
+    names = [name.strip() for name in (classes or "").split(",") if name.strip()]
+    if not names:
+        raise UsageError("--classes names no class; give names with commas between")
+    if len(names) == 1 and os.path.isfile(names[0]):
+        raise UsageError(f"--classes {names[0]}: is a file; give it as --classes-file {names[0]}")
+    if len(names) == 1:
+        say(f"classes: only {names[0]!r}; with one class every image is answered with it")
+    return names
+
+
+def tell_unreadable(found: Evaluation) -> None:
+    """Say which images were left out."""
+    if found.unreadable:
+        say(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.labels)} images cannot be read:")
+        for reason in found.unreadable:
+            say(f"  {reason}")
+
+
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -170,9 +217,5 @@ def device_named(name: str) -> str:
         UsageError: the device does not exist here.
     """
     from dear.clip.device import pick_device
-    from dear.errors import UsageError
 
-    try:
-        return pick_device(name)
-    except UsageError as error:
-        raise UsageError(f"--{error}") from None
+    return pick_device(name)

@@ -88,7 +88,7 @@ def _check_images(name: str, as_json: bool) -> None:
         for split, found in lines.items():
             typer.echo(
                 f"{split}: {found['images']} images of {found['classes']} classes, "
-                f"at least {found['fewest']} a class"
+                f"at least {found['fewest']} per class"
             )
         for item in bad:
             typer.echo(f"unreadable: {shown(item)}")

@@ -26,7 +26,7 @@ def demo(
     from dear.workflows.demo import demo as story
 
     story(out, quick, typer.echo)
-    typer.echo(f"\nOpen {out / 'index.html'} in a browser. For your own images, a folder a class:")
+    typer.echo(f"\nOpen {out / 'index.html'} in a browser. For your own images, one folder per class:")
     typer.echo("  dear adapt --data photos/ --backbone openai/clip-vit-base-patch16 --out run")
     typer.echo("  dear evaluate run --data photos/")
     typer.echo("  dear predict run image.jpg")

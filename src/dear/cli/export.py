@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.common import Json, console, print_json
+from dear.cli.common import Json, OwnBackbone, class_names, console, print_json
 
 if TYPE_CHECKING:
     from dear.methods import Method
@@ -31,9 +32,10 @@ def export(
         str | None,
         typer.Option("--classes", help="Put the adapter on other classes: names with commas between."),
     ] = None,
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
+    classes_file: Annotated[
+        Path | None, typer.Option("--classes-file", help="Other classes from a text file, one per line.")
     ] = None,
+    backbone: OwnBackbone = None,
     as_json: Json = False,
 ) -> None:
     """Write an adapted model as one ONNX file, or folded into a plain CLIP.
@@ -54,17 +56,17 @@ def export(
         raise UsageError("say what to write: --onnx FILE or --merged FOLDER")
     method = load_run(run, backbone=backbone)
     if merged is not None:
-        if classes is not None or encoder_only:
-            raise UsageError("a plain CLIP has no classes: leave --classes and --encoder-only out")
+        if classes is not None or classes_file is not None or encoder_only:
+            raise UsageError(
+                "a plain CLIP has no classes: leave out --classes, --classes-file and --encoder-only"
+            )
         _write_merged(method, merged, as_json)
         return
     assert onnx is not None
     from dear.export.onnx import export_onnx
 
-    if classes is not None:
-        names = [name.strip() for name in classes.split(",") if name.strip()]
-        if not names:
-            raise UsageError("--classes names no class; give names with commas between")
+    names = class_names(classes, classes_file)
+    if names is not None:
         method = method.with_classes(names)
     written = export_onnx(method, onnx, encoder_only=encoder_only)
     if as_json:
@@ -98,7 +100,7 @@ def _write_merged(method: Method, folder: str, as_json: bool) -> None:
         print_json({"path": folder, "numbers": numbers, "template": method.template})
         return
     console().print(
-        f"{folder}: a plain CLIP of {numbers:,} numbers, as many as the frozen one; prompts are "
+        f"{folder}: a plain CLIP of {numbers:,} parameters, as many as the frozen one; prompts are "
         f'"{method.template}"',
         soft_wrap=True,
         highlight=False,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dear.cli.common import DataRoot, Device, device_named, progress, say
+from dear.cli.common import DataRoot, Device, device_named, say, stages
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write one page about an adapted model.
 
-    It shows accuracy a class, confusions, the most wrong images, fusion weights, what changed against
+    It shows accuracy per class, confusions, the most wrong images, fusion weights, what changed against
     zero-shot, and what happens to classes that were not trained.
 
     Example: `dear report run --data photos --out page.html`
@@ -50,7 +50,7 @@ def report(
     config = read_config(run)
     images = open_data(data or own_data(config, run), "test", root=data_root)
     unseen = None if other is None else open_data(other, "test", root=data_root)
-    with progress("answering") as told:
+    with stages() as told:
         facts = examine(method, images, unseen, mode, told)
     recipe, source = config["recipe"], config["data"]
     notes = {

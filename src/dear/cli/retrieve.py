@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dear._io.printable import shown
-from dear.cli.common import Device, Json, device_named, print_json, progress, say
+from dear.cli.common import DataRoot, Device, Json, device_named, print_json, say, stages
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,7 +20,8 @@ def retrieve(
     run: Annotated[Path, typer.Argument(help="Run folder of a DeAR adaptation.", show_default=False)],
     query: Annotated[Path, typer.Option("--query", "-q", help="The image to compare with.")],
     gallery: Annotated[
-        str, typer.Option("--gallery", "-g", help="A folder of images, or what --data takes.")
+        str,
+        typer.Option("--gallery", "-g", help="A folder of images, a table, a benchmark name, or world:NAME."),
     ],
     attribute: Annotated[
         str | None,
@@ -28,11 +29,12 @@ def retrieve(
     ] = None,
     top: Annotated[int, typer.Option("--top", help="How many images.")] = 8,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for a contact sheet an attribute.")
+        Path | None, typer.Option("--out", "-o", help="Folder for one contact sheet per attribute.")
     ] = None,
     backbone: Annotated[
         str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
     ] = None,
+    data_root: DataRoot = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -42,7 +44,7 @@ def retrieve(
     """
     from dear.workflows import retrieve as path
 
-    with progress("looking") as told:
+    with stages() as told:
         found = path.retrieve(
             str(run),
             str(query),
@@ -52,6 +54,7 @@ def retrieve(
             out=out,
             backbone=backbone,
             device=device_named(device),
+            root=data_root,
             progress=told,
         )
     if as_json:

@@ -99,7 +99,7 @@ def discover(
 @group.command("show")
 def show(
     file: File,
-    phrases: Annotated[int, typer.Option("--phrases", help="Phrases to show a head.")] = 3,
+    phrases: Annotated[int, typer.Option("--phrases", help="Phrases to show per head.")] = 3,
     masks: Annotated[
         bool, typer.Option("--masks", help="Show DeAR's attention masks that follow from the roles.")
     ] = False,

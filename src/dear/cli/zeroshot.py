@@ -13,11 +13,12 @@ from dear.cli.common import (
     Device,
     Json,
     Template,
+    Unreadable,
     device_named,
     print_accuracy,
     print_json,
-    progress,
-    say,
+    stages,
+    tell_unreadable,
 )
 
 if TYPE_CHECKING:
@@ -35,13 +36,11 @@ def zeroshot(
     data_root: DataRoot = None,
     split: Annotated[str, typer.Option("--split", help="test, train, val or all.")] = "test",
     template: Template = None,
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Average several prompts a class.")] = False,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Average several prompts per class.")] = False,
     half: Annotated[
         str, typer.Option("--half", help="all classes, or the base (first) or novel (second) half.")
     ] = "all",
-    unreadable: Annotated[
-        str, typer.Option("--unreadable", help="Images that cannot be read: stop, or skip and report.")
-    ] = "stop",
+    unreadable: Unreadable = "stop",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -55,20 +54,16 @@ def zeroshot(
     """
     from dear.clip.factory import load
     from dear.data import open_data
-    from dear.data.check import check_images
     from dear.methods import build_method
-    from dear.train import evaluate
+    from dear.workflows.evaluate import evaluate_readable
 
     images = open_data(data, split, root=data_root, template=template)
     images = _half(images, half)
-    report = check_images(images, unreadable)
-    if report.unreadable:
-        say(str(report))
-        images = report.kept
     clip = load(backbone, device=device_named(device))
     method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
-    with progress("looking") as told:
-        found = evaluate(method, images, progress=told)
+    with stages() as told:
+        found = evaluate_readable(method, images, unreadable=unreadable, progress=told)
+    tell_unreadable(found)
     if as_json:
         print_json({"backbone": clip.name, "data": images.name, **found.report()})
         return

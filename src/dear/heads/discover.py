@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dear._io.memory import clear_stop
+from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.batches import Images, batches, count
@@ -23,9 +24,6 @@ from dear.heads.resume import EVERY, Kept, NamedImages
 from dear.heads.roles import RoleMap
 from dear.heads.rules import Measured, assign
 from dear.heads.textspan import Spans, textspan_moments
-
-Progress = Callable[[str, int, int | None], None]
-"""Called with the stage ("phrases", "images", "heads", "concepts"), how much of it is done, of how much."""
 
 WAYS = ("clusters", "fixed", "tags")  #: how concepts are found
 _TEXTS_AT_ONCE = 256

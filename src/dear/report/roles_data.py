@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.errors import DearError
 from dear.heads.ablate import Task, collect, layer_effects, role_effects
@@ -22,7 +23,6 @@ from dear.heads.explain import excitement, gaze
 from dear.heads.roles import RoleMap
 
 Key = tuple[int, int]
-Progress = Callable[[str, int, int | None], None]
 
 _THUMB = 104  # pixels a side
 _LEVELS = "0123456789"

@@ -14,12 +14,13 @@ from importlib import resources
 from typing import Any
 
 from dear._io.files import write_atomic
+from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.heads.batches import Images
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
 from dear.report.page import POLICY
-from dear.report.roles_data import Evidence, Key, Progress, gather
+from dear.report.roles_data import Evidence, Key, gather
 from dear.report.roles_sections import all_heads, colors_of, concepts, effects, role_title, the_map
 
 

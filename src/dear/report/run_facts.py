@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.errors import DataError
 from dear.methods.base import Method
 from dear.methods.zeroshot import ZeroShot
@@ -16,8 +16,6 @@ from dear.train.evaluate import Evaluation, evaluate
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ def examine(
         images: labeled test images; those of classes the model does not know count as unseen.
         other: another set, all of whose classes count as unseen.
         mode: the mode to report on; None for the usual one.
-        progress: told (images done, images in all).
+        progress: told ("images", images done, images in all).
 
     Raises:
         DataError: no image is of a class the model was trained on.
@@ -181,11 +179,11 @@ class _Told:
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.before = progress, total, 0
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
         if self.progress is not None:
-            self.progress(min(self.before + done, self.total), self.total)
+            self.progress(stage, min(self.before + done, self.total), self.total)
         if done == total:
-            self.before += total
+            self.before += done
 
 
 def _compare(method: Method, images: ImageSet, mode: str, told: _Told) -> Compared:

@@ -71,7 +71,7 @@ class Search:
             return kept[2], kept[3]
         images = self.gallery(folder)
 
-        def progress(done: int, total: int) -> None:
+        def progress(stage: str, done: int, total: int | None) -> None:
             if tell is not None:
                 tell("reading the gallery", done, total)
 

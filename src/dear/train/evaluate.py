@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dear._io.memory import in_batches
+from dear._io.progress import Progress
 from dear.clip.images import normalize
 from dear.data.images import ImageSet
 from dear.errors import DataError, TrainingError, UsageError
@@ -34,6 +34,7 @@ class Evaluation:
     labels: Tensor
     answers: dict[str, Tensor]
     confidence: dict[str, Tensor]
+    unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -77,11 +78,11 @@ class Evaluation:
         }
 
 
-def fit_classes(method: Method, images: ImageSet) -> tuple[Method, Tensor]:
+def fit_classes(method: Method, images: ImageSet, template: str | None = None) -> tuple[Method, Tensor]:
     """The method that can answer for a set, and the set's labels in that method's numbering [n].
 
     When the method knows all the set's classes, it chooses among all of its own; otherwise the adapter is
-    put on the set's classes.
+    put on the set's classes, with `template` or else the template it was trained with.
     """
     if tuple(images.classes) == method.classes:  # also where two classes share a name
         return method, images.labels
@@ -89,7 +90,7 @@ def fit_classes(method: Method, images: ImageSet) -> tuple[Method, Tensor]:
     if all(name in known for name in images.classes):
         numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
         return method, numbers[images.labels]
-    return method.with_classes(images.classes, images.template), images.labels
+    return method.with_classes(images.classes, template), images.labels
 
 
 def evaluate(
@@ -97,7 +98,8 @@ def evaluate(
     images: ImageSet,
     batch: int = BATCH,
     precision: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    template: str | None = None,
 ) -> Evaluation:
     """Answer every image of a set in every mode; what the modes share is computed once.
 
@@ -106,7 +108,8 @@ def evaluate(
         images: the labeled set.
         batch: images at once; halved, with a notice, when memory runs out.
         precision: of the matrices, as in the recipe.
-        progress: told (images done, images in all).
+        progress: told ("images", images done, images in all).
+        template: prompt for classes the method does not know; None: the one it was trained with.
 
     Raises:
         DataError: the set is empty.
@@ -114,7 +117,7 @@ def evaluate(
     """
     if len(images) == 0:
         raise DataError(f"{images.name}: there is no image to evaluate on")
-    method, labels = fit_classes(method, images)
+    method, labels = fit_classes(method, images, template)
     found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     config = method.clip.config
@@ -131,13 +134,14 @@ def evaluate(
                 found[mode].append(indices)
                 sure[mode].append(values)
             if progress is not None:
-                progress(rows.stop, len(images))
+                progress("images", rows.stop, len(images))
     for mode, parts in sure.items():
         broken = int((~torch.cat(parts).isfinite()).sum())
         if broken:
             raise TrainingError(
                 f"{images.name}: the scores of {broken} of {len(images)} images are not finite numbers "
-                f"(mode {mode}, precision {precision}); use precision float32, or train again with a lower lr"
+                f"(mode {mode}, precision {precision}); use precision float32, or train with a lower lr",
+                hint="recipe",
             )
     return Evaluation(
         method.classes,

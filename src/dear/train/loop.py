@@ -174,7 +174,8 @@ class Loop:
                 raise TrainingError(
                     f"training stopped: {part} is not a finite number at step {at} of {self.steps} "
                     f"(learning rate {self.recipe.rate(at - 1, self.feed.steps_per_epoch):g}); lower lr, "
-                    "or use precision float32"
+                    "or use precision float32",
+                    hint="recipe",
                 )
         return rows
 

@@ -26,13 +26,15 @@ from dear.heads.roles import RoleMap
 from dear.train.evaluate import evaluate
 from dear.train.folder import load_run, read_config, read_log, read_metrics
 from dear.train.run import Trained
-from dear.workflows.adapt import PathLike, adapt, check_task, probabilities
+from dear.workflows.adapt import adapt, check_task
+from dear.workflows.options import PathLike
+from dear.workflows.predict import probabilities
 
 Labels = NDArray[Any]
 
 
 class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """An image classifier that learns from a few images a class.
+    """An image classifier that learns from a few images per class.
 
     `fit` takes a folder of class folders, a table, `world:NAME`, an image set, or a list of files with a
     list of labels; the last is what `cross_val_score` and `GridSearchCV` work with.
@@ -40,13 +42,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         method: name of the method; see `dear.list_methods()`.
         backbone: what `dear.load` takes, or a loaded backbone.
-        shots: images a class to train on; None: all.
+        shots: images per class to train on; None: all.
         seed: of everything random.
         roles: role map or its file, for methods that use roles; None: the backbone's own.
         template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
         mode: how to predict ("fused", "decoupled"); None: the method's usual mode.
         epochs: passes over the training images; None: the method's own.
-        batch: images a step; None: the method's own.
+        batch: images per step; None: the method's own.
         lr: learning rate; None: the method's own.
         options: the method's own options, by name.
         device: "auto", "cpu", "cuda", …
@@ -95,7 +97,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             X: a folder, table, `world:NAME` or image set; or files (or Pillow images), with `y`.
-            y: one label a file.
+            y: one label per file.
 
         Raises:
             DearError: one sentence on what is wrong with the images, labels or options.
@@ -113,9 +115,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             template=self.template,
             recipe={name: value for name, value in recipe.items() if value is not None},
             options=self.options,
+            mode=self.mode,
         )
         self.method_ = self.run_.method
-        self.method_.pick_mode(self.mode)
         return self
 
     def _training_set(self, X: Any, y: Any) -> tuple[ImageSet, Labels]:
@@ -128,7 +130,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y is None:
             raise InputError("a list of images needs y, a label for each")
         if len(y) != len(items):
-            raise InputError(f"{len(items)} images but {len(y)} labels; give one label an image")
+            raise InputError(f"{len(items)} images but {len(y)} labels; give one label per image")
         classes, labels = np.unique(np.asarray(y), return_inverse=True)
         names = tuple(str(label) for label in classes)
         return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes

@@ -51,7 +51,7 @@ class Story:
 
 
 def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story]:
-    """Tell the story and leave `roles.json`, a run folder a task, `results.json` and `index.html` in `out`.
+    """Tell the story; `out` then has `roles.json`, a run folder for each task, `results.json`, `index.html`.
 
     Args:
         out: folder to write.
@@ -62,8 +62,10 @@ def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story
 
     folder = Path(out)
     clip = load("mini")
-    numbers = sum(p.numel() for p in clip.parameters())
-    tell(f"1. mini: a CLIP of {numbers / 1e6:.1f} million numbers, trained on the attribute world alone")
+    parameters = sum(p.numel() for p in clip.parameters())
+    tell(
+        f"1. mini: a CLIP of {parameters / 1e6:.1f} million parameters, trained on the attribute world alone"
+    )
     roles = mini_roles(clip, 600 if quick else 2500)
     roles.save(folder / "roles.json")
     counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
@@ -72,7 +74,7 @@ def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story
     for number, name in enumerate(TASKS[: 1 if quick else None], start=3):
         story = adapt_task(clip, roles, name, folder / f"run-{name}", epochs=2 if quick else None)
         stories.append(story)
-        tell(f"{number}. world:{name}, {SHOTS} images a class, {story.seconds:.0f} s of training")
+        tell(f"{number}. world:{name}, {SHOTS} images per class, {story.seconds:.0f} s of training")
         for row in story.rows:
             tell(f"   {row.title:22} base {row.base:6.1%}   novel {row.novel:6.1%}   HM {row.hm:6.1%}")
     write_json(

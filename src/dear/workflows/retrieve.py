@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,12 @@ from torch import Tensor
 from dear._io.files import write_atomic
 from dear._io.image_file import open_image
 from dear._io.memory import in_batches
+from dear._io.progress import Progress
 from dear.clip.device import pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip
+from dear.data.benchmarks import find_benchmark
+from dear.data.folder import image_paths
 from dear.data.images import ImageSet, is_utf8
 from dear.data.listed import ListedImages
 from dear.data.open import open_data
@@ -30,9 +33,9 @@ from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
 from dear.train.folder import load_run
 from dear.train.precision import backbone_in
-from dear.workflows.adapt import ImageLike, PathLike, name_of, views
+from dear.workflows.options import PathLike
+from dear.workflows.predict import ImageLike, name_of, views
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
 _BATCH = 100
 _CELL, _GAP, _LINE = 128, 8, 16
 
@@ -47,27 +50,31 @@ class Found:
     similarity: tuple[float, ...]  #: cosine with the query
 
 
-def gallery_of(source: PathLike | ImageSet) -> ImageSet:
-    """Images to search: every image below a folder (labels do not matter), or what `open_data` takes."""
+def gallery_of(source: PathLike | ImageSet, root: PathLike | None = None) -> ImageSet:
+    """Images to search: every image below a folder (labels do not matter), or what `open_data` takes.
+
+    Args:
+        source: a folder, a table, the name of a benchmark (its test images), `world:NAME`, or an image set.
+        root: folder of the benchmarks, for the name of a benchmark.
+    """
     if isinstance(source, ImageSet):
         return source
-    path = Path(source)
-    if not path.is_dir():
-        return open_data(source, "test")
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    path = Path(source).expanduser()
+    benchmark = root is not None and find_benchmark(os.fspath(source)) is not None
+    if benchmark or not os.path.isdir(path):
+        return open_data(source, "test", root=root)
+    files = tuple(path / name for name in sorted(image_paths(path)))
     if not files:
         raise DataError(f"{path}: there is no image in this folder")
     odd = next((file.name for file in files if not is_utf8(file.name)), None)
     if odd is not None:
         raise DataError(f"{path}: the file name {odd!r} is not UTF-8; rename the file")
     labels = torch.zeros(len(files), dtype=torch.long)
-    return ListedImages(tuple(files), labels, ("image",), name=path.name)
+    return ListedImages(files, labels, ("image",), name=path.name)
 
 
 @torch.no_grad()
-def gallery_features(
-    method: DeAR, images: ImageSet, progress: Callable[[int, int], None] | None = None
-) -> Tensor:
+def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None = None) -> Tensor:
     """Unit features of a gallery in every attribute's space, [n, A, E], on the CPU."""
     config, parts = method.clip.config, []
 
@@ -79,7 +86,7 @@ def gallery_features(
         for rows, part in in_batches(features, len(images), _BATCH):
             parts.append(part)
             if progress is not None:
-                progress(rows.stop, len(images))
+                progress("images", rows.stop, len(images))
     return torch.cat(parts)
 
 
@@ -105,31 +112,33 @@ def retrieve(
     out: PathLike | None = None,
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    root: PathLike | None = None,
+    progress: Progress | None = None,
 ) -> list[Found]:
     """Images of a gallery that are most like a query in one attribute, or in each: `dear retrieve`.
 
     Args:
         run: run folder of a method with attribute features (DeAR), or the method.
         query: an image.
-        gallery: a folder of images, or what `open_data` takes (its test split).
+        gallery: a folder of images, or what `open_data` takes (its test split), or an image set.
         attribute: in any case; None: all of them.
         top: how many images.
-        out: folder for a contact sheet an attribute, `color.png` and so on.
+        out: folder for one contact sheet per attribute, `color.png` and so on.
         backbone: for the run folder, if the backbone's name does not find it.
         device: "auto", "cpu", "cuda", …
-        progress: told (images read, images in all).
+        root: folder of the benchmarks, for a gallery that is the name of a benchmark.
+        progress: told ("images", images read, images in all).
 
     Raises:
         UsageError: the method has no attribute features, or no such attribute.
     """
     method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
     if not isinstance(method, DeAR):
-        raise UsageError(f"the method {method.name!r} has no feature of its own an attribute; use a DeAR run")
+        raise UsageError(f"the method {method.name!r} has no features per attribute; use a DeAR run")
     if top < 1:
         raise UsageError(f"top = {top}: ask for at least one image")
     wanted = None if attribute is None else method.attributes[method.attribute_index(attribute)]
-    images = gallery_of(gallery)
+    images = gallery_of(gallery, root)
     found = rank(method, query, gallery_features(method, images, progress), images, top)
     chosen = [one for one in found if wanted in (None, one.attribute)]
     if out is not None:

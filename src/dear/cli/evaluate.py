@@ -1,0 +1,82 @@
+"""`dear evaluate`: accuracy of a run on labeled images."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import (
+    Data,
+    DataRoot,
+    Device,
+    Json,
+    Mode,
+    OwnBackbone,
+    Run,
+    Template,
+    Unreadable,
+    device_named,
+    print_accuracy,
+    print_json,
+    say,
+    stages,
+    tell_unreadable,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("evaluate")(evaluate)
+
+
+def evaluate(
+    run: Run,
+    data: Data,
+    mode: Mode = None,
+    data_root: DataRoot = None,
+    split: Annotated[str, typer.Option("--split", help="test, train, val or all.")] = "test",
+    template: Template = None,
+    unreadable: Unreadable = "stop",
+    backbone: OwnBackbone = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Accuracy of a run on labeled images, overall and for each class; classes may be new ones.
+
+    New classes are put into the template that the run was trained with, unless --template gives another.
+
+    Examples:
+
+    `dear evaluate run --data photos/`
+
+    `dear evaluate run --data world:textures --mode decoupled --json`
+    """
+    from dear.errors import DiskError, RunError
+    from dear.train import add_metrics
+    from dear.workflows.evaluate import evaluate_run
+
+    with stages() as told:
+        found = evaluate_run(
+            str(run),
+            data,
+            split=split,
+            template=template,
+            mode=mode,
+            unreadable=unreadable,
+            backbone=backbone,
+            root=data_root,
+            device=device_named(device),
+            progress=told,
+        )
+    tell_unreadable(found)
+    report = found.report(mode)
+    if as_json:
+        print_json({"run": str(run), "data": data, **report})
+    else:
+        print_accuracy(found, f"{run} on {data}", mode)
+    figures = {"accuracy": report["modes"], "images": report["images"]}
+    try:
+        add_metrics(run, **{f"evaluation of {data} ({split})": figures})
+    except (DiskError, RunError) as error:  # the answer is printed; only the note in the folder is missing
+        say(f"not added to the run's metrics: {error}")

@@ -1,0 +1,79 @@
+"""Accuracy of a run on labeled images: `dear evaluate` and `dear zeroshot`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dear._io.progress import Progress
+from dear.clip.device import pick_device
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.data.open import open_data
+from dear.methods.base import Method
+from dear.train.evaluate import Evaluation, evaluate
+from dear.train.folder import load_run
+from dear.workflows.options import PathLike
+from dear.workflows.readable import Readable
+
+
+def evaluate_run(
+    run: PathLike | Method,
+    data: PathLike | ImageSet,
+    *,
+    split: str = "test",
+    template: str | None = None,
+    mode: str | None = None,
+    unreadable: str = "stop",
+    backbone: PathLike | Clip | None = None,
+    root: PathLike | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Accuracy of a run on a labeled set, in every mode.
+
+    Classes that the run does not know are named with the template it was trained with, unless `template`
+    says otherwise.
+
+    Args:
+        run: run folder, or a method.
+        data: what `open_data` takes, or an image set.
+        split: which images of `data`.
+        template: prompt with `{}` for every class; None: the one the run was trained with.
+        mode: a mode that the caller will ask for; refused before any work if the method has none such.
+        unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
+        backbone: for a run folder whose backbone moved.
+        root: folder of the benchmarks, for the name of a benchmark.
+        device: "auto", "cpu", "cuda", ...
+        progress: told how many images are done.
+
+    Raises:
+        DearError: anything a user can correct, in one sentence.
+    """
+    method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
+    method.pick_mode(mode)
+    images = data if isinstance(data, ImageSet) else open_data(data, split, root=root)
+    return evaluate_readable(method, images, template, unreadable, progress)
+
+
+def evaluate_readable(
+    method: Method,
+    images: ImageSet,
+    template: str | None = None,
+    unreadable: str = "stop",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """`evaluate` on the images that can be read; every image is decoded once."""
+    if template is not None:
+        method = method.with_classes(method.classes, template)
+    reading = Readable(images, unreadable)
+    found = evaluate(method, reading, progress=progress)
+    keep = reading.readable()
+    if len(keep) == len(images):
+        return found
+    return replace(
+        found,
+        labels=found.labels[keep],
+        answers={mode: answers[keep] for mode, answers in found.answers.items()},
+        confidence={mode: values[keep] for mode, values in found.confidence.items()},
+        unreadable=tuple(reading.problems[index] for index in sorted(reading.problems)),
+    )

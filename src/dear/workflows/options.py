@@ -1,0 +1,64 @@
+"""Options of an adaptation: one frozen dataclass, shared by the functions and classes that train."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.heads.roles import RoleMap
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class AdaptOptions:
+    """How a backbone is adapted.
+
+    Attributes:
+        method: name of the method; see `dear.list_methods()`.
+        backbone: what `dear.load` takes, or a loaded backbone.
+        roles: role map or its file, for methods that use roles; None: the backbone's own.
+        allow_other_roles: accept a role map that was computed on other weights.
+        shots: images per class to train on; None or 0: all.
+        seed: of the draw, of the initial values, of the order and of the views.
+        template: prompt with `{}` for the class; None: the dataset's.
+        root: folder of the benchmarks, for the name of a benchmark.
+        device: "auto", "cpu", "cuda", ...
+        recipe: changes to the method's recipe (epochs, batch, lr, precision, ...).
+        preset: name of a published or recommended setting of the method; None: the method's defaults.
+        options: the method's own options by name.
+        mode: how the result will predict; checked before training.
+    """
+
+    method: str = "dear"
+    backbone: PathLike | Clip = "mini"
+    roles: PathLike | RoleMap | None = None
+    allow_other_roles: bool = False
+    shots: int | None = 16
+    seed: int = 1
+    template: str | None = None
+    root: PathLike | None = None
+    device: str = "auto"
+    recipe: dict[str, Any] | None = None
+    preset: str | None = None
+    options: dict[str, Any] | None = None
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.shots is not None and self.shots < 0:
+            raise UsageError(f"shots = {self.shots}: ask for at least 1 image per class, or for all with 0")
+
+    def changed(self, **changes: Any) -> AdaptOptions:
+        """The same options with some of them changed.
+
+        Raises:
+            UsageError: there is no such option.
+        """
+        known = [field.name for field in fields(self)]
+        unknown = sorted(set(changes) - set(known))
+        if unknown:
+            raise UsageError(f"adapt has no option {unknown[0]!r}; its options are {', '.join(known)}")
+        return replace(self, **changes)

@@ -1,0 +1,71 @@
+"""One rule for prompts: a run keeps the template it was trained with, for old and new classes."""
+
+from __future__ import annotations
+
+import torch
+from tiny import Colors, tiny_clip
+
+from dear.train import evaluate
+from dear.train.evaluate import fit_classes
+from dear.workflows.adapt import adapt
+from dear.workflows.evaluate import evaluate_run
+from dear.workflows.predict import predict_run
+
+CLIP = tiny_clip(dtype=torch.float32)
+OWN = "a drawing of the {} thing"
+
+
+def run():
+    return adapt(Colors(), backbone=CLIP, method="zeroshot", template=OWN).method
+
+
+def renamed() -> Colors:
+    images = Colors()
+    images.classes = ("crimson", "lime", "navy")
+    return images
+
+
+def expected(names: tuple[str, ...], template: str) -> torch.Tensor:
+    """Zero-shot probabilities of the set's images, from features alone."""
+    pixels = torch.stack([CLIP.preprocess(Colors().image(i)) for i in range(len(Colors()))])
+    texts = torch.nn.functional.normalize(
+        CLIP.encode_text([template.replace("{}", n) for n in names]), dim=-1
+    )
+    features = torch.nn.functional.normalize(CLIP.encode_image(pixels), dim=-1)
+    return (CLIP.logit_scale * features @ texts.T).softmax(-1)
+
+
+def test_new_classes_keep_the_template_of_the_run() -> None:
+    images = renamed()
+    assert images.template != OWN
+    method, _ = fit_classes(run(), images)
+    assert method.template == OWN
+    found = evaluate(run(), images)
+    torch.testing.assert_close(
+        found.confidence["default"], expected(images.classes, OWN).max(-1).values, atol=1e-4, rtol=0
+    )
+
+
+def test_evaluate_and_predict_follow_the_same_rule() -> None:
+    images = renamed()
+    pictures = [images.image(i) for i in range(len(images))]
+    for template in (None, "one {}"):
+        wanted = expected(images.classes, template or OWN)
+        evaluated = evaluate_run(run(), images, template=template).confidence["default"]
+        predicted = predict_run(run(), pictures, classes=images.classes, template=template, top=1)
+        torch.testing.assert_close(evaluated, wanted.max(-1).values, atol=1e-4, rtol=0)
+        told = torch.tensor([answer.classes[0][1] for answer in predicted])
+        torch.testing.assert_close(told, wanted.max(-1).values, atol=1e-4, rtol=0)
+
+
+def test_a_template_without_classes_is_used() -> None:
+    images = Colors()
+    pictures = [images.image(i) for i in range(len(images))]
+    wanted = expected(images.classes, "one {}")
+    told = predict_run(run(), pictures, template="one {}", top=3)
+    for answer, row in zip(told, wanted, strict=True):
+        assert [p for _, p in answer.classes] == sorted(row.tolist(), reverse=True)[:3] or torch.allclose(
+            torch.tensor([p for _, p in answer.classes]), row.sort(descending=True).values, atol=1e-4
+        )
+    own = predict_run(run(), pictures, top=3)
+    assert any(a.classes[0][1] != b.classes[0][1] for a, b in zip(told, own, strict=True))
