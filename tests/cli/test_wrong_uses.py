@@ -198,7 +198,7 @@ retrieve run --query photos/red/0.png --gallery empty
 retrieve run --query photos/red/0.png --gallery photos --attribute smell
     no attribute is called 'smell'; there are
 retrieve probe --query photos/red/0.png --gallery photos
-    'linear-probe' has no feature of its own an attribute
+    'linear-probe' has no features per attribute
 roles show note.txt
     note.txt: is not a valid role map
 roles discover --images photos --layers nine

@@ -143,7 +143,7 @@ def test_images_of_other_classes_are_refused(model):
 
 def test_progress_reaches_its_end_once(model, test_set):
     told = []
-    examine(model, test_set, progress=lambda done, total: told.append((done, total)))
+    examine(model, test_set, progress=lambda stage, done, total: told.append((done, total)))
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == told[-1][1]
 
