@@ -1,15 +1,17 @@
-"""Arithmetic whose results are the same bits on every CPU, and noise to go with it.
+"""Arithmetic whose results are the same bits on every CPU and build of PyTorch, and noise to go with it.
 
 Only operations that IEEE 754 rounds correctly (add, multiply, divide, floor, square root, comparisons) are
 used per pixel: no sine, no fused multiply-add, no sums over many elements, whose bits depend on the
 processor, the library or the number of threads. Waves are parabolas; rotations come from half-angle
-tangents.
+tangents. `torch.sqrt` is not one of them: builds of PyTorch with Intel's MKL leave it to that library, which
+on some processors misses the correctly rounded value in one of five cases; `root` is used instead.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,19 @@ TILE = 128
 def fraction(t: Tensor) -> Tensor:
     """The part after the point, in 0..1."""
     return t - t.floor()
+
+
+def root(t: Tensor) -> Tensor:
+    """The correctly rounded square root; see the module.
+
+    NumPy uses the processor's own instruction, which IEEE 754 binds; so does PyTorch on a GPU.
+
+    >>> root(torch.tensor([2.0])).item() == 2**0.5 // 2**-23 * 2**-23  # 1.41421354: 2**0.5 in 24 bits
+    True
+    """
+    if t.device.type != "cpu":
+        return torch.sqrt(t)
+    return torch.from_numpy(np.sqrt(np.atleast_1d(t.numpy()))).view(t.shape)
 
 
 def wave(t: Tensor) -> Tensor:

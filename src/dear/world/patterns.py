@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dear.world import factors as F
-from dear.world.exact import column, fraction, noise, rotation, wave, zigzag
+from dear.world.exact import column, fraction, noise, root, rotation, wave, zigzag
 from dear.world.scenes import Scenes
 
 Pattern = Callable[[Tensor, Tensor, Scenes], Tensor]
@@ -31,7 +31,7 @@ def _dotted(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     row = (q * 1.1).floor()
     x = fraction(p + row * 0.5) - 0.5
     y = fraction(q * 1.1) - 0.5
-    return 0.31 - torch.sqrt(x * x + y * y)
+    return 0.31 - root(x * x + y * y)
 
 
 def _checkered(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
@@ -62,7 +62,7 @@ def _speckled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     dx = fraction(x) - 0.28 - 0.44 * fraction(cell * 3.7)
     dy = fraction(y) - 0.28 - 0.44 * fraction(cell * 5.3)
     radius = 0.42 * fraction(cell * 2.3) - 0.04
-    return (radius - torch.sqrt(dx * dx + dy * dy)) / 1.9
+    return (radius - root(dx * dx + dy * dy)) / 1.9
 
 
 def _scaly(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
@@ -73,9 +73,9 @@ def _scaly(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     down = (y - row) * height
     odd = row * 0.5
     aside, mine = fraction(x + odd) - 0.5, fraction(x + odd + 0.5) - 0.5
-    upper = 0.56 - torch.sqrt(aside * aside + (down + height) * (down + height))
-    middle = 0.56 - torch.sqrt(mine * mine + down * down)
-    lower = 0.56 - torch.sqrt(aside * aside + (height - down) * (height - down))
+    upper = 0.56 - root(aside * aside + (down + height) * (down + height))
+    middle = 0.56 - root(mine * mine + down * down)
+    lower = 0.56 - root(aside * aside + (height - down) * (height - down))
     rim = torch.where(upper > 0, upper, torch.where(middle > 0, middle, lower))
     return 0.12 - rim
 

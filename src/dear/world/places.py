@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dear.world.exact import column, fraction, noise, wave, zigzag
+from dear.world.exact import column, fraction, noise, root, wave, zigzag
 from dear.world.scenes import Scenes
 
 RGB = tuple[float, float, float]
@@ -58,7 +58,7 @@ class Easel:
 def _sun(easel: Easel, color: RGB) -> None:
     dx = easel.x - (0.1 + 0.8 * easel.free(5))
     dy = easel.y - (0.08 + 0.12 * easel.free(6))
-    easel.paint(color, easel.edge(0.075 - torch.sqrt(dx * dx + dy * dy)))
+    easel.paint(color, easel.edge(0.075 - root(dx * dx + dy * dy)))
 
 
 def _studio(easel: Easel) -> None:
@@ -127,7 +127,7 @@ def _snow(easel: Easel) -> None:
     cell = x.floor() * 0.618 + y.floor() * 0.733 + easel.free(7)
     dx = fraction(x) - 0.3 - 0.4 * fraction(cell * 3.7)
     dy = fraction(y) - 0.3 - 0.4 * fraction(cell * 5.3)
-    easel.paint((1.0, 1.0, 1.0), easel.edge((0.17 - torch.sqrt(dx * dx + dy * dy)) / 9.0))
+    easel.paint((1.0, 1.0, 1.0), easel.edge((0.17 - root(dx * dx + dy * dy)) / 9.0))
 
 
 def _city(easel: Easel) -> None:
@@ -190,12 +190,12 @@ def _space(easel: Easel) -> None:
     dx = easel.x - (0.12 + 0.76 * easel.free(1))
     dy = easel.y - (0.12 + 0.2 * easel.free(2))
     radius = 0.1 + 0.05 * easel.free(3)
-    distance = torch.sqrt(dx * dx + dy * dy)
+    distance = root(dx * dx + dy * dy)
     light = (0.75 + (dx + dy) * -2.4).clamp(0.1, 1.0)
     planet = [tone * light for tone in (0.86, 0.70, 0.52)]
     easel.paint(planet, easel.edge(radius - distance))
     tilted = dx * 0.35 + dy
-    orbit = torch.sqrt(dx * dx * 0.3 + tilted * tilted * 4.0)
+    orbit = root(dx * dx * 0.3 + tilted * tilted * 4.0)
     easel.paint((0.82, 0.78, 0.70), easel.edge(0.014 - (orbit - radius * 0.95).abs()) * 0.8)
 
 
@@ -225,7 +225,7 @@ def _meadow(easel: Easel) -> None:
     cell = x.floor() * 0.618 + y.floor() * 0.733 + easel.free(4)
     dx = fraction(x) - 0.3 - 0.4 * fraction(cell * 3.7)
     dy = fraction(y) - 0.3 - 0.4 * fraction(cell * 5.3)
-    blossom = easel.edge((0.2 - torch.sqrt(dx * dx + dy * dy)) / 9.0) * below
+    blossom = easel.edge((0.2 - root(dx * dx + dy * dy)) / 9.0) * below
     hue = fraction(cell * 2.9)
     easel.paint([0.98 + 0.0 * hue, 0.55 + 0.45 * hue, 0.75 - 0.4 * hue], blossom)
 

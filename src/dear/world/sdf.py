@@ -13,6 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from dear.world.exact import root
+
 Part = Callable[[Tensor, Tensor], Tensor]
 Point = tuple[float, float]
 
@@ -24,9 +26,14 @@ def _turn(x: Tensor, y: Tensor, cx: float, cy: float, degrees: float) -> tuple[T
     return dx * c + dy * s, dy * c - dx * s
 
 
+def _length(x: Tensor, y: Tensor) -> Tensor:
+    """Of a vector."""
+    return root(x * x + y * y)
+
+
 def circle(cx: float, cy: float, radius: float) -> Part:
     """A disc."""
-    return lambda x, y: torch.sqrt((x - cx) ** 2 + (y - cy) ** 2) - radius
+    return lambda x, y: _length(x - cx, y - cy) - radius
 
 
 def ellipse(cx: float, cy: float, rx: float, ry: float, degrees: float = 0.0) -> Part:
@@ -34,8 +41,8 @@ def ellipse(cx: float, cy: float, rx: float, ry: float, degrees: float = 0.0) ->
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
         u, v = _turn(x, y, cx, cy, degrees)
-        scaled = torch.sqrt((u / rx) ** 2 + (v / ry) ** 2)
-        slope = torch.sqrt((u / rx**2) ** 2 + (v / ry**2) ** 2).clamp_min(1e-6)
+        scaled = _length(u / rx, v / ry)
+        slope = _length(u / rx**2, v / ry**2).clamp_min(1e-6)
         return scaled * (scaled - 1) / slope
 
     return distance
@@ -47,7 +54,7 @@ def box(cx: float, cy: float, width: float, height: float, round: float = 0.0, d
     def distance(x: Tensor, y: Tensor) -> Tensor:
         u, v = _turn(x, y, cx, cy, degrees)
         dx, dy = u.abs() - width / 2 + round, v.abs() - height / 2 + round
-        outside = torch.sqrt(dx.clamp_min(0) ** 2 + dy.clamp_min(0) ** 2)
+        outside = _length(dx.clamp_min(0), dy.clamp_min(0))
         return outside + torch.maximum(dx, dy).clamp_max(0) - round
 
     return distance
@@ -86,7 +93,7 @@ def _segment(x: Tensor, y: Tensor, ax: float, ay: float, bx: float, by: float) -
     dx, dy = bx - ax, by - ay
     along = ((x - ax) * dx + (y - ay) * dy) / max(dx * dx + dy * dy, 1e-12)
     along = along.clamp(0, 1)
-    return torch.sqrt((x - ax - along * dx) ** 2 + (y - ay - along * dy) ** 2)
+    return _length(x - ax - along * dx, y - ay - along * dy)
 
 
 def arc_points(
@@ -104,7 +111,7 @@ def arc(cx: float, cy: float, rx: float, ry: float, start: float, end: float, wi
 
 def ring(cx: float, cy: float, radius: float, width: float) -> Part:
     """A circle's stroke."""
-    return lambda x, y: (torch.sqrt((x - cx) ** 2 + (y - cy) ** 2) - radius).abs() - width / 2
+    return lambda x, y: (_length(x - cx, y - cy) - radius).abs() - width / 2
 
 
 def union(*parts: Part) -> Part:
