@@ -20,15 +20,19 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dear.bench.cells import Cell
+from dear.bench.cells import Cell, as_configured
 from dear.bench.grid import Grid
+from dear.bench.protocols import find_protocol
 from dear.bench.records import shown_names
 from dear.methods import find_method
 from dear.train import Recipe
 
 FIRST = ("date", "hardware", "torch", "backbone", "protocol", "method", "changed", "roles", "mode", "dataset")
-THEN = ("held_out", "shots", "seed")
-METRICS = ("base", "novel", "hm", "accuracy", "target", "validation")
+THEN = ("template", "held_out", "shots", "seed")
+METRICS = (
+    "base", "novel", "hm", "joint", "joint_base", "joint_novel", "joint_hm", "ece_base", "ece_novel",
+    "ece_joint", "accuracy", "target", "validation",
+)  # fmt: skip
 LAST = ("trainable_parameters", "adapter_bytes", "steps", "train_s")
 
 
@@ -37,8 +41,13 @@ def changed(cell: Cell) -> str:
     kind = find_method(cell.method)
     usual = json.loads(json.dumps(dataclasses.asdict(kind.Config())))
     recipe = json.loads(json.dumps(dataclasses.asdict(Recipe.of(kind))))
-    pairs = [(name, value) for name, value in cell.options.items() if value != usual.get(name)]
-    pairs += [(name, value) for name, value in cell.recipe.items() if value != recipe.get(name)]
+    options, training = as_configured(kind.Config, cell.options), as_configured(Recipe, cell.recipe)
+    pairs = [(name, value) for name, value in options.items() if value != usual.get(name)]
+    pairs += [
+        (f"recipe.{name}" if name in options else name, value)
+        for name, value in training.items()
+        if value != recipe.get(name)
+    ]
     return " ".join(f"{name}={value}" for name, value in sorted(pairs))
 
 
@@ -51,16 +60,21 @@ def rows_of(
         "date": date, "hardware": made["hardware"], "torch": made["torch"],
         "backbone": backbone or cell.backbone, "protocol": cell.protocol, "method": cell.method,
         "changed": changed(cell), "roles": cell.roles.get("spec", ""),
-        "held_out": cell.setting.get("held_out", ""), "shots": cell.shots, "seed": cell.seed,
+        "template": cell.setting.get("template", ""), "held_out": cell.setting.get("held_out", ""),
+        "shots": cell.shots, "seed": cell.seed,
         "trainable_parameters": result["trainable_parameters"], "adapter_bytes": result["adapter_bytes"],
         "steps": result.get("steps", 0), "train_s": seconds["train"],
     }  # fmt: skip
+    protocol = find_protocol(cell.protocol)
+    names = {name: name for name in (cell.dataset, *cell.setting.get("targets", ()))}
+    held_out = f"/{cell.setting['held_out']}" if "held_out" in cell.setting else ""
     for mode, values in result["modes"].items():
-        if cell.protocol in ("cross-dataset", "domain-shift"):
-            for dataset, value in values.items():
-                yield {**common, "mode": mode, "dataset": dataset, "accuracy": value}
-        else:
-            yield {**common, "mode": mode, "dataset": cell.dataset, **values}
+        by_dataset: dict[str, dict[str, Any]] = {}
+        for column, value in values.items():
+            dataset, heading = protocol.place(cell, column, names)
+            by_dataset.setdefault(dataset.removesuffix(held_out), {})[heading] = value
+        for dataset, found in by_dataset.items():
+            yield {**common, "mode": mode, "dataset": dataset, **found}
 
 
 def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list[dict[str, Any]]:

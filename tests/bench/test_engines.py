@@ -72,6 +72,25 @@ def test_processes_write_the_same_bytes_as_one_process_and_survive_a_kill(tmp_pa
     assert (tmp_path / "killed-5").exists()
 
 
+def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path, work, monkeypatch):
+    """Its pipe is broken before a cell is sent: the cell goes to a new process, the grid goes on."""
+    made = []
+
+    class Dead(engines._Worker):
+        def __init__(self, work):
+            super().__init__(work)
+            made.append(self)
+            if len(made) == 1:
+                self.process.kill()
+                self.process.join()
+
+    monkeypatch.setattr(engines, "_Worker", Dead)
+    files, summary = _numbers(tmp_path / "out", Local(work.value, workers=2), Place("mini", str(tmp_path)))
+    assert summary.failed == {}
+    assert len(files) == 6
+    assert len(made) == 3
+
+
 def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):
     _, summary = _numbers(tmp_path / "out", Local(work.doomed, workers=2), Place("mini", str(tmp_path)))
     assert [cell.seed for cell in summary.failed] == [3]
@@ -113,8 +132,10 @@ def test_missing_ray_is_one_sentence(monkeypatch):
     ("name", "options", "message"),
     [
         ("slurm", {}, "local or ray"),
-        ("local", {"address": "x"}, "--engine ray"),
+        ("local", {"address": "x"}, "engine ray"),
+        ("local", {"gpus": 0.5}, "engine ray"),
         ("local", {"workers": 0}, "one"),
+        ("ray", {"workers": 2}, "engine local"),
     ],
 )
 def test_wrong_engines_are_refused(name, options, message):
@@ -125,13 +146,14 @@ def test_wrong_engines_are_refused(name, options, message):
 def test_real_cells_on_ray_agree_with_this_process(tmp_path, backbone, table, roles_file, ray):
     import dear
     from dear.bench.plan import Request, plan
-    from dear.bench.work import compute
+    from dear.bench.protocols import compute
     from dear.heads.roles import RoleMap
 
     request = Request(
         backbone="tiny",
         fingerprint=dear.load(backbone).fingerprint,
         roles=RoleMap.load(roles_file),
+        methods=["zeroshot", "dear"],
         datasets=[table],
         seeds=[1, 2],
         shots=[4],

@@ -7,16 +7,15 @@ import pytest
 import torch
 
 import dear
-from dear.bench import held_out
 from dear.bench.ablations import STUDIES, study
 from dear.bench.cells import Place
 from dear.bench.engines import Local
 from dear.bench.grid import Grid
 from dear.bench.plan import Request, plan, plan_study
+from dear.bench.protocols import compute, held_out
 from dear.bench.session import Session
-from dear.bench.work import compute
 from dear.data.open import open_data
-from dear.errors import DataError, RoleError, UsageError
+from dear.errors import DataError, RoleError, RunError, UsageError
 from dear.heads.roles import RoleMap
 
 FAST = {"epochs": 2, "batch": 8}
@@ -31,6 +30,7 @@ def asked(backbone, table, roles_file):
             "backbone": "tiny",
             "fingerprint": clip.fingerprint,
             "roles": RoleMap.load(roles_file),
+            "methods": ["zeroshot", "dear"],
             "datasets": [table],
             "seeds": [1],
             "shots": [4],
@@ -244,11 +244,87 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
         ("base-to-novel", {"roles": None}, RoleError, "role map"),
         ("base-to-novel", {"options": {"dear": {"betta": 1}}}, UsageError, "betta"),
         ("base-to-novel", {"recipe": {"epoch": 1}}, UsageError, "epoch"),
+        ("base-to-novel", {"recipe": {"seed": 7}}, UsageError, "seed"),
+        ("base-to-novel", {"options": {"dera": {"beta": 1}}}, UsageError, "'dera', which is not planned"),
+        ("base-to-novel", {"options": {"coop": {"context": 4}}}, UsageError, "'coop', which is not planned"),
+        ("base-to-novel", {"templates": {"elsewhere": "a {}."}}, UsageError, "'elsewhere', which is not"),
+        ("base-to-novel", {"draws": "nowhere"}, RunError, "nowhere"),
+        ("base-to-novel", {"draws": "nowhere", "shots": [0]}, UsageError, "no effect"),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_runs(asked, protocol, changes, error, message):
     with pytest.raises(error, match=message):
         plan(protocol, asked(**changes))
+
+
+def test_names_of_methods_are_the_same_in_upper_and_lower_case(asked):
+    """`DeAR.beta=0.1` was ignored: the options were looked up under `dear`."""
+    cells = [
+        plan("base-to-novel", asked(methods=[m], options={m: {"beta": 0.1}}))[0] for m in ("dear", "DeAR")
+    ]
+    assert [cell.options["beta"] for cell in cells] == [0.1, 0.1]
+    (study_cell,) = plan_study(study("inference"), asked(options={"DEAR": {"beta": 0.1}}))[0][1]
+    assert study_cell.key == cells[0].key
+
+
+def test_a_cell_that_two_studies_share_is_computed_once(asked, tmp_path):
+    """`masks` asks for the roles as they are, `concepts` for five concepts of a map that has five."""
+    found = [plan_study(study(name, 6), asked()) for name in ("masks", "concepts")]
+    cells = [cell for planned in found for _, own in planned for cell in own]
+    seen = []
+
+    def work(cell, place):
+        seen.append(cell["roles"])
+        return {"modes": {"fused": {"base": 0.5, "novel": 0.5, "hm": 0.5}}}
+
+    Grid(tmp_path).run(cells, Place("none"), Local(work))
+    assert len(cells) == 7
+    assert len(seen) == 6
+    assert len({cell.key for cell in cells}) == 6
+
+
+def test_a_study_compares_at_one_number_of_shots(asked):
+    with pytest.raises(UsageError, match="one number of shots"):
+        plan_study(study("masks"), asked(shots=[1, 2]))
+
+
+def test_a_template_is_part_of_the_cell_and_of_its_answers(backbone, table, place, asked):
+    template = "{}"
+    (plain,) = plan("few-shot", asked(methods=["zeroshot"]))
+    (own,) = plan("few-shot", asked(methods=["zeroshot"], templates={table: template}))
+    assert plain.key != own.key
+    assert "template" not in plain.setting
+    test = open_data(table, "test", template=template)
+    assert run(own, place)["modes"]["default"]["accuracy"] == pytest.approx(frozen_accuracy(backbone, test))
+
+
+def test_joint_accuracy_and_calibration_the_obvious_way(backbone, table, place, asked):
+    """Zero-shot CLIP, image by image: answers among all five classes, and 15 bins filled by hand."""
+    (cell,) = plan("base-to-novel", asked(methods=["zeroshot"]))
+    row = run(cell, place)["modes"]["default"]
+    test, clip = open_data(table, "test"), dear.load(backbone)
+    texts = clip.encode_text([test.template.replace("{}", name) for name in test.classes])
+    texts = torch.nn.functional.normalize(texts, dim=-1)
+    right = {"base": [], "novel": []}
+    bins = [[0.0, 0.0, 0] for _ in range(15)]
+    for index, label in enumerate(test.labels.tolist()):
+        feature = clip.encode_image(clip.preprocess(test.image(index))[None])[0]
+        feature = feature / feature.norm()
+        chances = (clip.log_scale.exp() * texts @ feature).softmax(0)
+        answer = int(chances.argmax())
+        right["base" if label < 3 else "novel"].append(answer == label)
+        sure = float(chances[answer])
+        place_of = next(b for b in range(15) if sure <= (b + 1) / 15)
+        bins[place_of][0] += answer == label
+        bins[place_of][1] += sure
+        bins[place_of][2] += 1
+    base, novel = (sum(right[half]) / len(right[half]) for half in ("base", "novel"))
+    assert row["joint_base"] == pytest.approx(base)
+    assert row["joint_novel"] == pytest.approx(novel)
+    assert row["joint"] == pytest.approx((sum(right["base"]) + sum(right["novel"])) / len(test))
+    assert row["joint_hm"] == pytest.approx(2 / (1 / base + 1 / novel) if base * novel else 0)
+    error = sum(abs(hits / n - sure / n) * n / len(test) for hits, sure, n in bins if n)
+    assert row["ece_joint"] == pytest.approx(error, abs=1e-4)
 
 
 def test_data_without_domains_is_refused(tmp_path):

@@ -10,13 +10,23 @@ import sys
 import pytest
 
 from dear.bench.ablations import STUDIES
+from dear.bench.ablations import table as ablation
 from dear.bench.cells import Cell, Outcome
 from dear.bench.grid import Grid
 from dear.bench.outputs import fusion_weights, write_protocol, write_studies
-from dear.bench.records import average, gather
-from dear.bench.sheets import SHEETS, ablation
+from dear.bench.protocols import PROTOCOLS
+from dear.bench.records import average
 from dear.bench.tables import latex, markdown, to_csv
 from dear.report import results_plots as plots
+
+
+def gather(results, names=None):
+    results = list(results)
+    return PROTOCOLS[results[0][0].protocol].gather(results, names)
+
+
+def table(protocol, lines):
+    return PROTOCOLS[protocol].table(lines)
 
 
 def hm(base, novel):
@@ -48,7 +58,7 @@ def numbers(sheet, *labels):
 
 
 def test_mean_and_spread_over_seeds_and_both_harmonic_means(two_sets):
-    sheet = SHEETS["base-to-novel"](gather(two_sets))
+    sheet = table("base-to-novel", gather(two_sets))
     base, novel, each, of_means = numbers(sheet, "EuroSAT", "dear", "fused")
     assert base.mean == pytest.approx(0.85)
     assert base.std == pytest.approx(statistics.stdev([0.9, 0.8]))
@@ -60,7 +70,7 @@ def test_mean_and_spread_over_seeds_and_both_harmonic_means(two_sets):
 
 def test_average_is_over_data_sets_seed_by_seed(two_sets):
     base, novel, each, of_means = numbers(
-        SHEETS["base-to-novel"](gather(two_sets)), "Average", "dear", "fused"
+        table("base-to-novel", gather(two_sets)), "Average", "dear", "fused"
     )
     assert base.mean == pytest.approx((0.9 + 0.8 + 0.7 + 0.6) / 4)
     assert base.std == pytest.approx(statistics.stdev([(0.9 + 0.7) / 2, (0.8 + 0.6) / 2]))
@@ -76,13 +86,13 @@ def test_average_uses_only_seeds_that_every_data_set_has(two_sets):
 
 
 def test_published_rows_stand_beside_ours_with_corrections_noted(two_sets):
-    sheet = SHEETS["base-to-novel"](gather(two_sets))
+    sheet = table("base-to-novel", gather(two_sets))
     published = [row for row in sheet.rows if row.published]
     assert {row.labels[0] for row in published} == {"EuroSAT"}
     text = markdown(sheet)
     assert "*92.22*" in text
     assert "*DeAR*" in text
-    pets = markdown(SHEETS["base-to-novel"](gather([base_novel("OxfordPets", 1, 0.9, 0.9)])))
+    pets = markdown(table("base-to-novel", gather([base_novel("OxfordPets", 1, 0.9, 0.9)])))
     assert "*97.42†*" in pets
     assert "printed 96.81, corrected to 97.42" in pets
 
@@ -90,14 +100,14 @@ def test_published_rows_stand_beside_ours_with_corrections_noted(two_sets):
 def test_methods_without_novel_classes_have_a_dash():
     row = {"base": 0.5, "novel": None, "hm": None}
     lines = gather([(cell("base-to-novel", "d", 1, "linear-probe"), {"modes": {"default": row}})])
-    assert "| d | linear-probe | default | 50.00 | – | – | – |" in markdown(SHEETS["base-to-novel"](lines))
+    assert "| d | linear-probe | default | 50.00 | – | – | – |" in markdown(table("base-to-novel", lines))
 
 
 def test_transfer_averages_targets_only_and_shows_the_papers_table():
     targets = ["ImageNetV2", "ImageNetSketch", "ImageNetA", "ImageNetR"]
     modes = {"decoupled": {"ImageNet": 0.7} | dict(zip(targets, (0.6, 0.5, 0.4, 0.3), strict=True))}
     results = [(cell("domain-shift", "ImageNet", 1, targets=targets), {"modes": modes})]
-    sheet = SHEETS["domain-shift"](gather(results))
+    sheet = table("domain-shift", gather(results))
     source, mean, *rest = numbers(sheet, "dear", "decoupled")
     assert source.mean == 0.7
     assert mean.mean == pytest.approx(0.45)
@@ -113,7 +123,7 @@ def test_domains_are_averaged_with_the_validation_beside():
         )
         for name, t, v in (("art", 0.5, 0.9), ("photo", 0.7, 0.8))
     ]
-    sheet = SHEETS["leave-one-domain-out"](gather(results))
+    sheet = table("leave-one-domain-out", gather(results))
     target, validation = numbers(sheet, "PACS", "Average", "dear", "default")
     assert (target.mean, validation.mean) == (pytest.approx(0.6), pytest.approx(0.85))
     assert numbers(sheet, "PACS", "photo", "dear", "default")[0].mean == 0.7
@@ -125,7 +135,7 @@ def test_few_shot_columns_are_shots():
         (cell("few-shot", "d", 1, shots=shots), {"modes": {"fused": {"accuracy": shots / 20}}})
         for shots in (1, 16)
     ]
-    sheet = SHEETS["few-shot"](gather(results))
+    sheet = table("few-shot", gather(results))
     assert sheet.columns == ("1 shot", "16 shots")
     assert [entry.mean for entry in numbers(sheet, "d", "dear", "fused")] == [0.05, 0.8]
 
@@ -145,7 +155,7 @@ def test_ablation_takes_each_variants_mode_and_the_papers_rows(two_sets):
 
 
 def test_csv_gives_back_exact_fractions(two_sets):
-    rows = list(csv.DictReader(io.StringIO(to_csv(SHEETS["base-to-novel"](gather(two_sets))))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(table("base-to-novel", gather(two_sets))))))
     ours = next(row for row in rows if row["Dataset"] == "EuroSAT" and row["published"] == "0")
     assert float(ours["Base"]) == (0.9 + 0.8) / 2
     assert ours["Base seeds"] == "2"
@@ -156,7 +166,7 @@ def test_csv_gives_back_exact_fractions(two_sets):
 def test_hostile_names_break_no_format():
     name = "=cmd|'x'_&%<script>"
     lines = gather([base_novel(name, 1, 0.5, 0.5)])
-    sheet = SHEETS["base-to-novel"](lines)
+    sheet = table("base-to-novel", lines)
     assert next(csv.reader(io.StringIO(to_csv(sheet).splitlines()[1])))[0].startswith("'=")
     assert r"\_\&\%" in latex(sheet)
     row = next(line for line in markdown(sheet).splitlines() if "cmd" in line)
@@ -215,6 +225,93 @@ def test_configurations_of_one_method_are_rows_of_their_own():
     again = dataclasses.replace(one, options={**one.options, "beta": 0.9})
     lines = gather([(other, result), (again, result)])
     assert [line.method for line in lines] == ["dear (beta=0.1)", "dear (beta=0.9)"]
+
+
+def test_options_and_recipe_of_one_name_are_told_apart():
+    """clip-lora's option `scale` was hidden by the recipe's `scale`, and two variants became one row."""
+    one, result = base_novel("EuroSAT", 1, 0.9, 0.5, method="clip-lora")
+    cells = [
+        dataclasses.replace(one, options={"scale": scale}, recipe={"scale": [0.5, 1.0]}) for scale in (1, 2)
+    ]
+    lines = gather([(cell, result) for cell in cells])
+    assert [line.method for line in lines] == ["clip-lora (scale=1)", "clip-lora (scale=2)"]
+    both = [cells[0], dataclasses.replace(cells[1], recipe={"scale": [0.1, 1.0]})]
+    names = [line.method for line in gather([(cell, result) for cell in both])]
+    assert names == [
+        "clip-lora (scale=1, recipe scale=[0.5, 1.0])",
+        "clip-lora (scale=2, recipe scale=[0.1, 1.0])",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"fingerprint": "sha256:2"}, "backbone=2"),
+        ({"setting": {"template": "a {}."}}, "template=a {}."),
+        ({"setting": {"draw": "abc"}}, "draw=abc"),
+        ({"shots": 4}, "4 shots"),
+    ],
+)
+def test_no_two_experiments_share_a_row(change, word):
+    one, result = base_novel("EuroSAT", 1, 0.9, 0.5)
+    other = dataclasses.replace(one, **change)
+    lines = gather([(one, result), (other, result)])
+    assert len(lines) == 2
+    assert word in lines[1].method
+
+
+def test_a_template_for_each_dataset_is_no_variant():
+    pairs = [base_novel(name, 1, 0.9, 0.5) for name in ("EuroSAT", "DescribableTextures")]
+    results = [
+        (dataclasses.replace(cell, setting={"template": f"{cell.dataset} {{}}."}), result)
+        for cell, result in pairs
+    ]
+    assert {line.method for line in gather(results)} == {"dear"}
+
+
+def test_fusion_weights_of_other_attributes_are_rows_of_their_own():
+    """Two cells of one dataset with other attributes raised a KeyError."""
+    one, result = base_novel("EuroSAT", 1, 0.9, 0.5)
+    other = dataclasses.replace(one, options={"attributes": ["Color"]})
+    results = [
+        (one, {**result, "facts": {"fusion_weights": {"class": 0.6, "Color": 0.2, "Shape": 0.2}}}),
+        (other, {**result, "facts": {"fusion_weights": {"class": 0.5, "Color": 0.5}}}),
+    ]
+    weights = fusion_weights(results)
+    assert list(weights.values()) == [
+        {"class": 0.6, "Color": 0.2, "Shape": 0.2},
+        {"class": 0.5, "Color": 0.5},
+    ]
+    assert all(name.startswith("EuroSAT, dear (attributes=") for name in weights)
+
+
+def test_columns_that_only_later_versions_have_are_shown_where_they_are_there(two_sets):
+    old = table("base-to-novel", gather(two_sets))
+    assert old.columns == ("Base", "Novel", "HM (each seed, averaged)", "HM of means")
+    one, result = base_novel("EuroSAT", 3, 0.9, 0.4)
+    row = {**result["modes"]["fused"], "joint": 0.6, "joint_hm": 0.5, "ece_base": 0.1}
+    auto = {"base": 0.9, "novel": 0.7, "hm": hm(0.9, 0.7), "joint": 0.8}
+    sheet = table("base-to-novel", gather([*two_sets, (one, {"modes": {"fused": row, "auto": auto}})]))
+    assert sheet.columns[4:] == ("Joint", "Joint HM", "ECE base")
+    fused = numbers(sheet, "EuroSAT", "dear", "fused")
+    assert fused[0].seeds == 3
+    assert (fused[4].mean, fused[4].seeds) == (0.6, 1)
+    assert numbers(sheet, "EuroSAT", "dear", "auto")[1].mean == 0.7
+    assert all(len(row.entries) == len(sheet.columns) for row in sheet.rows)
+    assert "expected calibration error" in markdown(sheet)
+
+
+def test_a_study_whose_variant_failed_shows_the_others(tmp_path):
+    study = STUDIES["losses"]
+    grid = Grid(tmp_path)
+    planned = []
+    for number, variant in enumerate(study.variants):
+        one = dataclasses.replace(cell("base-to-novel", "d", 1), options={"number": number})
+        if number:
+            grid.store(Outcome(one, {"modes": {"fused": {"base": 0.5, "novel": 0.5, "hm": 0.5}}}))
+        planned.append((variant, [one]))
+    first, *_ = write_studies(grid, [(study, planned)], failed={"ce": "it failed"})
+    assert "ce+reg+fusion" in first.read_text()
 
 
 def test_help_needs_neither_torch_nor_plotly():

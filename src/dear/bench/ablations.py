@@ -1,11 +1,16 @@
-"""Ablation studies: DeAR with one thing changed, as variants of the base-to-novel protocol."""
+"""Ablation studies: a method with one thing changed, as variants of a protocol, and their table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dear.bench import published
+from dear.bench.protocols.base import SEEDS_NOTE
+from dear.bench.protocols.base_to_novel import column_headings, column_notes, entries, paper_entries
+from dear.bench.records import Line, average
+from dear.bench.tables import Row, Sheet
 from dear.clip.config import last_third
 from dear.errors import UsageError
 
@@ -37,6 +42,8 @@ class Study:
         question: what is asked, in a sentence.
         variants: the rows; the paper's choice among them.
         paper: what the paper reports, in a sentence; empty where it reports nothing.
+        method: the method that is studied.
+        protocol: the protocol it is studied with.
     """
 
     name: str
@@ -44,6 +51,17 @@ class Study:
     question: str
     variants: tuple[Variant, ...]
     paper: str = ""
+    method: str = "dear"
+    protocol: str = "base-to-novel"
+
+    def mode_of(self, lines: Sequence[Line]) -> dict[str, str]:
+        """The mode that each variant is shown in: its own, or the first one of the lines."""
+        return {variant.name: variant.mode or lines[0].mode for variant in self.variants}
+
+    def shown(self, lines: Sequence[Line]) -> list[Line]:
+        """The lines of each variant in its mode."""
+        modes = self.mode_of(lines)
+        return [line for line in lines if line.mode == modes[line.method]]
 
 
 def _layer(layers: int, back: int) -> int:
@@ -164,3 +182,27 @@ def study(name: str, layers: int = 12) -> Study:
     if name not in STUDIES:
         raise UsageError(f"no study {name!r}; choose from {', '.join(STUDIES)}, or all")
     return first_layers(layers) if name == "first-layer" else STUDIES[name]
+
+
+def table(study: Study, lines: Sequence[Line]) -> Sheet:
+    """Variants of a study, on every dataset and on their average, with the paper's row beside each."""
+    datasets = list(dict.fromkeys(line.dataset for line in lines))
+    paper = published.for_study(study.name)
+    chosen = study.shown(lines)
+    rows: list[Row] = []
+    for variant in study.variants:
+        own = [line for line in chosen if line.method == variant.name]
+        shown = ([average(own)] if len(own) == len(datasets) > 1 else []) + own
+        rows += [Row((line.dataset, variant.name), entries(line, chosen)) for line in shown]
+    order = {name: place for place, name in enumerate(["Average", *datasets])}
+    rows.sort(key=lambda row: order[row.labels[0]])  # stable: variants keep their order
+    notes = [SEEDS_NOTE, study.question, *column_notes(chosen)]
+    if study.paper:
+        notes.append(f"The paper: {study.paper}")
+    headings = column_headings(chosen)
+    for row in paper.rows if paper is not None else ():
+        where = next(iter(row.cells))[0]
+        set_name = "eleven sets" if where == "Average" else where
+        numbers = paper_entries(row, where, len(headings))
+        rows.append(Row((f"paper: {set_name}", row.variant or row.label), numbers, True))
+    return Sheet(study.title, ("Dataset", "Variant"), headings, tuple(rows), tuple(notes))

@@ -1,87 +1,129 @@
-"""A cell's file: what is checked of it before its numbers reach a table or a page."""
+"""A cell's file: its schema, and how it is read before its results reach a table or a page."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from dear._io.printable import unprintable
+import msgspec
+from msgspec import Meta
+
+from dear._io.files import read_json
+from dear._io.printable import PRINTABLE
+from dear._io.schema import Strict, Whole, check
 from dear.bench.cells import SCHEMA, Cell
+from dear.bench.protocols import PROTOCOLS
+from dear.bench.protocols.base import Protocol
 from dear.errors import RunError
 
-_WORDS = ("protocol", "method", "dataset", "backbone", "fingerprint")
-_LONGEST = 4096  # characters of a name; datasets may be paths
-_TRANSFER = ("cross-dataset", "domain-shift")
+WHAT = "cell of a grid"
+Text = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]  # datasets may be paths
+Share = Annotated[float, Meta(ge=0, le=1)]
+_RENAMED = {"trainable_numbers": "trainable_parameters"}  # names in results of schema 1
 
 
-def checked(document: Any, path: Path) -> tuple[Cell, Mapping[str, Any]]:
-    """The cell and the result of a parsed file.
+class Configuration(Strict, frozen=True):
+    """The part `cell` of a file; the fields of `Cell`."""
+
+    protocol: Text
+    method: Text
+    dataset: Text
+    seed: Whole
+    shots: Whole
+    backbone: Text
+    fingerprint: Text
+    options: dict[Text, Any] = msgspec.field(default_factory=dict)
+    recipe: dict[Text, Any] = msgspec.field(default_factory=dict)
+    roles: dict[Text, Any] = msgspec.field(default_factory=dict)
+    setting: dict[Text, Any] = msgspec.field(default_factory=dict)
+
+
+class MadeWith(msgspec.Struct, frozen=True):
+    """Versions and machine; more names are allowed."""
+
+    dear: Text
+    torch: Text
+    hardware: Text
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a method tells of itself; more names are allowed, and shown nowhere."""
+
+    fusion_weights: dict[Text, float] = {}
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What every result holds; protocols and later versions add columns and names of their own.
+
+    Attributes:
+        modes: mode -> column -> a fraction of 1, or null where nothing could be measured.
+    """
+
+    modes: Annotated[dict[Text, dict[Text, Share | None]], Meta(min_length=1)]
+    facts: Facts = Facts()
+    seconds: dict[Text, float] = {}
+    trainable_parameters: Whole = 0
+    adapter_bytes: Whole = 0
+    steps: Whole = 0
+    made_with: MadeWith | None = None
+
+
+class Document(Strict, frozen=True):
+    """A whole file."""
+
+    schema: int
+    key: Text
+    cell: Configuration
+    result: Result
+
+
+def upgraded(document: Any) -> Any:
+    """A file of schema 1 in the words of schema 2.
 
     Raises:
-        RunError: parts are missing or of another kind, or the key does not fit the configuration.
+        ValueError: it is no whole cell, or was written by a later version.
     """
     if not isinstance(document, dict) or not {"schema", "key", "cell", "result"} <= set(document):
-        raise RunError(f"{path}: is not a whole cell of a grid")
-    if document["schema"] != SCHEMA:
-        raise RunError(f"{path}: written by another version (schema {document['schema']!r}, here {SCHEMA})")
+        raise ValueError("not a whole cell")
+    if document["schema"] not in range(1, SCHEMA + 1) or isinstance(document["schema"], bool):
+        raise ValueError(f"written by another version: schema {document['schema']!r}, here {SCHEMA}")
+    result = document["result"]
+    if isinstance(result, dict):
+        result = {_RENAMED.get(name, name): value for name, value in result.items()}
+    return {**document, "schema": SCHEMA, "result": result}
+
+
+def read_cell(path: str | os.PathLike[str]) -> tuple[Cell, Mapping[str, Any]]:
+    """The cell and the result in one file of a grid.
+
+    Raises:
+        DearError: the file is missing, damaged, or something else.
+    """
+    raw: dict[str, Any] = {}
+
+    def upgrade(document: Any) -> Any:
+        raw.update(upgraded(document))
+        return raw
+
+    source = os.fspath(path)
+    document = check(read_json(path, WHAT), Document, source, WHAT, error=RunError, upgrade=upgrade)
     try:
-        cell = Cell(**document["cell"])
+        cell = Cell.from_file(msgspec.to_builtins(document.cell))
         key = cell.key
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: its configuration cannot be read ({error})") from None
-    if key != document["key"]:
-        raise RunError(f"{path}: was changed by hand: its key does not fit its configuration")
-    if not all(_word(getattr(cell, name)) for name in _WORDS):
-        raise RunError(f"{path}: its configuration cannot be read ({', '.join(_WORDS)} must be plain text)")
-    if not all(_count(number) for number in (cell.seed, cell.shots)):
-        raise RunError(f"{path}: its configuration cannot be read (seed and shots must be whole numbers)")
-    result = document["result"]
-    if not isinstance(result, dict) or not _modes(result.get("modes"), cell):
-        raise RunError(f"{path}: its result holds no accuracies from 0 to 1 by mode and column")
-    weights = result.get("facts", {})
-    weights = weights.get("fusion_weights", {}) if isinstance(weights, dict) else None
-    if not _numbers(weights) or not _numbers(result.get("seconds", {})):
-        raise RunError(f"{path}: its result is damaged (fusion weights and seconds must be numbers)")
-    made = result.get("made_with")
-    if made is not None and not (isinstance(made, dict) and {"dear", "torch", "hardware"} <= set(made)):
-        raise RunError(f"{path}: its result does not say what it was made with")
-    return cell, result
+        raise RunError(f"{source}: its configuration cannot be read ({error})") from None
+    if key != document.key:
+        raise RunError(f"{source}: was changed by hand: its key does not fit its configuration")
+    if cell.protocol in PROTOCOLS:
+        _fits(PROTOCOLS[cell.protocol], cell, document.result, source)
+    return cell, raw["result"]
 
 
-def _word(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST and unprintable(value) is None
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _numbers(values: Any) -> bool:
-    """Whether a part of a result is an object of numbers by plain names."""
-    return isinstance(values, dict) and all(_word(k) and _number(v) for k, v in values.items())
-
-
-def _modes(modes: Any, cell: Cell) -> bool:
-    """Whether accuracies are there: mode -> column -> a share of 1, or null where nothing was measured."""
-    if not isinstance(modes, dict) or not modes:
-        return False
-    known = None
-    if cell.protocol in _TRANSFER:
-        targets = cell.setting.get("targets")
-        if not isinstance(targets, list) or not all(map(_word, targets)):
-            return False
-        known = {cell.dataset, *targets}
-    if cell.protocol == "leave-one-domain-out" and not _word(cell.setting.get("held_out")):
-        return False
-    return all(
-        _word(mode)
-        and isinstance(row, dict)
-        and all(_word(column) and (known is None or column in known) for column in row)
-        and all(value is None or (_number(value) and 0 <= value <= 1) for value in row.values())
-        for mode, row in modes.items()
-    )
+def _fits(protocol: Protocol, cell: Cell, result: Result, source: str) -> None:
+    """Refuse a setting or columns that the cell's protocol does not have."""
+    check(dict(cell.setting), protocol.setting, source, f"setting of {protocol.name}", error=RunError)
+    allowed = protocol.columns(cell)
+    found = {column for row in result.modes.values() for column in row}
+    if allowed is not None and not found <= allowed:
+        raise RunError(f"{source}: {sorted(found - allowed)[0]!r} is no column of {protocol.name}")

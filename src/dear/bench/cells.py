@@ -6,12 +6,15 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-SCHEMA = 1
-_KEY_NAMES = {"optimizer": "optimiser"}  # keys of earlier results were made with this spelling
+SCHEMA = 2  #: of a cell's file
+_KEY_SCHEMA = 1  # part of every key: stays
+_KEY_NAMES = {"optimizer": "optimiser", "center": "centre"}  # keys are computed with the first spelling
+_READ_NAMES = {old: new for new, old in _KEY_NAMES.items()}
 
 
 def canonical(value: Any) -> str:
@@ -33,27 +36,48 @@ def _frozen(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType(json.loads(canonical(dict(values))))
 
 
-def _key_spelling(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe with the names that cell keys have always been computed from."""
-    return {_KEY_NAMES.get(name, name): value for name, value in recipe.items()}
+def as_written(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass as a cell holds them.
+
+    A field that was added later may say, as `metadata={"before": value}`, what earlier versions did; with
+    that value it is left out, so that cells computed before it existed keep their keys. `as_configured` is
+    the way back.
+    """
+    nothing = object()
+    values = asdict(config)
+    for each in fields(config):
+        if values[each.name] == each.metadata.get("before", nothing):
+            del values[each.name]
+    return values
 
 
-@dataclass(frozen=True)
+def as_configured(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a cell with what `as_written` left out of them."""
+    before = {each.name: each.metadata["before"] for each in fields(kind) if "before" in each.metadata}
+    return {**before, **values}
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+@dataclass(frozen=True, eq=False)
 class Cell:
-    """One experiment: everything that its numbers depend on, and nothing else.
+    """One experiment: everything that its results depend on, and nothing else.
 
-    Where the data lie, on which device and by which engine it is computed is not part of it.
+    Where the data lie, on which device and by which engine it is computed is not part of it. Two cells are
+    equal when their keys are.
 
     Attributes:
-        protocol: "base-to-novel", "few-shot", "cross-dataset", "domain-shift", "leave-one-domain-out".
+        protocol: name of a protocol, see `dear.bench.protocols.PROTOCOLS`.
         method: name of the method.
         dataset: the dataset trained on.
         seed: of the few-shot draw, the start of learned tensors and the order of batches.
-        shots: images a class; 0 where the protocol takes all.
+        shots: images per class; 0 where the protocol takes all.
         backbone: name of the backbone.
         fingerprint: hash of its weights.
         options: all options of the method, defaults included.
-        recipe: all numbers of the training recipe, defaults included.
+        recipe: the whole training recipe, defaults included.
         roles: description of the role map and the hash of its content; empty where none is used.
         setting: what else the protocol needs (targets, held-out domain, imported draw).
 
@@ -78,15 +102,24 @@ class Cell:
         for name in ("options", "recipe", "roles", "setting"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
 
+    @classmethod
+    def from_file(cls, values: Mapping[str, Any]) -> Cell:
+        """The cell of a stored configuration; names that were spelled otherwise once get today's spelling."""
+        renamed = {name: _renamed(values.get(name, {}), _READ_NAMES) for name in ("options", "recipe")}
+        return cls(**{**values, **renamed})
+
     def __hash__(self) -> int:
         return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, Cell) else NotImplemented
 
     def plain(self) -> dict[str, Any]:
         """The configuration as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Sixteen hexadecimal digits that change with any part of the configuration.
 
@@ -96,17 +129,17 @@ class Cell:
         plain = self.plain()
         del plain["backbone"]
         plain["roles"].pop("spec", None)
-        plain["recipe"] = _key_spelling(plain["recipe"])
-        return digest({"schema": SCHEMA, **plain})[:16]
+        plain |= {name: _renamed(plain[name], _KEY_NAMES) for name in ("options", "recipe")}
+        return digest({"schema": _KEY_SCHEMA, **plain})[:16]
 
     @property
     def training_key(self) -> str:
         """A key of what is trained alone: protocols that train on all classes share their adapters."""
         parts = self.plain()
         trained = {name: parts[name] for name in ("method", "dataset", "seed", "shots", "fingerprint")}
-        trained |= {"options": parts["options"], "recipe": _key_spelling(parts["recipe"])}
+        trained |= {name: _renamed(parts[name], _KEY_NAMES) for name in ("options", "recipe")}
         trained |= {"roles": parts["roles"].get("digest"), "draw": parts["setting"].get("draw")}
-        return digest({"schema": SCHEMA, **trained})[:16]
+        return digest({"schema": _KEY_SCHEMA, **trained})[:16]
 
     @property
     def stem(self) -> str:
@@ -144,7 +177,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how a cell is computed; none of it may change a number.
+    """Where and how a cell is computed; none of it may change a result.
 
     Attributes:
         backbone: name, folder or file to load.

@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -81,8 +81,9 @@ class Local:
             for worker in crew:
                 if todo and worker.pipe not in busy:
                     cell, tries = todo.popleft()
-                    worker.pipe.send((cell.plain(), place.plain()))
                     busy[worker.pipe] = (worker, cell, tries)
+                    with suppress(OSError):  # it died while it had no work: `wait` then finds its pipe closed
+                        worker.pipe.send((cell.plain(), place.plain()))
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 worker, cell, tries = busy.pop(ready)
@@ -234,17 +235,33 @@ def _import_ray() -> Any:
 
 
 def make_engine(
-    name: str, work: Work, workers: int = 1, address: str | None = None, cpus: float = 1, gpus: float = 0
+    name: str,
+    work: Work,
+    workers: int | None = None,
+    address: str | None = None,
+    cpus: float = 1,
+    gpus: float | None = None,
 ) -> Engine:
-    """An engine by its name on the command line: "local" or "ray".
+    """An engine by name: "local" or "ray".
+
+    Args:
+        name: the engine.
+        work: computes one cell.
+        workers: processes of the local engine; one by default.
+        address: of a Ray cluster.
+        cpus: CPU cores per cell on Ray.
+        gpus: GPUs per cell on Ray; none by default.
 
     Raises:
-        UsageError: the name is neither, or Ray is not installed.
+        UsageError: the name is neither, an option belongs to the other engine, or Ray is not installed.
     """
     if name == "local":
-        if address is not None:
-            raise UsageError("an address belongs to the engine ray", hint="engine")
-        return Local(work, workers)
+        for option, value in (("an address", address), ("a share of GPUs", gpus)):
+            if value is not None:
+                raise UsageError(f"{option} belongs to the engine ray", hint="engine")
+        return Local(work, 1 if workers is None else workers)
     if name == "ray":
-        return OnRay(work, address, cpus, gpus)
+        if workers is not None:
+            raise UsageError("a number of workers belongs to the engine local; Ray has its own")
+        return OnRay(work, address, cpus, gpus or 0)
     raise UsageError(f"no engine is called {name!r}; choose local or ray")

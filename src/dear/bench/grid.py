@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dear._io.files import read_json, require_writable, write_atomic, write_json
-from dear.bench.cellfile import checked
+from dear._io.files import require_writable, write_atomic, write_json
+from dear.bench.cellfile import read_cell
 from dear.bench.cells import SCHEMA, Cell, Outcome, Place, digest
 from dear.errors import DearError, RunError
 
@@ -155,12 +155,3 @@ class Grid:
             require_writable(self.folder / "cells")
             engine.run(missing, place, report)
         return summary
-
-
-def read_cell(path: str | os.PathLike[str]) -> tuple[Cell, Mapping[str, Any]]:
-    """The cell and the result in one file of a grid.
-
-    Raises:
-        DearError: the file is missing, damaged, or something else.
-    """
-    return checked(read_json(path, "cell of a grid"), Path(path))

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dear._io.files import write_atomic
 from dear.bench.ablations import Study, Variant
+from dear.bench.ablations import table as study_table
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid
-from dear.bench.records import Line, Result, gather, shown_names
-from dear.bench.sheets import SHEETS, Sheet, ablation
-from dear.bench.tables import text, write_tables
+from dear.bench.protocols import find_protocol
+from dear.bench.protocols.base import Shown
+from dear.bench.records import Line, Result, shown_names, variant_names
+from dear.bench.tables import Sheet, text, write_tables
 from dear.errors import RunError
 from dear.report import results_plots as plots
 from dear.report.results_page import results_page
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
-
-def found_in(grid: Grid, cells: Sequence[Cell]) -> list[tuple[Cell, Result]]:
-    """The cells that have a result, in their order.
-
-    Raises:
-        RunError: none has.
-    """
+def stored_in(grid: Grid, cells: Sequence[Cell]) -> list[tuple[Cell, Result]]:
+    """The cells that have a result, in their order."""
     pairs = [(cell, grid.read(cell)) for cell in dict.fromkeys(cells)]
-    there = [(cell, result) for cell, result in pairs if result is not None]
-    if not there:
-        raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
-    return there
+    return [(cell, result) for cell, result in pairs if result is not None]
 
 
 def write_protocol(
@@ -43,15 +35,17 @@ def write_protocol(
     failed: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Tables and page of a protocol; returns the files, the page last."""
-    results = found_in(grid, cells)
-    lines = gather(results)
-    sheet = SHEETS[protocol](lines)
+    results = stored_in(grid, cells)
+    if not results:
+        raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
+    found = find_protocol(protocol)
+    sheet = found.table(found.gather(results))
     written = write_tables([sheet], grid.folder, stem=protocol)
     page = grid.folder / f"{protocol}.html"
     html = results_page(
         f"Results: {sheet.title.lower()}",
-        f"{len(results)} cells; every number can be traced to a file in cells/.",
-        figures_of(protocol, lines, fusion_weights(results)),
+        f"{len(results)} cells; every result can be traced to a file in cells/.",
+        figures_of(results),
         [(sheet, texts_of(sheet))],
         _facts(results, command),
         failed,
@@ -71,14 +65,17 @@ def write_studies(
     for study, planned in studies:
         lines: list[Line] = []
         for variant, cells in planned:
-            results = found_in(grid, cells)
+            results = stored_in(grid, cells)
             everything += results
-            lines += gather(results, {cell.key: variant.name for cell in cells})
-        sheets.append(ablation(study, lines))
-        modes = {variant.name: variant.mode or lines[0].mode for variant in study.variants}
-        shown = [line for line in lines if line.mode == modes[line.method]]
-        plain = [Line(line.method, "default", line.dataset, line.shots, line.values) for line in shown]
+            names = {cell.key: variant.name for cell in cells}
+            lines += find_protocol(study.protocol).gather(results, names)
+        if not lines:
+            continue  # every cell of this study failed; the page says so
+        sheets.append(study_table(study, lines))
+        plain = [replace(line, mode="default") for line in study.shown(lines)]
         figures.append((study.title, study.question, plots.bars(plain, "hm")))
+    if not sheets:
+        raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
     written = write_tables(sheets, grid.folder, stem="ablations")
     page = grid.folder / "ablations.html"
     html = results_page(
@@ -94,51 +91,46 @@ def write_studies(
 
 
 def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str, float]]:
-    """Mean over seeds of the learned fusion weights, by dataset; empty where no method has any."""
-    sums: dict[str, list[Mapping[str, float]]] = {}
-    for cell, result in results:
-        weights = result.get("facts", {}).get("fusion_weights")
-        if weights:
-            sums.setdefault(cell.dataset, []).append(weights)
-    shown = shown_names(cell.dataset for cell, _ in results)
+    """Mean over seeds of learned fusion weights, by dataset; empty where no method has any.
+
+    Configurations of a method, which may have other weights by name, are rows of their own.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    shown, names = shown_names(cell.dataset for cell, _ in results), variant_names([c for c, _ in results])
+    with_weights = [(c, r["facts"]["fusion_weights"]) for c, r in results if _has_weights(r)]
+    several = len({names[cell.key] for cell, _ in with_weights}) > 1
+    for cell, weights in with_weights:
+        title = shown[cell.dataset] + (f", {names[cell.key]}" if several else "")
+        for token, weight in weights.items():
+            found.setdefault(title, {}).setdefault(token, []).append(weight)
     return {
-        shown[dataset]: {token: math.fsum(row[token] for row in rows) / len(rows) for token in rows[0]}
-        for dataset, rows in sums.items()
+        title: {token: math.fsum(values) / len(values) for token, values in tokens.items()}
+        for title, tokens in found.items()
     }
 
 
-def figures_of(
-    protocol: str, lines: Sequence[Line], weights: Mapping[str, Mapping[str, float]]
-) -> list[tuple[str, str, go.Figure]]:
-    """The figures that fit a protocol."""
-    figures: list[tuple[str, str, go.Figure]] = []
-    if protocol == "base-to-novel":
-        bars = "Harmonic mean of each seed, averaged; whiskers are the standard deviation over seeds."
-        figures.append(("Harmonic mean", bars, plots.bars(lines, "hm")))
-        curves = "Up is better on classes never trained, right on trained ones; curves join equal HM."
-        figures.append(("Base against novel", curves, plots.base_novel_scatter(lines)))
-    if protocol == "few-shot":
-        sentence = "Accuracy over all classes; whiskers are the standard deviation over seeds."
-        figures.append(("Accuracy against shots", sentence, plots.shot_curves(lines)))
-    if protocol in ("cross-dataset", "domain-shift"):
-        sentence = "Trained on the first dataset; the others were never seen in training."
-        figures.append(("Accuracy by dataset", sentence, plots.bars(lines, "accuracy")))
-    if protocol == "leave-one-domain-out":
-        sentence = "Accuracy on each domain when it is the one left out of training."
-        figures.append(("Accuracy on the unseen domain", sentence, plots.bars(lines, "target")))
-    if weights and protocol in ("base-to-novel", "few-shot"):
-        sentence = "Mean over seeds; a row sums to 1, and equal weights would be one sixth each."
+def _has_weights(result: Result) -> bool:
+    return bool(result.get("facts", {}).get("fusion_weights"))
+
+
+def figures_of(results: Sequence[tuple[Cell, Result]]) -> Shown:
+    """The figures of a protocol's results: its own, and the learned fusion weights where there are any."""
+    protocol = find_protocol(results[0][0].protocol)
+    figures = protocol.figures(protocol.gather(results))
+    weights = fusion_weights(results)
+    if weights:
+        sentence = "Mean over seeds; a row sums to 1, and equal weights would be the same everywhere."
         figures.append(("Fusion weights", sentence, plots.fusion_heat_map(weights)))
     return figures
 
 
 def texts_of(sheet: Sheet) -> list[list[str]]:
-    """The numbers of a sheet as text, row by row."""
+    """The entries of a table as text, row by row."""
     return [[text(entry) for entry in row.entries] for row in sheet.rows]
 
 
 def _facts(results: Sequence[tuple[Cell, Result]], command: str) -> dict[str, str]:
-    """How the numbers came about, for the foot of the page."""
+    """How the results came about, for the foot of the page."""
 
     def all_of(values: Sequence[object]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values))

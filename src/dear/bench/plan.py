@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dear.bench import few_shot, transfer
 from dear.bench.ablations import Study, Variant
-from dear.bench.cells import Cell
-from dear.bench.held_out import domains_of, splits_of
+from dear.bench.cells import Cell, as_written
+from dear.bench.protocols import find_protocol
 from dear.bench.rolespec import derive, mark
 from dear.bench.session import draw_path, file_mark
-from dear.data.open import open_data
+from dear.data.names import check_template
 from dear.errors import RoleError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
+from dear.methods.base import Method
 from dear.train import Recipe
-
-PROTOCOLS = ("base-to-novel", "few-shot", "cross-dataset", "domain-shift", "leave-one-domain-out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +30,11 @@ class Request:
         methods: names of methods.
         datasets: datasets to train on.
         seeds: one cell each.
-        shots: images a class; None: the protocol's own (16; 1 to 16 for few-shot; all for domains).
+        shots: images per class; None: the protocol's own (16; 1 to 16 for few-shot; all for domains).
         targets: datasets to test on (cross-dataset, domain shift); None: the paper's.
         options: options of methods, by method name.
         recipe: changes of the training recipe, for all methods.
+        templates: prompt template of a dataset, where it is not the dataset's own.
         data_root: where benchmark datasets are kept.
         draws: folder of imported few-shot draws; None: they are drawn.
     """
@@ -44,15 +42,44 @@ class Request:
     backbone: str
     fingerprint: str
     roles: RoleMap | None = None
-    methods: Sequence[str] = ("zeroshot", "dear")
+    methods: Sequence[str] = ()
     datasets: Sequence[str] = ()
     seeds: Sequence[int] = (1, 2, 3)
     shots: Sequence[int] | None = None
     targets: Sequence[str] | None = None
     options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    templates: Mapping[str, str] = dataclasses.field(default_factory=dict)
     data_root: str | None = None
     draws: str | None = None
+
+    def options_of(self, method: str) -> Mapping[str, Any]:
+        """Options for a method; upper and lower case are the same."""
+        found = {name.lower(): values for name, values in self.options.items()}
+        return found.get(method.lower(), {})
+
+    def check(self, methods: Sequence[str]) -> None:
+        """Refuse what would have no effect.
+
+        Raises:
+            UsageError: an option is for a method, or a template for a dataset, that is not planned.
+        """
+        planned = {find_method(name).name.lower() for name in methods}
+        for name in self.options:
+            if name.lower() not in planned:
+                raise UsageError(
+                    f"options are given for the method {name!r}, which is not planned; planned: "
+                    f"{', '.join(sorted(planned))}"
+                )
+        for dataset, template in self.templates.items():
+            if dataset not in self.datasets:
+                raise UsageError(
+                    f"a template is given for the dataset {dataset!r}, which is not planned; planned: "
+                    f"{', '.join(self.datasets) or 'none'}"
+                )
+            check_template(template)
+        if "seed" in self.recipe:
+            raise UsageError("the recipe's seed is the cell's: name seeds, not a seed of the recipe")
 
 
 def plan(protocol: str, request: Request) -> list[Cell]:
@@ -61,52 +88,52 @@ def plan(protocol: str, request: Request) -> list[Cell]:
     Raises:
         UsageError: the request does not fit the protocol.
     """
-    if protocol not in PROTOCOLS:
-        raise UsageError(f"no protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
+    found = find_protocol(protocol)
     if not request.methods or not request.seeds:
         raise UsageError("name at least one method and one seed")
-    defaults = {"few-shot": few_shot.SHOTS, "leave-one-domain-out": (0,)}
-    shots = defaults.get(protocol, (16,)) if request.shots is None else tuple(request.shots)
-    cells = []
-    for dataset, setting in _settings(protocol, request):
-        for method in request.methods:
-            for count in shots:
-                for seed in request.seeds:
-                    cells.append(_cell(protocol, request, method, dataset, seed, count, setting))
-    return cells
+    request.check(request.methods)
+    shots = found.shots if request.shots is None else tuple(request.shots)
+    return [
+        _cell(found.name, request, find_method(method), dataset, seed, count, setting)
+        for dataset, setting in found.settings(request)
+        for method in request.methods
+        for count in shots
+        for seed in request.seeds
+    ]
 
 
-def _settings(protocol: str, request: Request) -> list[tuple[str, dict[str, Any]]]:
-    """(dataset to train on, what else the protocol needs) of each column."""
-    if protocol in ("cross-dataset", "domain-shift"):
-        if len(request.datasets) > 1:
-            raise UsageError(
-                f"{protocol} trains on one dataset; got {', '.join(request.datasets)}",
-                hint="targets",
-            )
-        source = request.datasets[0] if request.datasets else transfer.SOURCE
-        usual = transfer.TARGETS if protocol == "cross-dataset" else transfer.VARIANTS
-        targets = list(usual if request.targets is None else request.targets)
-        if not targets or source in targets:
-            raise UsageError(f"{protocol}: targets must name datasets other than {source}", hint="targets")
-        return [(source, {"targets": targets})]
-    if request.targets is not None:
-        raise UsageError("targets belong to cross-dataset and domain-shift", hint="targets")
-    if not request.datasets:
-        raise UsageError(f"{protocol}: name the datasets", hint="datasets")
-    if protocol == "leave-one-domain-out":
-        return [
-            (dataset, {"held_out": domain})
-            for dataset in request.datasets
-            for domain in domains_of(open_data(dataset, splits_of(dataset)[0], root=request.data_root))
-        ]
-    return [(dataset, {}) for dataset in request.datasets]
+def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]]]:
+    """The cells of an ablation: for each variant those of all datasets and seeds.
+
+    They are cells of the base-to-novel protocol, so what two studies share is computed once.
+
+    Raises:
+        UsageError: the request does not fit the study.
+    """
+    found = find_protocol(study.protocol)
+    request.check([study.method])
+    shots = found.shots if request.shots is None else tuple(request.shots)
+    if len(shots) > 1:
+        raise UsageError(f"a study compares its variants at one number of shots; got {len(shots)}")
+    kind = find_method(study.method)
+    return [
+        (
+            variant,
+            [
+                _cell(found.name, request, kind, dataset, seed, count, setting, variant)
+                for dataset, setting in found.settings(request)
+                for count in shots
+                for seed in request.seeds
+            ],
+        )
+        for variant in study.variants
+    ]
 
 
 def _cell(
     protocol: str,
     request: Request,
-    method: str,
+    kind: type[Method],
     dataset: str,
     seed: int,
     shots: int,
@@ -114,15 +141,16 @@ def _cell(
     variant: Variant | None = None,
 ) -> Cell:
     """One cell with the method's options and the recipe written out in full."""
-    kind = find_method(method)
-    given = {**request.options.get(kind.name, {}), **(variant.options if variant else {})}
-    recipe = dataclasses.asdict(Recipe.of(kind, **request.recipe))
+    given = {**request.options_of(kind.name), **(variant.options if variant else {})}
+    recipe = as_written(Recipe.of(kind, **request.recipe))
     del recipe["seed"]
     extra = dict(setting)
-    if request.draws is not None and shots:
-        path = draw_path(request.draws, dataset, shots, seed)
-        if os.path.exists(path):
-            extra["draw"] = file_mark(path)
+    if dataset in request.templates:
+        extra["template"] = request.templates[dataset]
+    if request.draws is not None:
+        if not shots:
+            raise UsageError("imported few-shot draws have no effect where all images are taken (0 shots)")
+        extra["draw"] = file_mark(draw_path(request.draws, dataset, shots, seed))
     return Cell(
         protocol=protocol,
         method=kind.name,
@@ -131,7 +159,7 @@ def _cell(
         shots=shots,
         backbone=request.backbone,
         fingerprint=request.fingerprint,
-        options=dataclasses.asdict(kind.configure(given)),
+        options=as_written(kind.configure(given)),
         recipe=recipe,
         roles=_roles(request, variant.roles.format(seed=seed) if variant else "") if kind.uses_roles else {},
         setting=extra,
@@ -145,28 +173,3 @@ def _roles(request: Request, spec: str) -> dict[str, str]:
             f"{request.backbone} needs a role map for this: compute one with discover_roles", hint="roles"
         )
     return {"spec": spec, "digest": mark(derive(request.roles, spec))}
-
-
-def plan_study(study: Study, request: Request, method: str = "dear") -> list[tuple[Variant, list[Cell]]]:
-    """The cells of an ablation: for each variant those of all datasets and seeds.
-
-    They are cells of the base-to-novel protocol, so what two studies share is computed once.
-
-    Raises:
-        UsageError: the request names no dataset.
-    """
-    if not request.datasets:
-        raise UsageError("name the datasets", hint="datasets")
-    shots = (16,) if request.shots is None else tuple(request.shots)
-    return [
-        (
-            variant,
-            [
-                _cell("base-to-novel", request, method, dataset, seed, count, {}, variant)
-                for dataset in request.datasets
-                for count in shots
-                for seed in request.seeds
-            ],
-        )
-        for variant in study.variants
-    ]

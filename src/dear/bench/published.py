@@ -39,6 +39,7 @@ class Row:
         variant: our name of an ablation's variant, or None.
         venue: where the method was published, or "".
         cells: number of each (dataset, column); the dataset "Average" is the mean row.
+        mode: the way to predict that the paper names for this row, or "".
     """
 
     label: str
@@ -46,6 +47,12 @@ class Row:
     variant: str | None
     venue: str
     cells: Mapping[tuple[str, str], Number]
+    mode: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name with the venue."""
+        return f"{self.label} ({self.venue})" if self.venue else self.label
 
     def number(self, dataset: str, column: str) -> Number | None:
         """The number of a dataset and column, or None where the paper gives none."""
@@ -132,9 +139,8 @@ def table(name: str) -> Table:
                     if slip is None
                     else Number(slip["corrected"], value, slip["note"], std)
                 )
-        rows.append(
-            Row(entry["label"], entry.get("method"), entry.get("variant"), entry.get("venue", ""), cells)
-        )
+        names = (entry["label"], entry.get("method"), entry.get("variant"), entry.get("venue", ""))
+        rows.append(Row(*names, cells, entry.get("mode", "")))
     return Table(name, raw["title"], raw["protocol"], raw.get("study"), tuple(raw["columns"]), tuple(rows))
 
 

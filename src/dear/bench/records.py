@@ -1,10 +1,10 @@
-"""Numbers of a grid gathered over seeds: what tables and plots are made of."""
+"""Results of a grid gathered over seeds: what tables and plots are made of."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -13,6 +13,7 @@ from dear.bench.cells import Cell
 from dear.bench.published import harmonic_mean
 
 Result = Mapping[str, Any]
+Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Line:
         method: name of the method or variant.
         mode: way to predict.
         dataset: dataset or, for transfer, the dataset tested on; the held-out domain for domains.
-        shots: images a class.
+        shots: images per class.
         values: column -> seed -> value.
     """
 
@@ -76,19 +77,22 @@ class Line:
         return None if base is None or novel is None else harmonic_mean(base.mean, novel.mean)
 
 
-def gather(results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | None = None) -> list[Line]:
+def gather(
+    results: Iterable[tuple[Cell, Result]],
+    place: Callable[[Cell, str, Mapping[str, str]], tuple[str, str]],
+    names: Mapping[str, str],
+) -> list[Line]:
     """Lines of cells of one protocol, in the order in which they come.
 
     Args:
         results: cells with their results.
-        names: name of the variant by cell key, for ablations; else the method's name is used, with what
-            differs where the cells hold one method in several configurations.
+        place: the protocol's (dataset, column) under which a value of a cell is shown.
+        names: name of the method or variant by cell key.
     """
     results = list(results)
     shown = shown_names(
-        [place for cell, _ in results for place in (cell.dataset, *cell.setting.get("targets", ()))]
+        [name for cell, _ in results for name in (cell.dataset, *cell.setting.get("targets", ()))]
     )
-    names = variant_names([cell for cell, _ in results]) if names is None else names
     found: dict[tuple[str, str, str, int], dict[str, dict[int, float]]] = defaultdict(
         lambda: defaultdict(dict)
     )
@@ -97,13 +101,13 @@ def gather(results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | No
             for column, value in row.items():
                 if value is None:
                     continue
-                place, heading = _place(cell, column, shown)
-                found[names[cell.key], mode, place, cell.shots][heading][cell.seed] = float(value)
+                where, heading = place(cell, column, shown)
+                found[names[cell.key], mode, where, cell.shots][heading][cell.seed] = float(value)
     return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in found.items()]
 
 
 def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
-    """Name of each cell's row by cell key: the method, and the options that differ between its cells.
+    """Name of each cell's row by cell key: the method, and what differs between its cells.
 
     >>> one = Cell("few-shot", "purify", "x", 1, 0, "mini", "sha256:0", {"rank": 2, "gates": True})
     >>> two = Cell("few-shot", "purify", "x", 1, 0, "mini", "sha256:0", {"rank": 2, "gates": False})
@@ -115,16 +119,40 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
         own[cell.method].append(cell)
     names = {}
     for method, group in own.items():
-        settings = [
-            {**cell.options, **cell.recipe, **({"roles": _roles(cell)} if cell.roles else {})}
-            for cell in group
-        ]
-        keys = {key for setting in settings for key in setting}
-        differing = sorted(key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1)
-        for cell, setting in zip(group, settings, strict=True):
-            words = ", ".join(f"{key}={setting.get(key)}" for key in differing)
+        configured = [_configuration(cell) for cell in group]
+        differing = _differing(configured)
+        same_run: dict[Any, list[Configuration]] = defaultdict(list)
+        for cell in group:
+            run = (cell.dataset, cell.setting.get("held_out"), cell.shots, cell.seed)
+            same_run[run].append({("setting", k): cell.setting.get(k) for k in ("draw", "template")})
+        differing += sorted({key for settings in same_run.values() for key in _differing(settings)})
+        options = {name for part, name in differing if part == "options"}
+        for cell, known in zip(group, configured, strict=True):
+            values = {**known, **{("setting", k): v for k, v in cell.setting.items()}}
+            words = ", ".join(
+                f"{'recipe ' if part == 'recipe' and name in options else ''}{name}={values.get(key)}"
+                for key in differing
+                for part, name in [key]
+            )
             names[cell.key] = f"{method} ({words})" if words else method
     return names
+
+
+def _configuration(cell: Cell) -> Configuration:
+    """Everything that makes two cells of a method different experiments, by part and name."""
+    parts = {"options": cell.options, "recipe": cell.recipe}
+    found: Configuration = {(part, name): v for part, values in parts.items() for name, v in values.items()}
+    found["backbone", "backbone"] = cell.fingerprint.removeprefix("sha256:")[:8]
+    if cell.roles:
+        found["roles", "roles"] = _roles(cell)
+    return found
+
+
+def _differing(settings: Sequence[Configuration]) -> list[tuple[str, str]]:
+    """The parts and names that are not the same everywhere, sorted by name."""
+    keys = {key for setting in settings for key in setting}
+    differing = [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
+    return sorted(differing, key=lambda key: (key[1], key[0]))
 
 
 def _roles(cell: Cell) -> str:
@@ -147,15 +175,6 @@ def shown_names(datasets: Iterable[str]) -> dict[str, str]:
 
 def _last(path: PurePath) -> str:
     return path.parent.name if path.stem == "index" and path.parent.name else path.name
-
-
-def _place(cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
-    """(dataset, column) under which a value of a cell is shown."""
-    if cell.protocol in ("cross-dataset", "domain-shift"):
-        return shown[column], "accuracy"
-    if cell.protocol == "leave-one-domain-out":
-        return f"{shown[cell.dataset]}/{cell.setting['held_out']}", column
-    return shown[cell.dataset], column
 
 
 def average(lines: Sequence[Line], name: str = "Average") -> Line:

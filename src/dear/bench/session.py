@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from dear._io.files import read_safetensors, write_safetensors
-from dear.bench.cells import Cell, Place
+from dear.bench.cells import Cell, Place, as_configured
 from dear.bench.rolespec import derive, mark
 from dear.clip.factory import load
 from dear.clip.model import Clip
@@ -27,11 +27,12 @@ from dear.data.shots import few_shot, read_draw
 from dear.errors import DearError, RoleError, RunError
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
-from dear.methods import build_method
+from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.train import Recipe, evaluate, train
+from dear.train.evaluate import Evaluation
 
-Accuracies = dict[str, float]  #: mode -> share of images answered rightly
+BINS = 15  #: of the calibration error
 
 
 @lru_cache(maxsize=1)
@@ -75,8 +76,10 @@ class Session:
         self.seconds = {"train": 0.0, "evaluate": 0.0}
 
     def open(self, split: str, dataset: str | None = None) -> ImageSet:
-        """A split of the cell's dataset, or of another one."""
-        return open_data(dataset or self.cell.dataset, split, root=self.place.data_root)
+        """A split of the cell's dataset, or of another one, which has its own template."""
+        own = dataset is None or dataset == self.cell.dataset
+        template = self.cell.setting.get("template") if own else None
+        return open_data(dataset or self.cell.dataset, split, root=self.place.data_root, template=template)
 
     def draw(self, images: ImageSet, labels: Sequence[int] | None = None) -> ImageSet:
         """The images to train on: the cell's shots of each class, or all for 0 shots.
@@ -142,11 +145,11 @@ class Session:
             roles=self.roles(),
             template=images.template,
             seed=cell.seed,
-            **cell.options,
+            **as_configured(find_method(cell.method).Config, cell.options),
         )
         if keep and self._take(method):
             return self._sized(method)
-        recipe = Recipe.of(type(method), **{**cell.recipe, "seed": cell.seed})
+        recipe = Recipe.of(type(method), **as_configured(Recipe, {**cell.recipe, "seed": cell.seed}))
         began = time.perf_counter()
         trained = train(method, images, recipe)
         self.seconds["train"] += time.perf_counter() - began
@@ -187,8 +190,8 @@ class Session:
         }
         return method
 
-    def test(self, method: Method, images: ImageSet) -> Accuracies | None:
-        """Accuracy in every mode on a set, answers being chosen among exactly the set's own classes.
+    def test(self, method: Method, images: ImageSet) -> Evaluation | None:
+        """Answers in every mode on a dataset, chosen among exactly the dataset's own classes.
 
         None where the method cannot name classes that it was not trained on.
         """
@@ -197,11 +200,11 @@ class Session:
             if not method.open_classes:
                 return None
             method = method.with_classes(images.classes, images.template)
-        accuracy = evaluate(method, images, precision=str(self.cell.recipe.get("precision", "auto"))).accuracy
+        found = evaluate(method, images, precision=str(self.cell.recipe.get("precision", "auto")))
         self.seconds["evaluate"] += time.perf_counter() - began
         tested = self.record.setdefault("tested", {})
         tested[images.name] = tested.get(images.name, 0) + len(images)
-        return accuracy
+        return found
 
     def finish(self, modes: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
         """The whole result: accuracies by mode, then how they came about."""
@@ -211,6 +214,15 @@ class Session:
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "made_with": made_with(self.place),
         }
+
+
+def calibration_error(found: Evaluation, mode: str, bins: int = BINS) -> float:
+    """Expected calibration error of a mode: |accuracy - confidence| of each bin, weighted by its images."""
+    sure = found.confidence[mode].double()
+    right = (found.answers[mode] == found.labels).double()
+    place = (sure * bins).ceil().clamp(1, bins).long() - 1  # a bin is (a, b]
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right - sure)
+    return float(gaps.abs().sum() / len(sure))
 
 
 def made_with(place: Place) -> dict[str, Any]:

@@ -1,16 +1,46 @@
-"""Tables written as Markdown, CSV and LaTeX."""
+"""Tables: rows of ours and of the paper, written as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from dear._io.files import write_atomic
 from dear.bench.published import Number
 from dear.bench.records import Figure
-from dear.bench.sheets import Entry, Row, Sheet
+
+Entry = Figure | Number | float | None  #: ours over seeds, the paper's, a derived fraction, or nothing
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: its labels, one entry per column, and whether it is the paper's."""
+
+    labels: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table.
+
+    Attributes:
+        title: heading.
+        labels: headings of the label columns.
+        columns: headings of the number columns.
+        rows: rows; consecutive rows with the same first label belong together.
+        notes: sentences below the table.
+    """
+
+    title: str
+    labels: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
 
 
 def text(entry: Entry, plus_minus: str = " ± ") -> str:
@@ -60,7 +90,7 @@ def _labels(row: Row) -> list[str]:
 
 
 def to_csv(sheet: Sheet) -> str:
-    """The table for programs: fractions of 1, mean, standard deviation and number of seeds a column."""
+    """The table for programs: fractions of 1, mean, standard deviation and number of seeds per column."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = [f"{column}{part}" for column in sheet.columns for part in ("", " std", " seeds", " printed")]

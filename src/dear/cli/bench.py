@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from dear.cli.common import (
     Json,
     TensorBoard,
     device_named,
+    parse_pairs,
     print_json,
     say,
     stages,
@@ -38,7 +39,7 @@ Datasets = Annotated[
     typer.Option("--datasets", help="Comma-separated: benchmark names, world:NAME, folders, tables."),
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="Comma-separated seeds.")]
-Shots = Annotated[str | None, typer.Option("--shots", help="Images a class, comma-separated; 0 takes all.")]
+Shots = Annotated[str | None, typer.Option("--shots", help="Images per class, comma-separated; 0 takes all.")]
 Roles = Annotated[str | None, typer.Option("--roles", help="Role map of the backbone (roles.json).")]
 Set = Annotated[
     list[str] | None,
@@ -46,17 +47,26 @@ Set = Annotated[
 ]
 Recipe = Annotated[
     list[str] | None,
-    typer.Option("--recipe", help="Number of the recipe, NAME=VALUE (epochs=5); may be repeated."),
+    typer.Option("--recipe", help="Part of the training recipe, NAME=VALUE (epochs=5); may be repeated."),
+]
+Templates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        help="Prompt template of a dataset, DATASET=TEMPLATE; may be repeated.",
+    ),
 ]
 EngineName = Annotated[str, typer.Option("--engine", help="local (this machine) or ray.")]
 Address = Annotated[
     str | None, typer.Option("--address", help="A running Ray cluster: auto, ray://HOST:10001.")
 ]
-Workers = Annotated[int, typer.Option("--workers", help="Processes of the local engine.")]
-Threads = Annotated[
-    int, typer.Option("--threads", help="CPU threads a cell; part of the rounding, so kept fixed.")
+Workers = Annotated[
+    int | None, typer.Option("--workers", help="Processes of the local engine; 1 by default.")
 ]
-Gpus = Annotated[float | None, typer.Option("--gpus", help="GPUs a cell takes on Ray; parts are allowed.")]
+Threads = Annotated[
+    int, typer.Option("--threads", help="CPU threads per cell; part of the rounding, so kept fixed.")
+]
+Gpus = Annotated[float | None, typer.Option("--gpus", help="GPUs per cell on Ray; fractions are allowed.")]
 Draws = Annotated[
     str | None, typer.Option("--draws", help="Folder of few-shot draws to use: DATASET-16shot-seed1.jsonl.")
 ]
@@ -87,11 +97,12 @@ def bench(
     roles: Roles = None,
     options: Set = None,
     recipe: Recipe = None,
+    template: Templates = None,
     draws: Draws = None,
     data_root: DataRoot = None,
     engine: EngineName = "local",
     address: Address = None,
-    workers: Workers = 1,
+    workers: Workers = None,
     threads: Threads = 1,
     gpus: Gpus = None,
     tensorboard: TensorBoard = None,
@@ -114,17 +125,18 @@ def bench(
 
     from dear.bench.outputs import write_protocol
     from dear.bench.plan import plan
+    from dear.bench.protocols import find_protocol
 
-    request, place = _prepare(
-        backbone, roles, device, data_root, draws, threads, datasets, seeds, shots, options, recipe
-    )
+    find_protocol(protocol)
+    asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
+    names = _names(methods)
+    engines = _engine(asked, engine, address, workers, gpus)
+    request, place = _prepare(asked, names, options, recipe, template)
     wanted = None if targets is None else _datasets(targets)
-    request = replace(request, methods=_names(methods), targets=wanted)
+    request = replace(request, methods=names, targets=wanted)
     place = replace(place, adapters=str((out / "adapters").resolve()))
     cells = plan(protocol, request)
-    grid, summary = _compute(
-        out, cells, place, _engine(engine, address, workers, threads, gpus, place), protocol, tensorboard
-    )
+    grid, summary = _compute(out, cells, place, engines, protocol, tensorboard)
     files = write_protocol(grid, protocol, cells, _command(), _failures(summary))
     _tell(summary, files, as_json)
 
@@ -145,11 +157,12 @@ def ablate(
     roles: Roles = None,
     options: Set = None,
     recipe: Recipe = None,
+    template: Templates = None,
     draws: Draws = None,
     data_root: DataRoot = None,
     engine: EngineName = "local",
     address: Address = None,
-    workers: Workers = 1,
+    workers: Workers = None,
     threads: Threads = 1,
     gpus: Gpus = None,
     device: Device = "auto",
@@ -168,67 +181,80 @@ def ablate(
     from dear.bench.plan import plan_study
     from dear.bench.session import backbone as open_backbone
 
-    request, place = _prepare(
-        backbone, roles, device, data_root, draws, threads, datasets, seeds, shots, options, recipe
-    )
-    layers = open_backbone(place.backbone, place.device).config.vision.layers
     names = list(STUDIES) if study == "all" else _names(study)
+    methods = [find(name).method for name in names]
+    asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
+    engines = _engine(asked, engine, address, workers, gpus)
+    request, place = _prepare(asked, methods, options, recipe, template)
+    layers = open_backbone(place.backbone, place.device).config.vision.layers
     studies = [(found, plan_study(found, request)) for found in (find(name, layers) for name in names)]
     cells = [cell for _, planned in studies for _, own in planned for cell in own]
-    grid, summary = _compute(
-        out, cells, place, _engine(engine, address, workers, threads, gpus, place), study
-    )
+    grid, summary = _compute(out, cells, place, engines, study)
     files = write_studies(grid, studies, _command(), _failures(summary))
     _tell(summary, files, as_json)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What both commands take, as it was typed."""
+
+    backbone: str
+    roles: str | None
+    device: str
+    data_root: str | None
+    draws: str | None
+    threads: int
+    datasets: str | None
+    seeds: str
+    shots: str | None
+
+
 def _prepare(
-    backbone: str,
-    roles: str | None,
-    device: str,
-    data_root: str | None,
-    draws: str | None,
-    threads: int,
-    datasets: str | None,
-    seeds: str,
-    shots: str | None,
+    asked: _Asked,
+    methods: Sequence[str],
     options: Sequence[str] | None,
     recipe: Sequence[str] | None,
+    templates: Sequence[str] | None,
 ) -> tuple[Request, Place]:
-    """What is asked for, and where it is computed."""
+    """What is asked for, and where it is computed; wrong use is refused before the backbone is loaded."""
     from dear.bench.cells import Place
     from dear.bench.plan import Request
     from dear.bench.session import backbone as open_backbone
     from dear.bench.session import starting_roles
     from dear.errors import UsageError
+    from dear.methods import find_method
 
-    if threads < 1:
-        raise UsageError(f"--threads {threads}: at least one is needed")
-    place = Place(
-        backbone=backbone if not Path(backbone).exists() else str(Path(backbone).resolve()),
-        data_root=None if data_root is None else str(Path(data_root).expanduser().resolve()),
-        roles_file=None if roles is None else str(Path(roles).resolve()),
-        device=device_named(device),
-        threads=threads,
-        draws=None if draws is None else str(Path(draws).resolve()),
-    )
-    clip = open_backbone(place.backbone, place.device)
+    if asked.roles is not None and not any(find_method(name).uses_roles for name in methods):
+        raise UsageError(f"--roles {asked.roles}: none of the methods ({', '.join(methods)}) uses roles")
+    seeds, shots = _numbers(asked.seeds, "--seeds"), asked.shots and _numbers(asked.shots, "--shots")
     by_method: dict[str, dict[str, Any]] = {}
-    for text in options or ():
-        name, value = _pair(text, "--set")
+    for name, value in parse_pairs(options, "--set").items():
         method, dot, option = name.partition(".")
         if not dot:
-            raise UsageError(f"--set {text}: write METHOD.OPTION=VALUE, as in dear.beta=0.8")
-        by_method.setdefault(method, {})[option] = value
+            raise UsageError(f"--set {name}={value}: write METHOD.OPTION=VALUE, as in dear.beta=0.8")
+        by_method.setdefault(method.lower(), {})[option] = value
+    place = Place(
+        backbone=_path(asked.backbone) if Path(asked.backbone).exists() else asked.backbone,
+        data_root=None if asked.data_root is None else _path(asked.data_root),
+        roles_file=None if asked.roles is None else _path(asked.roles),
+        device=device_named(asked.device),
+        threads=asked.threads,
+        draws=None if asked.draws is None else _path(asked.draws),
+    )
+    clip = open_backbone(place.backbone, place.device)
+    typed = [pair.partition("=") for pair in templates or ()]
+    if not all(name and value for name, _, value in typed):
+        raise UsageError("--template: write DATASET=TEMPLATE")
     request = Request(
         backbone=clip.name,
         fingerprint=clip.fingerprint,
         roles=starting_roles(clip, place.roles_file),
-        datasets=_datasets(datasets),
-        seeds=_numbers(seeds, "--seeds"),
-        shots=None if shots is None else _numbers(shots, "--shots"),
+        datasets=_datasets(asked.datasets),
+        seeds=seeds,
+        shots=shots or None,
         options=by_method,
-        recipe=dict(_pair(text, "--recipe") for text in recipe or ()),
+        recipe=parse_pairs(recipe, "--recipe"),
+        templates={_datasets(name)[0]: value for name, _, value in typed},
         data_root=place.data_root,
         draws=place.draws,
     )
@@ -243,6 +269,10 @@ def _datasets(text: str | None) -> list[str]:
         str(Path(name).resolve()) if find_benchmark(name) is None and Path(name).exists() else name
         for name in _names(text or "")
     ]
+
+
+def _path(name: str) -> str:
+    return str(Path(name).expanduser().resolve())
 
 
 def _names(text: str) -> list[str]:
@@ -263,27 +293,16 @@ def _numbers(text: str, option: str) -> list[int]:
     return numbers
 
 
-def _pair(text: str, option: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value read as JSON where it is JSON and as text where it is not."""
+def _engine(asked: _Asked, name: str, address: str | None, workers: int | None, gpus: float | None) -> Engine:
+    from dear.bench.engines import make_engine
+    from dear.bench.protocols import compute
     from dear.errors import UsageError
 
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"{option} {text}: write NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
-def _engine(
-    name: str, address: str | None, workers: int, threads: int, gpus: float | None, place: Place
-) -> Engine:
-    from dear.bench.engines import make_engine
-    from dear.bench.work import compute
-
-    wanted = (1.0 if place.device.startswith("cuda") else 0.0) if gpus is None else gpus
-    return make_engine(name, compute, workers, address, cpus=threads, gpus=wanted)
+    if asked.threads < 1:
+        raise UsageError(f"--threads {asked.threads}: at least one is needed")
+    if name == "ray" and gpus is None and device_named(asked.device).startswith("cuda"):
+        gpus = 1.0
+    return make_engine(name, compute, workers, address, cpus=asked.threads, gpus=gpus)
 
 
 def _compute(
@@ -294,9 +313,9 @@ def _compute(
     from dear.data.open import check_data
     from dear.train.tensorboard import Board
 
-    for cell in cells:  # what is not there is told now, and once
-        for name in (cell.dataset, *cell.setting.get("targets", ())):
-            check_data(name, place.data_root)
+    named = [name for cell in cells for name in (cell.dataset, *cell.setting.get("targets", ()))]
+    for name in dict.fromkeys(named):  # what is not there is told now, and once
+        check_data(name, place.data_root)
     grid = Grid(out)
     board = None if tensorboard is None else Board(tensorboard)
     there = 0

@@ -11,7 +11,7 @@ from dear.report.page import POLICY
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from dear.bench.sheets import Sheet
+    from dear.bench.tables import Sheet
 
 STYLE = """
 :root { color-scheme: light; }

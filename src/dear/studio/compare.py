@@ -8,11 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dear.bench.cellfile import read_cell
 from dear.bench.cells import Cell
-from dear.bench.grid import read_cell
-from dear.bench.outputs import figures_of, fusion_weights, texts_of
-from dear.bench.records import Result, gather
-from dear.bench.sheets import SHEETS, Sheet
+from dear.bench.outputs import figures_of, texts_of
+from dear.bench.protocols import PROTOCOLS
+from dear.bench.records import Result
+from dear.bench.tables import Sheet
 from dear.errors import DearError, UsageError
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
@@ -66,13 +67,13 @@ def compare(files: Sequence[Path]) -> dict[str, Shown]:
         groups.setdefault(cell.protocol, {})[cell.key] = (cell, result)
     shown = {}
     for protocol, cells in groups.items():
-        if protocol not in SHEETS:
+        if protocol not in PROTOCOLS:
             raise DearError(f"results of the protocol {protocol!r} cannot be shown by this version")
         results = list(cells.values())
         try:
-            lines = gather(results)
-            sheet = SHEETS[protocol](lines)
-            plots = figures_of(protocol, lines, fusion_weights(results))
+            found = PROTOCOLS[protocol]
+            sheet = found.table(found.gather(results))
+            plots = figures_of(results)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DearError(f"the {protocol} results are damaged ({error})") from None
         shown[protocol] = Shown(

@@ -1,9 +1,9 @@
 """What the full benchmark costs: steps and images counted exactly, hours from measured rates.
 
-    python -m dear.bench.cost --step-ms 20 --class-ms 0.05 --images-per-s 2000
+    python benchmarks/cost.py --step-ms 20 --class-ms 0.05 --images-per-s 2000
 
-prints the tables of docs/scaling.md for a GPU that trains a step in 20 ms plus 0.05 ms a class and tests
-2,000 images a second.
+prints the tables of docs/scaling.md for a GPU that trains a step in 20 ms plus 0.05 ms per class and tests
+2,000 images per second.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dear.bench.few_shot import SHOTS
-from dear.bench.transfer import SOURCE, TARGETS, VARIANTS
+from dear.bench.protocols.few_shot import FewShot
+from dear.bench.protocols.transfer import SOURCE, TARGETS, VARIANTS
 
 SIZES = {
     "ImageNet": (1000, 50_000), "Caltech101": (100, 2_465), "OxfordPets": (37, 3_669),
@@ -89,7 +89,7 @@ def loads() -> list[Load]:
     cells += [
         Load("few-shot", name, steps(SIZES[name][0], shots), *SIZES[name])
         for name in ELEVEN
-        for shots in SHOTS
+        for shots in FewShot.shots
     ]
     for protocol, targets in (("cross-dataset", TARGETS), ("domain-shift", VARIANTS)):
         tested = sum(SIZES[name][1] for name in (SOURCE, *targets))

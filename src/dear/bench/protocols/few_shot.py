@@ -1,0 +1,57 @@
+"""Few-shot classification: train on k images of every class, test on every class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dear.bench.protocols.base import SEEDS_NOTE, Protocol, Shown
+from dear.bench.records import Line, average, grouped
+from dear.bench.tables import Entry, Row, Sheet
+
+if TYPE_CHECKING:
+    from dear.bench.session import Session
+
+
+class FewShot(Protocol):
+    """Accuracy over all classes against the number of shots."""
+
+    name, title = "few-shot", "Few-shot"
+    shots: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16)
+    shots_are_columns: ClassVar[bool] = True
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Accuracy over all classes in every mode."""
+        method = session.fit(session.draw(session.open("train")), keep=True)
+        found = session.test(method, session.open("test"))
+        modes = {} if found is None else found.accuracy
+        return session.finish({mode: {"accuracy": accuracy} for mode, accuracy in modes.items()})
+
+    def table(self, lines: Sequence[Line]) -> Sheet:
+        """Accuracy of every method on every dataset, and on their average: a column per number of shots."""
+        shots = sorted({line.shots for line in lines})
+        datasets = list(dict.fromkeys(line.dataset for line in lines))
+        rows: list[Row] = []
+        if len(datasets) > 1:
+            for (method, mode), own in grouped(lines).items():
+                entries: list[Entry] = []
+                for count in shots:
+                    there = [line for line in own if line.shots == count]
+                    whole = len(there) == len(datasets)
+                    entries.append(average(there).figure("accuracy") if whole else None)
+                rows.append(Row(("Average", method, mode), tuple(entries)))
+        for dataset in datasets:
+            for (method, mode), own in grouped(line for line in lines if line.dataset == dataset).items():
+                at = {line.shots: line.figure("accuracy") for line in own}
+                rows.append(Row((dataset, method, mode), tuple(at.get(count) for count in shots)))
+        columns = tuple(
+            f"{count} shot{'s' if count > 1 else ''}" if count else "all images" for count in shots
+        )
+        return Sheet(self.title, ("Dataset", "Method", "Mode"), columns, tuple(rows), (SEEDS_NOTE,))
+
+    def figures(self, lines: Sequence[Line]) -> Shown:
+        """Accuracy against shots."""
+        from dear.report import results_plots as plots
+
+        sentence = "Accuracy over all classes; whiskers are the standard deviation over seeds."
+        return [("Accuracy against shots", sentence, plots.shot_curves(lines))]

@@ -1,0 +1,135 @@
+"""Leave one domain out: train on the other domains, test on the one that was never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dear.bench import published
+from dear.bench.cells import Cell
+from dear.bench.protocols.base import SEEDS_NOTE, Name, Protocol, Setting, Shown
+from dear.bench.records import Line, average, grouped
+from dear.bench.tables import Row, Sheet
+from dear.data.benchmarks import find_benchmark
+from dear.data.images import ImageSet, select_domains
+from dear.data.open import open_data
+from dear.data.split import hold_out
+from dear.errors import DataError
+
+if TYPE_CHECKING:
+    from dear.bench.plan import Request
+    from dear.bench.session import Session
+
+VALIDATION = 0.2  #: share of the sources kept for validation
+
+
+class HeldOutSetting(Setting, frozen=True, kw_only=True):
+    """The domain that is left out of training."""
+
+    held_out: Name
+
+
+class HeldOut(Protocol):
+    """Accuracy on each domain when it is the one left out of training."""
+
+    name, title = "leave-one-domain-out", "Leave one domain out"
+    shots: ClassVar[tuple[int, ...]] = (0,)
+    setting: ClassVar[type[Setting]] = HeldOutSetting
+
+    def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
+        """Each domain of each dataset is left out once."""
+        planned = []
+        for dataset, _ in super().settings(request):
+            images = open_data(dataset, splits_of(dataset)[0], root=request.data_root)
+            planned += [(dataset, {"held_out": domain}) for domain in domains_of(images)]
+        return planned
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Accuracy on the held-out domain, and on the validation part of the sources, in every mode.
+
+        The target's images are opened after training; nothing of them is used before.
+        """
+        target = str(session.cell.setting["held_out"])
+        from_split, to_split = splits_of(session.cell.dataset)
+        whole = session.open(from_split)
+        sources = tuple(name for name in domains_of(whole) if name != target)
+        training, validation = split_sources(select_domains(whole, sources), session.cell.seed)
+        method = session.fit(session.draw(training))
+        checked = session.test(method, validation)
+        found = session.test(method, select_domains(session.open(to_split), (target,)))
+        modes: dict[str, dict[str, float | None]] = {
+            mode: {
+                "target": None if found is None else found.accuracy[mode],
+                "validation": None if checked is None else checked.accuracy[mode],
+            }
+            for mode in method.modes
+        }
+        session.record["sources"] = list(sources)
+        return session.finish(modes)
+
+    def place(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
+        """The held-out domain belongs to the dataset's name."""
+        return f"{shown[cell.dataset]}/{cell.setting['held_out']}", column
+
+    def table(self, lines: Sequence[Line]) -> Sheet:
+        """Accuracy on each domain when it was left out, their average, and the validation accuracy."""
+        rows = []
+        paper = published.table("purification")
+        for dataset in dict.fromkeys(line.dataset.rpartition("/")[0] for line in lines):
+            own = [line for line in lines if line.dataset.rpartition("/")[0] == dataset]
+            domains = list(dict.fromkeys(line.dataset for line in own))
+            for (method, mode), block in grouped(own).items():
+                at = {line.dataset: line for line in block}
+                whole = len(at) == len(domains)
+                mean = average(block).figure("target") if whole else None
+                checked = average(block).figure("validation") if whole else None
+                for domain in domains:
+                    entry = at[domain].figure("target") if domain in at else None
+                    rows.append(Row((dataset, domain.rpartition("/")[2], method, mode), (entry, None)))
+                rows.append(Row((dataset, "Average", method, mode), (mean, checked)))
+            for row in paper.rows:
+                number = row.number(dataset, "target")
+                if number is not None:
+                    rows.append(Row((dataset, "Average", row.label, ""), (number, None), True))
+        labels = ("Dataset", "Held-out domain", "Method", "Mode")
+        note = "Validation: a fifth of the source domains, never the target."
+        return Sheet(self.title, labels, ("Accuracy", "Validation"), tuple(rows), (SEEDS_NOTE, note))
+
+    def figures(self, lines: Sequence[Line]) -> Shown:
+        """Accuracy on each unseen domain."""
+        from dear.report import results_plots as plots
+
+        sentence = "Accuracy on each domain when it is the one left out of training."
+        return [("Accuracy on the unseen domain", sentence, plots.bars(lines, "target"))]
+
+
+def splits_of(dataset: str) -> tuple[str, str]:
+    """(split of the sources, split of the target): DomainBed publishes no split and takes all of both."""
+    benchmark = find_benchmark(dataset)
+    return ("all", "all") if benchmark is not None and benchmark.domains else ("train", "test")
+
+
+def domains_of(images: ImageSet) -> tuple[str, ...]:
+    """Names of a dataset's domains, sorted.
+
+    Raises:
+        DataError: it has fewer than two.
+    """
+    names = tuple(sorted(set(images.domains or ())))
+    if len(names) < 2:
+        raise DataError(f"{images.name}: has no domains to leave one out of; give a dataset with domains")
+    return names
+
+
+def split_sources(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
+    """(training, validation) of the source domains: a fifth of each class of each domain is held back.
+
+    Which images depends on their names and the seed alone.
+    """
+    keys = [f"{seed}/{images.key(index)}" for index in range(len(images))]
+    groups = list(zip(images.labels.tolist(), images.domains or (), strict=True))
+    held = hold_out(keys, groups, VALIDATION)
+    return (
+        images.subset([index for index, out in enumerate(held) if not out]),
+        images.subset([index for index, out in enumerate(held) if out]),
+    )

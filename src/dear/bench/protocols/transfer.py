@@ -1,0 +1,117 @@
+"""Transfer: train on one dataset, test on others (cross-dataset), or on its variants (domain shift)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from dear.bench import published
+from dear.bench.cells import Cell
+from dear.bench.protocols.base import PAPER_NOTE, SEEDS_NOTE, Name, Protocol, Setting, Shown
+from dear.bench.records import Line, average, grouped
+from dear.bench.tables import Row, Sheet
+from dear.errors import UsageError
+
+if TYPE_CHECKING:
+    from dear.bench.plan import Request
+    from dear.bench.session import Session
+
+SOURCE = "ImageNet"
+TARGETS = (
+    "Caltech101", "OxfordPets", "StanfordCars", "OxfordFlowers", "Food101", "FGVCAircraft", "SUN397",
+    "DescribableTextures", "EuroSAT", "UCF101",
+)  # fmt: skip
+VARIANTS = ("ImageNetV2", "ImageNetSketch", "ImageNetA", "ImageNetR")
+
+
+class TransferSetting(Setting, frozen=True, kw_only=True):
+    """The datasets tested on."""
+
+    targets: Annotated[list[Name], Meta(min_length=1)]
+
+
+class Transfer(Protocol):
+    """Accuracy on the source and on each target.
+
+    Args:
+        name: of the protocol.
+        title: heading of its table.
+        targets: datasets tested on where the user names none.
+    """
+
+    setting: ClassVar[type[Setting]] = TransferSetting
+
+    def __init__(self, name: str, title: str, targets: tuple[str, ...]) -> None:
+        self.name, self.title, self.targets = name, title, targets
+
+    def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
+        """One source and its targets."""
+        if len(request.datasets) > 1:
+            given = ", ".join(request.datasets)
+            raise UsageError(
+                f"{self.name} trains on one dataset; got {given} (test on the others as targets)",
+                hint="targets",
+            )
+        source = request.datasets[0] if request.datasets else SOURCE
+        targets = list(self.targets if request.targets is None else request.targets)
+        if not targets or source in targets:
+            raise UsageError(f"{self.name}: the targets must be datasets other than {source}", hint="targets")
+        return [(source, {"targets": targets})]
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Accuracy on the source and on each target, by mode and dataset.
+
+        Each target is answered among exactly its own classes: of ImageNet's thousand, ImageNet-A and -R have
+        two hundred, and an answer outside them would be wrong by definition. The modes share the image
+        tower's work; the texts of a dataset are encoded once.
+        """
+        method = session.fit(session.draw(session.open("train")), keep=True)
+        modes: dict[str, dict[str, float | None]] = {mode: {} for mode in method.modes}
+        for dataset in (session.cell.dataset, *session.cell.setting["targets"]):
+            found = session.test(method, session.open("test", dataset))
+            for mode, row in modes.items():
+                row[dataset] = None if found is None else found.accuracy[mode]
+        return session.finish(modes)
+
+    def columns(self, cell: Cell) -> set[str] | None:
+        """The source and the targets."""
+        return {cell.dataset, *cell.setting["targets"]}
+
+    def place(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
+        """A column of a result is a dataset."""
+        return shown[column], "accuracy"
+
+    def table(self, lines: Sequence[Line]) -> Sheet:
+        """Accuracy on the source and the targets; the average is over the targets."""
+        datasets = list(dict.fromkeys(line.dataset for line in lines))
+        source, targets = datasets[0], datasets[1:]
+        rows = []
+        for (method, mode), own in grouped(lines).items():
+            at = {line.dataset: line for line in own}
+            there = [at[name] for name in targets if name in at]
+            mean = average(there).figure("accuracy") if there and len(there) == len(targets) else None
+            entries = [at[name].figure("accuracy") if name in at else None for name in datasets]
+            rows.append(Row((method, mode), (entries[0], mean, *entries[1:])))
+        paper, notes = published.for_protocol(self.name), []
+        if paper is not None and source == SOURCE:
+            names = {name for name, _ in paper.rows[0].cells} - {SOURCE, "Average"}
+            wanted = [source, "Average" if set(targets) == names else "", *targets]
+            for row in paper.rows:
+                numbers = tuple(row.number(name, "accuracy") for name in wanted)
+                rows.append(Row((row.title, row.mode), numbers, True))
+            notes.append(PAPER_NOTE)
+        columns = (f"{source} (source)", "Average of targets", *targets)
+        return Sheet(self.title, ("Method", "Mode"), columns, tuple(rows), (SEEDS_NOTE, *notes))
+
+    def figures(self, lines: Sequence[Line]) -> Shown:
+        """Accuracy by dataset."""
+        from dear.report import results_plots as plots
+
+        sentence = "Trained on the first dataset; the others were never seen in training."
+        return [("Accuracy by dataset", sentence, plots.bars(lines, "accuracy"))]
+
+
+CROSS_DATASET = Transfer("cross-dataset", "Cross-dataset", TARGETS)
+DOMAIN_SHIFT = Transfer("domain-shift", "Domain shift", VARIANTS)
