@@ -21,7 +21,7 @@ import dear
 from dear.clip.images import normalize
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.train.precision import backbone_in
+from dear.train.precision import in_precision
 
 
 def main() -> None:
@@ -49,7 +49,8 @@ def main() -> None:
             torch.cuda.synchronize()
 
     seconds = []
-    with backbone_in(model, options.precision), torch.no_grad():
+    model = in_precision(model, options.precision)
+    with torch.no_grad():
         for _ in range(options.repeats + 2):  # the first two warm up
             wait()
             began = time.perf_counter()

@@ -41,11 +41,10 @@ def points() -> Iterator[tuple[str, dict[str, int]]]:
 def measure(clip: dear.Clip, at: dict[str, int], repeats: int) -> dict[str, Any]:
     """Time, memory and operations of a step."""
     task = SpeedTask(clip, at["batch"], at["classes"], tokens=at["tokens"])
-    with task.in_precision():
-        steps = task.ours()
-        held = peak(steps.run, clip.device)
-        warm_up = 3 if clip.device.type == "cuda" else 1
-        value = medians({"step": steps.run}, repeats, clip.device, warm_up)["step"] / steps.count
+    steps = task.ours()
+    held = peak(steps.run, clip.device)
+    warm_up = 3 if clip.device.type == "cuda" else 1
+    value = medians({"step": steps.run}, repeats, clip.device, warm_up)["step"] / steps.count
     words = int(task.ids.argmax(-1).max()) + 1
     count = dear_step(clip.config, at["batch"], at["classes"], words, tokens=5 * at["tokens"])
     shares = {f"share_{name}": round(n / count.total, 4) for name, n in vars(count).items()}

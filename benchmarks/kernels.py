@@ -45,14 +45,13 @@ def main() -> None:
     options = parser.parse_args()
     clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to("cuda")
     task = SpeedTask(clip, options.batch, options.classes)
-    with task.in_precision():
-        if options.inference:
-            pixels = torch.randn(options.inference, 3, 224, 224, device="cuda")
-            show(lambda: task.model.all_logits(pixels), options.rows)
-        else:
-            steps = task.replayed()
-            print(f"the time of {steps.count} steps:")
-            show(steps.run, options.rows)
+    if options.inference:
+        pixels = torch.randn(options.inference, 3, 224, 224, device="cuda")
+        show(lambda: task.model.all_logits(pixels), options.rows)
+    else:
+        steps = task.replayed()
+        print(f"the time of {steps.count} steps:")
+        show(steps.run, options.rows)
 
 
 if __name__ == "__main__":

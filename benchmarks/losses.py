@@ -20,32 +20,32 @@ from dear.speed.task import SpeedTask
 
 
 def train_both(task: SpeedTask, steps: int, lr: float) -> list[dict[str, Any]]:
-    """A row a step: both losses and their relative difference."""
+    """One row per step: both losses and their relative difference."""
     rows = []
-    with task.in_precision() as dtype:
-        literal = LiteralStep(task.model, task.ids, task.clip)
-        learned = (literal.learned.values(), task.model.parameters())
-        optimizers = [torch.optim.AdamW(tensors, lr, weight_decay=5e-4) for tensors in learned]
-        for step in range(1, steps + 1):
-            at = (step - 1) % task.ahead * task.batch
-            pixels, labels = (t[at : at + task.batch] for t in (task.pixels, task.labels))
-            with torch.autocast(task.device.type, dtype, enabled=dtype != torch.float32):
-                theirs = literal.loss(pixels, labels)
-            ours = task.model.loss(pixels, labels).total
-            for loss, optimizer in zip((theirs, ours), optimizers, strict=True):
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            mine, other = ours.item(), theirs.item()
-            rows.append(
-                {
-                    "precision": str(dtype).removeprefix("torch."),
-                    "step": step,
-                    "literal": f"{other:.7f}",
-                    "ours": f"{mine:.7f}",
-                    "relative_difference": f"{abs(mine - other) / abs(other):.2e}",
-                }
-            )
+    dtype = task.dtype
+    literal = LiteralStep(task.model, task.ids, task.clip)
+    learned = (literal.learned.values(), task.model.parameters())
+    optimizers = [torch.optim.AdamW(tensors, lr, weight_decay=5e-4) for tensors in learned]
+    for step in range(1, steps + 1):
+        at = (step - 1) % task.at_once * task.batch
+        pixels, labels = (t[at : at + task.batch] for t in (task.pixels, task.labels))
+        with torch.autocast(task.device.type, dtype, enabled=dtype != torch.float32):
+            theirs = literal.loss(pixels, labels)
+        ours = task.model.loss(pixels, labels).total
+        for loss, optimizer in zip((theirs, ours), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        mine, other = ours.item(), theirs.item()
+        rows.append(
+            {
+                "precision": str(dtype).removeprefix("torch."),
+                "step": step,
+                "literal": f"{other:.7f}",
+                "ours": f"{mine:.7f}",
+                "relative_difference": f"{abs(mine - other) / abs(other):.2e}",
+            }
+        )
     return rows
 
 

@@ -163,10 +163,25 @@ def test_an_edit_of_another_size_is_refused_on_every_path(change: dict, count: i
             clip.use_fused(fused).visual(pixels, Edit({7: LayerEdit(**change)}, count=count))
 
 
-@pytest.mark.parametrize("change", [{"mask": torch.zeros(2, 5, 10, 10)}, {"gate": torch.ones(2, 5)}])
-def test_masks_and_gates_have_no_batch(change: dict) -> None:
+def test_gates_have_no_batch() -> None:
     with pytest.raises(UsageError, match="axes"):
-        LayerEdit(**change)
+        LayerEdit(gate=torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_mask_per_item_is_that_items_mask(fused: bool) -> None:
+    clip, generator = small_clip("gelu").use_fused(fused), torch.Generator().manual_seed(0)
+    visual, pixels = clip.visual, torch.randn(2, 3, 24, 24, dtype=torch.double, generator=generator)
+    x, heads = visual.embed(pixels), clip.config.vision.heads
+    masks = torch.randn(2, heads, x.shape[1], x.shape[1], dtype=torch.double, generator=generator)
+    for read in (None, torch.tensor([0, 3]), torch.tensor([[0, 3], [2, 1]])):
+        found = visual.run(x, edit=Edit({7: LayerEdit(mask=masks)}), read=read)
+        for item in range(2):
+            own = read if read is None or read.ndim == 1 else read[item]
+            alone = visual.run(x[item : item + 1], edit=Edit({7: LayerEdit(mask=masks[item])}), read=own)
+            torch.testing.assert_close(found[item : item + 1], alone)
+    with pytest.raises(UsageError, match="must be"):
+        visual.run(x[:1], edit=Edit({7: LayerEdit(mask=masks)}))
 
 
 def test_one_set_of_tokens_serves_a_batch() -> None:

@@ -102,7 +102,7 @@ def test_numbers_of_vit_b_16() -> None:
     with torch.device("meta"):
         clip = Clip(ClipConfig.named("ViT-B-16"))
     real = Clip.to_empty(clip, device="cpu")
-    model = DeAR(real, ["a", "b"], ids=token_ids((1, 2)))
+    model = DeAR(real, ["a", "b"], roles=RoleMap.table2(), ids=token_ids((1, 2)))
     assert model.trainable_parameters == 399_622
     assert sum(t.numel() for t in model.adapter_state().values()) == 399_622
     assert len(safetensors.torch.save(model.adapter_state())) < 2_000_000

@@ -19,7 +19,7 @@ from dear.errors import DearError, UsageError
 from dear.methods import METHODS, Method, ZeroShot, build_method, list_methods, method_modes
 from dear.train import Recipe, load_run, train
 from dear.train.feed import Feed
-from dear.train.precision import backbone_in
+from dear.train.precision import in_precision
 
 OPTIONS: dict[str, dict[str, object]] = {}
 """Options that make a method small or quick enough for a tiny model."""
@@ -122,12 +122,12 @@ class TestEveryMethod:
         model = fitted(name)
         exact = model.logits(pixels())
         precision = str(dtype).removeprefix("torch.")
-        with backbone_in(model, precision) as used:
-            assert used == dtype
-            rough = model.logits(pixels())
-            loss = model.loss(pixels(), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0]))
-            if model.trainable_parameters:
-                loss.total.backward()
+        bound = in_precision(model, precision)
+        assert bound.clip.visual.dtype == dtype
+        rough = bound.logits(pixels())
+        loss = bound.loss(pixels(), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0]))
+        if model.trainable_parameters:
+            loss.total.backward()
         assert rough.dtype == torch.float32
         assert (rough - exact).abs().max() < 0.5
         assert torch.isfinite(loss.total)

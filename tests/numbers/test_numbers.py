@@ -29,7 +29,7 @@ from dear.errors import CheckpointError, DearError, InputError, RunError, Traini
 from dear.heads.discover import discover_roles
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, train
-from dear.train.precision import twin
+from dear.train.precision import cast_backbone
 from dear.workflows.adapt import adapt
 from dear.workflows.predict import predict_run
 
@@ -100,7 +100,7 @@ def test_scores_that_are_no_numbers_are_told_and_not_counted() -> None:
 
 
 def test_a_loss_that_is_no_number_stops_training_and_names_its_part(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"is not a finite number at step \d+ of \d+ .*lower lr"):
+    with pytest.raises(TrainingError, match=r"is not a finite number at step \d+ of \d+ .*lower the recipe"):
         train(method(), Colors(), Recipe(epochs=3, batch=4, lr=1e30, warmup_epochs=0), tmp_path / "run")
 
 
@@ -156,8 +156,8 @@ def test_a_twin_in_float16_names_the_weight_it_cannot_hold(checkpoint: Path) -> 
     clip = dear.load(checkpoint)
     clip.visual.blocks[1].mlp.up.weight.fill_(1e6)
     with pytest.raises(UsageError, match=r"visual\.blocks\.1\.mlp\.up is larger.*use bfloat16 or float32"):
-        twin(clip, torch.float16)
-    twin(clip, torch.bfloat16)
+        cast_backbone(clip, torch.float16)
+    cast_backbone(clip, torch.bfloat16)
 
 
 def test_activations_that_overflow_float16_stop_training_with_what_to_do() -> None:
@@ -166,7 +166,7 @@ def test_activations_that_overflow_float16_stop_training_with_what_to_do() -> No
         clip.visual.blocks[1].mlp.up.weight.mul_(1e4)
         clip.visual.blocks[1].mlp.down.weight.mul_(1e3)
     recipe = Recipe(epochs=1, batch=4, precision="float16")
-    with pytest.raises(TrainingError, match="use precision float32"):
+    with pytest.raises(TrainingError, match="set its precision to float32"):
         train(method(clip), Colors(), recipe)
     with pytest.raises(TrainingError, match=r"precision float16.*use precision float32"):
         evaluate(method(clip), Colors(), precision="float16")

@@ -12,7 +12,7 @@ from dear.clip.config import TextConfig
 from dear.clip.gpu import tower as fast
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.train.precision import backbone_in, twin
+from dear.train.precision import cast_backbone, in_precision
 
 
 def test_packed_projections_are_the_three_and_follow_them() -> None:
@@ -35,7 +35,7 @@ def test_packed_projections_are_the_three_and_follow_them() -> None:
 
 
 def test_a_cpu_takes_the_plain_way() -> None:
-    clip = twin(tiny_clip(dtype=torch.float32), torch.bfloat16)
+    clip = cast_backbone(tiny_clip(dtype=torch.float32), torch.bfloat16)
     assert clip.visual.dtype == torch.bfloat16
     assert not fast.usable(clip.visual, torch.zeros(1, 10, 36), None)
 
@@ -70,9 +70,9 @@ def test_as_near_to_float32_as_the_plain_way(
         return torch.stack([(a - b).norm() / b.norm() for a, b in zip(found, true, strict=True)])
 
     exact = answers()
-    with backbone_in(model, precision):
-        assert fast.usable(model.clip.visual, pixels, model.image_edit())
-        quick = error(answers(), exact)
-        monkeypatch.setattr(fast, "usable", lambda *_: False)
-        plain = error(answers(), exact)
+    model = in_precision(model, precision)
+    assert fast.usable(model.clip.visual, pixels, model.image_edit())
+    quick = error(answers(), exact)
+    monkeypatch.setattr(fast, "usable", lambda *_: False)
+    plain = error(answers(), exact)
     assert bool((quick < 1.5 * plain + 2e-3).all()), (quick, plain)

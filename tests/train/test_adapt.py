@@ -10,7 +10,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.errors import CheckpointError, DataError, DearError, InputError, RunError, UsageError
 from dear.train import add_metrics, read_config
-from dear.train.precision import backbone_in, choose, twin
+from dear.train.precision import cast_backbone, choose, in_precision
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run
@@ -85,8 +85,8 @@ def test_what_is_wrong_is_said(photos: Path, tmp_path: Path) -> None:
         predict_run(run, [], top=0)
 
 
-def test_the_twin_casts_matrices_and_shares_the_rest() -> None:
-    other = twin(CLIP, torch.bfloat16)
+def test_a_cast_backbone_has_16_bit_matrices_and_shares_the_rest() -> None:
+    other = cast_backbone(CLIP, torch.bfloat16)
     assert other.visual.blocks[0].mlp.up.weight.dtype == torch.bfloat16
     assert other.visual.patch.weight.dtype == torch.bfloat16
     assert CLIP.visual.blocks[0].mlp.up.weight.dtype == torch.float32
@@ -103,7 +103,7 @@ def test_precision_by_name() -> None:
     with pytest.raises(UsageError, match="precision 'half'"):
         choose("half", torch.device("cpu"))
     method = adapt(Colors(), backbone=CLIP, method="zeroshot").method
-    with backbone_in(method, "bfloat16") as dtype:
-        assert dtype == torch.bfloat16
-        assert method.clip is not CLIP
+    bound = in_precision(method, "bfloat16")
+    assert bound.clip.visual.dtype == torch.bfloat16
+    assert in_precision(method, "bfloat16").clip is bound.clip  # copied once
     assert method.clip is CLIP

@@ -15,8 +15,8 @@ from dear.clip.gpu import tower as fast
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.train import Recipe, evaluate, load_run, train
-from dear.train.precision import twin
-from dear.train.replay import Replay
+from dear.train.precision import cast_backbone
+from dear.train.recording import Recording
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +28,7 @@ def model(size: str = "tiny", dtype: torch.dtype = torch.float32) -> DeAR:
         torch.manual_seed(0)
         clip, roles = dear.Clip(dear.ClipConfig.named("ViT-B-32")).to("cuda"), RoleMap.table2()
     if dtype != torch.float32:
-        clip = twin(clip, dtype)
+        clip = cast_backbone(clip, dtype)
     return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids())
 
 
@@ -61,7 +61,7 @@ def test_a_recorded_step_is_the_eager_step_at_every_step(size: str, dtype: torch
         return loss
 
     learned = list(recorded.parameters())
-    replay = Replay(step, batch(recorded, 0), learned, optimizers[0])
+    replay = Recording(step, batch(recorded, 0), learned, optimizers[0])
     # The same kernels on the same numbers: only the choice of matrix-product algorithms may differ.
     near = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-4}
     for number in range(1, 6):

@@ -30,7 +30,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def clear_stop(sentence: Callable[[], str], hint: str | None = None) -> Iterator[None]:
+def oom_as_error(sentence: Callable[[], str], hint: str | None = None) -> Iterator[None]:
     """Work in which running out of memory is told by a sentence; `hint` as in `DearError`.
 
     Raises:

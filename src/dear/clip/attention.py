@@ -148,7 +148,7 @@ class Attention(nn.Module):
         length = x.shape[1]
         change = full_mask(change, x, extra, self.heads)
         if change is not None and read is not None:
-            change = change[:, read] if read.ndim == 1 else change[:, read].transpose(0, 1)  # [B, H, R, N]
+            change = _query_rows(change, read)
         mask = None if change is None else change if change.ndim == 4 else change[None]  # [1 or B, H, R, N]
         if self.causal and (written_out or read is not None or mask is not None):
             keys = torch.arange(length, device=x.device)
@@ -180,7 +180,9 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: int) -> Tensor | None:
-    """The additive mask of an edit, [H or 1, N, N], on the device and in the precision of x [B, N, D].
+    """The additive mask of an edit on the device and in the precision of x [B, N, D].
+
+    [H or 1, N, N], or [B, H or 1, N, N] where every item has its own.
 
     Raises:
         UsageError: the mask is for another number of heads or tokens.
@@ -194,12 +196,24 @@ def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: i
                 f"a block mask for {change.see.shape[1] - 1} extra tokens was given to a layer with {extra}"
             )
         change = change.additive(length - extra, x.device, x.dtype)
-    if change.shape[0] not in (1, heads) or tuple(change.shape[1:]) != (length, length):
+    shape = tuple(change.shape[-3:])
+    own = change.ndim == 3 or change.shape[0] == x.shape[0]
+    if not own or shape[0] not in (1, heads) or shape[1:] != (length, length):
         raise UsageError(
             f"a mask of this layer must be [{heads} or 1, {length}, {length}] (heads, tokens, tokens); "
             f"got {list(change.shape)}"
         )
     return change.to(x)
+
+
+def _query_rows(mask: Tensor, read: Tensor) -> Tensor:
+    """Rows `read` ([R] or [B, R]) of a mask [H, N, N] or [B, H, N, N]: [H, R, N] or [B, H, R, N]."""
+    if read.ndim == 1:
+        return mask[..., read, :]
+    if mask.ndim == 3:
+        return mask[:, read].transpose(0, 1)
+    rows = read[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[-1])
+    return mask.expand(len(read), -1, -1, -1).gather(2, rows)
 
 
 def _inner_mask(mask: BlockMask, x: Tensor, causal: bool) -> Tensor | None:

@@ -94,7 +94,7 @@ class LayerEdit:
 
     tokens: Tensor | None = None  #: the extra tokens' own input of this layer, [T, D] or [B, T, D]
     anchor: float = 1.0  #: weight of `tokens` against the tokens' output of the layer before (eq. 5: beta)
-    mask: Tensor | BlockMask | None = None  #: added to the scores, [H or 1, N + T, N + T], or in blocks
+    mask: Tensor | BlockMask | None = None  #: added to the scores, [(B,) H or 1, N + T, N + T], or blocks
     gate: Tensor | None = None  #: [H], multiplied on each head's output
     q: LowRank | None = None
     k: LowRank | None = None
@@ -103,7 +103,7 @@ class LayerEdit:
     def __post_init__(self) -> None:
         for name, value, axes in (
             ("tokens", self.tokens, (2, 3)),
-            ("mask", self.mask, (3,)),
+            ("mask", self.mask, (3, 4)),
             ("gate", self.gate, (1,)),
         ):
             if isinstance(value, Tensor) and value.ndim not in axes:

@@ -43,11 +43,8 @@ def still_clip(clip: Clip) -> Clip:
 
 def still_method(method: Method) -> Method:
     """A copy of `method` on a still backbone, with every kept tensor computed and fixed."""
-    twin = copy.copy(method)
-    if method.clip.device.type != "cpu":
-        twin = copy.deepcopy(method).to("cpu")
-    twin._cache = {}
-    twin.use_backbone(still_clip(method.clip))
+    clip = still_clip(method.clip)
+    twin = method.bound(clip) if clip.device == method.clip.device else method.copied_to(clip)
     twin.eval()
     with torch.no_grad():
         twin(blank(method.clip))  # fills what is kept: class weights, expanded masks

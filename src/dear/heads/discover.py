@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.memory import clear_stop
+from dear._io.memory import oom_as_error
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.errors import RoleError
@@ -145,7 +145,7 @@ def _read(
             kept.save(seen)
         tell("images", done_images, total)
 
-    with clear_stop(
+    with oom_as_error(
         lambda: f"out of memory with {batch_size} images at once; choose a smaller batch_size", "batch"
     ):
         return moments(clip, batches(clip, images, batch_size), layers, done, seen), kept

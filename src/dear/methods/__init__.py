@@ -8,7 +8,7 @@ from typing import Any
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.base import Batch, Batches, Loss, Method
+from dear.methods.base import Batch, Batches, Frozen, Loss, Method
 from dear.methods.clip_adapter import CLIPAdapter
 from dear.methods.clip_lora import CLIPLoRA
 from dear.methods.cocoop import CoCoOp
@@ -51,7 +51,7 @@ METHODS: dict[str, type[Method]] = {
     "dear": DeAR,
     "purify": Purify,
 }
-"""Every method by the name that the command line uses."""
+"""Every method by name; a method from outside is put in here before use."""
 
 
 def list_methods() -> list[str]:
@@ -64,15 +64,17 @@ def list_methods() -> list[str]:
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method by name.
+    """The class of a method by name, in any case.
 
     Raises:
         UsageError: no method has that name.
     """
-    try:
-        return METHODS[name.lower()]
-    except KeyError:
-        raise UsageError(f"no method is called {name!r}; known are {', '.join(METHODS)}") from None
+    if name in METHODS:
+        return METHODS[name]
+    same = [key for key in METHODS if key.casefold() == name.casefold()]
+    if len(same) != 1:
+        raise UsageError(f"no method is called {name!r}; known are {', '.join(METHODS)}")
+    return METHODS[same[0]]
 
 
 def method_modes(name: str) -> tuple[str, ...]:
@@ -98,6 +100,7 @@ __all__ = [
     "Batches",
     "DeAR",
     "DeARConfig",
+    "Frozen",
     "HeadLoRA",
     "Loss",
     "Method",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.prompts import scores, unit
 
 
@@ -19,9 +19,9 @@ def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
     return (1 - (adapted * frozen).sum(-1)).mean()
 
 
-def knowledge_loss(method: Method, pixels: Tensor, labels: Tensor, weight: float) -> Loss:
+def knowledge_loss(method: Method, frozen: Frozen, labels: Tensor, weight: float) -> Loss:
     """Cross-entropy + weight x distance of the learned text features to the frozen ones (KgCoOp, eq. 5)."""
     texts = method.texts()
-    ce = F.cross_entropy(scores(method.clip, method.images(pixels), texts), labels)
+    ce = F.cross_entropy(scores(method.clip, method.images_from_frozen(frozen), texts), labels)
     apart = distance(unit(texts), method.prompts.frozen)
     return Loss(ce + weight * apart, {"ce": ce.detach(), "knowledge": apart.detach()})

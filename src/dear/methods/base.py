@@ -1,21 +1,23 @@
-"""What every method is: learned tensors, logits, a loss, and a few moments at which training asks for it."""
+"""What every method is: learned tensors, logits and a loss, in a frozen stage and a learned stage."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.model import Clip
-from dear.errors import RunError, UsageError
+from dear.errors import UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.options import fit_options
+from dear.methods.options import configured
 from dear.methods.prompts import TEMPLATE, ClassPrompts, scores
+from dear.methods.state import load_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Loss:
 
 
 class Batch(NamedTuple):
-    """Normalized pixels [B, 3, S, S], labels [B] and, where the set has them, domain numbers [B]."""
+    """Normalized pixels [B, 3, S, S], labels [B] and, where the dataset has them, domain numbers [B]."""
 
     pixels: Tensor
     labels: Tensor
@@ -35,6 +37,7 @@ class Batch(NamedTuple):
 
 
 Batches = Callable[[bool], Iterator[Batch]]  #: batches(augment) walks the training set once
+Frozen = tuple[Tensor, ...]  #: what `Method.frozen_stage` returns: tensors [B, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +45,22 @@ class NoConfig:
     """Options of a method that has none."""
 
 
+M = TypeVar("M", bound="Method")
+
+
 class Method(nn.Module):
     """A way to adapt a frozen CLIP to some classes.
 
-    A subclass sets the class attributes, makes its parameters in `build`, and says what becomes of the
-    images (`images`), of the classes (`texts`), or of both (`forward`); `loss` is cross-entropy unless it
-    says otherwise. Parameters and buffers of the module are what is learned and
-    saved; the backbone is held but not registered, so neither `parameters()` nor a saved file knows it.
+    A method runs in two stages. `frozen_stage` computes from pixels what depends on the frozen backbone
+    alone; `logits_from_frozen` and `loss_from_frozen` continue from there with what is learned. `forward` and
+    `loss` are the two stages in sequence, and training may run the first one ahead of time and keep its
+    result. A subclass sets the class attributes, makes its parameters in `build`, and writes
+    `images_from_frozen` (image features), `texts` (text features), or `logits_from_frozen` (both); the loss
+    is cross-entropy unless it writes `loss_from_frozen`.
+
+    Parameters and buffers are what is learned and saved, and the only state that training may change. The
+    backbone is held but not registered, so neither `parameters()` nor a saved file contains it, and a method
+    never exchanges it: `bound` returns another object on another copy of the backbone.
 
     Args:
         clip: the frozen backbone; learned tensors are made on its device.
@@ -62,13 +74,15 @@ class Method(nn.Module):
         options: fields of `Config` by name.
     """
 
-    name: ClassVar[str]  #: as in `dear adapt --method NAME`
+    name: ClassVar[str]  #: as in `build_method` and in saved runs
     title: ClassVar[str]  #: as in tables
     modes: ClassVar[tuple[str, ...]] = ("default",)  #: ways to predict, the usual one first
     uses_roles: ClassVar[bool] = False
     mergeable: ClassVar[bool] = False
     open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
-    steady: ClassVar[bool] = False  #: every step runs the same program without waiting for the device
+    cuda_graph_safe: ClassVar[bool] = (
+        False  #: every step launches the same kernels and never waits for the GPU
+    )
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     Config: ClassVar[type] = NoConfig
 
@@ -106,36 +120,40 @@ class Method(nn.Module):
         Raises:
             UsageError: the method has no such option, or its value is of another kind.
         """
-        known = {field.name for field in dataclasses.fields(cls.Config)}
-        unknown = sorted(set(options) - known)
-        if unknown:
-            offer = f"its options are {', '.join(sorted(known))}" if known else "it has none"
-            raise UsageError(f"the method {cls.name!r} has no option {unknown[0]!r}; {offer}")
-        if config is not None and not isinstance(config, cls.Config):
-            raise UsageError(f"config must be a {cls.Config.__name__}; got {type(config).__name__}")
-        start: Any = cls.Config() if config is None else config
-        return dataclasses.replace(start, **fit_options(cls.Config, options))
+        return configured(cls.name, cls.Config, options, config)
 
     # -- what a subclass writes -------------------------------------------------------------------
 
     def build(self, generator: torch.Generator) -> None:
         """Make the learned tensors; random numbers come from `generator` (on the CPU)."""
 
-    def images(self, pixels: Tensor) -> Tensor:
-        """Image features [B, E] of pixels [B, 3, S, S], not of unit length; here the frozen ones."""
-        return self.clip.encode_image(pixels)
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """What the loss needs of the frozen backbone for pixels [B, 3, S, S]: tensors [B, ...].
+
+        It depends on no learned tensor and draws no random numbers. Here the pixels themselves.
+        """
+        return (pixels,)
+
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """The part of `frozen_stage` that `logits_from_frozen` reads; here all of it."""
+        return self.frozen_stage(pixels)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
+        """Image features [B, E], not of unit length; here those of the frozen backbone on pixels."""
+        return self.clip.encode_image(frozen[0])
 
     def texts(self) -> Tensor:
         """Text features [C, E] of the classes; here the frozen ones of the prompts."""
         return self.prompts.frozen
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits of every mode, [B, C] in float32, with gradients; here CLIP's of `images` and `texts`."""
-        return {self.modes[0]: scores(self.clip, self.images(pixels), self.cached("texts", self.texts))}
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
+        """Logits of every mode, [B, C] in float32; here CLIP's of `images_from_frozen` and `texts`."""
+        images = self.images_from_frozen(frozen)
+        return {self.modes[0]: scores(self.clip, images, self.cached("texts", self.texts))}
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """The loss of a batch: pixels [B, 3, S, S], labels [B], domain numbers [B] where there are any."""
-        ce = F.cross_entropy(self(pixels)[self.modes[0]], labels)
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """The loss from the frozen stage, labels [B] and, where there are any, domain numbers [B]."""
+        ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
         return Loss(ce, {"ce": ce.detach()})
 
     def prepare(self, batches: Batches) -> None:
@@ -151,8 +169,9 @@ class Method(nn.Module):
     def finish(self) -> None:
         """Called once after the last step."""
 
-    def make_room(self, state: Mapping[str, Tensor]) -> None:
-        """Called before `state` is loaded: give tensors the shapes that the training set decided."""
+    def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of those tensors of `state` whose size the training set decided (for cache models)."""
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """Plain values worth keeping beside a run's metrics."""
@@ -181,7 +200,7 @@ class Method(nn.Module):
 
     @property
     def trainable_parameters(self) -> int:
-        """How many numbers are learned."""
+        """How many parameters are learned."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def learn(self, start: Tensor) -> nn.Parameter:
@@ -201,6 +220,20 @@ class Method(nn.Module):
             raise UsageError(f"the method {self.name!r} has no mode {mode!r}; it has {', '.join(self.modes)}")
         return mode
 
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        """Logits of every mode, [B, C] in float32, of normalized pixels [B, 3, S, S]; with gradients."""
+        if self._disabled:
+            frozen = scores(self.clip, self.clip.encode_image(pixels), self.prompts.frozen)
+            return dict.fromkeys(self.modes, frozen)
+        return self.logits_from_frozen(self.inference_stage(pixels))
+
+    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """The loss of pixels [B, 3, S, S], labels [B] and, where there are any, domain numbers [B]."""
+        if self._disabled:
+            ce = F.cross_entropy(self(pixels)[self.modes[0]], labels)
+            return Loss(ce, {"ce": ce.detach()})
+        return self.loss_from_frozen(self.frozen_stage(pixels), labels, domains)
+
     @torch.no_grad()
     def logits(self, pixels: Tensor, mode: str | None = None) -> Tensor:
         """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient."""
@@ -210,16 +243,12 @@ class Method(nn.Module):
     @torch.no_grad()
     def all_logits(self, pixels: Tensor) -> dict[str, Tensor]:
         """Scores [B, C] in every mode; what the modes share is computed once."""
-        pixels = pixels.to(self.clip.device)
-        if self._disabled:
-            frozen = scores(self.clip, self.clip.encode_image(pixels), self.prompts.frozen)
-            return dict.fromkeys(self.modes, frozen)
-        answers: dict[str, Tensor] = self(pixels)
+        answers: dict[str, Tensor] = self(pixels.to(self.clip.device))
         return answers
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within `with method.disabled():` logits are the frozen CLIP's, as if nothing had been learned."""
+        """Within `with method.disabled():` logits and loss are the frozen CLIP's: nothing learned is used."""
         before, self._disabled = self._disabled, True
         try:
             yield
@@ -236,23 +265,7 @@ class Method(nn.Module):
         Raises:
             RunError: naming the tensors that are missing, surplus or of another shape; nothing is changed.
         """
-        self.make_room(state)
-        own = self.state_dict()
-        complaints = [f"{name} is missing" for name in own if name not in state]
-        complaints += [f"{name} is not part of the method {self.name!r}" for name in state if name not in own]
-        complaints += [
-            f"{name} is {list(state[name].shape)} where {list(own[name].shape)} is expected"
-            for name in own
-            if name in state and state[name].shape != own[name].shape
-        ]
-        complaints += [
-            f"{name} is {str(state[name].dtype).removeprefix('torch.')}, another kind of number than expected"
-            for name in own
-            if name in state and state[name].is_floating_point() != own[name].is_floating_point()
-        ]
-        if complaints:
-            raise RunError(f"{source} does not fit: {'; '.join(complaints)}")
-        self.load_state_dict(dict(state))
+        load_state(self, state, self.state_shapes(state), self.name, source)
 
     def with_classes(
         self, classes: Sequence[str], template: str | None = None, ids: Tensor | None = None
@@ -264,10 +277,17 @@ class Method(nn.Module):
         """
         if not self.open_classes and tuple(classes) != self.classes:
             raise UsageError(f"the method {self.name!r} learns its classes: it cannot name others afterwards")
+        return self._again(self.clip, classes, self.template if template is None else template, ids)
+
+    def copied_to(self, clip: Clip) -> Method:
+        """The same adapter and classes on a copy of the backbone on any device, with tensors of its own."""
+        return self._again(clip, self.classes, self.template, self.prompts.given)
+
+    def _again(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None) -> Method:
         other = type(self)(
-            self.clip,
+            clip,
             classes,
-            template=self.template if template is None else template,
+            template=template,
             roles=self.roles,
             allow_other_roles=self.allow_other_roles,
             ids=ids,
@@ -276,17 +296,31 @@ class Method(nn.Module):
         other.load_adapter_state(self.adapter_state())
         return other
 
-    def use_backbone(self, clip: Clip) -> None:
-        """Read another copy of the same backbone from now on (training uses one in lower precision)."""
-        self._clip = (clip,)
-        self.prompts = self.prompts.on(clip)
-        self._cache.clear()
+    def bound(self: M, clip: Clip) -> M:
+        """The same method on another copy of its backbone (in lower precision, say).
+
+        The new object shares everything learned with this one, whichever of the two is trained, and has
+        prompts and kept tensors of its own. This one stays as it is.
+
+        Raises:
+            UsageError: the backbone has another shape, or is on another device than the learned tensors.
+        """
+        if clip.config != self.clip.config or clip.device != self.clip.device:
+            raise UsageError(
+                f"the method {self.name!r} can be bound to a copy of its own backbone on the same device "
+                f"({self.clip.device}); got {clip.name} on {clip.device}"
+            )
+        other = copy.copy(self)  # shallow: PyTorch's tables of parameters and buffers are the same objects
+        other._clip = (clip,)
+        other.prompts = self.prompts.on(clip)
+        other._cache = {}
+        return other
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
         """`compute()`, kept while no learned tensor changes; with gradients on it is computed every time."""
         if torch.is_grad_enabled():
             return compute()
-        stamp = tuple((p.data_ptr(), p._version) for p in self.parameters())
+        stamp = tuple((t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
         if key not in self._cache or self._cache[key][0] != stamp:
             self._cache[key] = (stamp, compute())
         return self._cache[key][1]

@@ -2,7 +2,7 @@
 
 `A(f) = ReLU(ReLU(f W_1^T) W_2^T)`, W_1 [E/4, E], W_2 [E, E/4], and `f* = r A(f) + (1 - r) f` with r = 0.2.
 
-Departures: the paper picks r a dataset by search; 0.2 (the authors' code) holds for all. The text adapter,
+Departures: the paper picks r per dataset by search; 0.2 (the authors' code) holds for all. The text adapter,
 which the paper finds to add nothing, is left out. Training is the usual recipe (AdamW, lr 0.001, 10 epochs,
 batch 16): the authors' code comes without its settings.
 """
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Method
+from dear.methods.base import Frozen, Method
 from dear.methods.starts import uniform
 
 
@@ -33,7 +33,7 @@ class CLIPAdapter(Method):
 
     name: ClassVar[str] = "clip-adapter"
     title: ClassVar[str] = "CLIP-Adapter"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     Config: ClassVar[type] = CLIPAdapterConfig
     config: CLIPAdapterConfig
 
@@ -44,8 +44,12 @@ class CLIPAdapter(Method):
         self.down = self.learn(uniform(generator, hidden, wide, inputs=wide))
         self.up = self.learn(uniform(generator, wide, hidden, inputs=hidden))
 
-    def images(self, pixels: Tensor) -> Tensor:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """f* [B, E], the mixture of adapted and frozen features."""
-        frozen = self.clip.encode_image(pixels).to(self.down.dtype)
-        adapted = F.linear(F.linear(frozen, self.down).relu(), self.up).relu()
-        return self.config.ratio * adapted + (1 - self.config.ratio) * frozen
+        features = frozen[0].to(self.down.dtype)
+        adapted = F.linear(F.linear(features, self.down).relu(), self.up).relu()
+        return self.config.ratio * adapted + (1 - self.config.ratio) * features

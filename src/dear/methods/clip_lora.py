@@ -4,7 +4,7 @@
 on the input of A; cross-entropy over CLIP's logits. The scale is that of the authors' code. Afterwards the
 changes fold into the weights: `merge()` gives a plain CLIP.
 
-Departures: a fixed 50 epochs (the authors take 500 steps a shot whatever the number of classes), the usual
+Departures: a fixed 50 epochs (the authors take 500 steps per shot whatever the number of classes), the usual
 cosine with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 are the authors'.
 """
 
@@ -21,8 +21,9 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.headtools import fold
+from dear.methods.prefix import class_feature, image_prefix
 from dear.methods.prompts import scores
 from dear.methods.starts import uniform
 
@@ -81,20 +82,26 @@ class CLIPLoRA(Method):
             layers[layer] = LayerEdit(**pairs)
         return Edit(layers)
 
-    def images(self, pixels: Tensor, dropout: float = 0.0) -> Tensor:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Embedded patches [B, N, D]; where the image tower stays frozen, its features [B, E]."""
+        if "image" in TOWERS[self.config.towers]:
+            return (image_prefix(self.clip, pixels),)
+        return (self.clip.encode_image(pixels),)
+
+    def images_from_frozen(self, frozen: Frozen, dropout: float = 0.0) -> Tensor:
         """Features [B, E] of the changed image tower."""
-        features: Tensor = self.clip.visual(pixels, edit=self.edit("image", dropout))
-        return features
+        edit = self.edit("image", dropout)
+        return frozen[0] if edit is None else class_feature(self.clip, frozen[0], edit=edit)
 
     def texts(self, dropout: float = 0.0) -> Tensor:
         """Features [C, E] of the changed text tower."""
         edit = self.edit("text", dropout)
         return self.prompts.frozen if edit is None else self.prompts.features(edit)
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Cross-entropy, with dropout."""
-        drop = self.config.dropout
-        ce = F.cross_entropy(scores(self.clip, self.images(pixels, drop), self.texts(drop)), labels)
+        images = self.images_from_frozen(frozen, self.config.dropout)
+        ce = F.cross_entropy(scores(self.clip, images, self.texts(self.config.dropout)), labels)
         return Loss(ce, {"ce": ce.detach()})
 
     def merge(self) -> Clip:

@@ -2,7 +2,7 @@
 
 A small net h maps the image's unit feature to one vector, which is added to every context vector,
 `v_m(x) = v_m + h(x)`, h = Linear(E, E/16), ReLU, Linear(E/16, D). Every image so has text features
-of its own: B·C passes of the text tower a batch, done in chunks.
+of its own: B·C passes of the text tower per batch, done in chunks.
 
 Departures: none known; the authors' setting is context 4, batch 1, 10 epochs, lr 0.002, last epoch.
 """
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Method
+from dear.methods.base import Frozen, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.prompts import unit
 from dear.methods.starts import linear
@@ -37,7 +37,7 @@ class CoCoOp(Method):
 
     name: ClassVar[str] = "cocoop"
     title: ClassVar[str] = "CoCoOp"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
     Config: ClassVar[type] = CoCoOpConfig
     config: CoCoOpConfig
@@ -51,9 +51,13 @@ class CoCoOp(Method):
         self.down, self.down_bias = map(self.learn, linear(generator, hidden, wide))
         self.up, self.up_bias = map(self.learn, linear(generator, out, hidden))
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C], each row with text features of its own."""
-        images = unit(self.clip.encode_image(pixels))  # [B, E]
+        images = unit(frozen[0])  # [B, E]
         hidden = F.linear(images.to(self.down.dtype), self.down, self.down_bias).relu()
         shift = F.linear(hidden, self.up, self.up_bias)  # [B, D]
         contexts = self.ctx + shift[:, None]  # [B, M, D]

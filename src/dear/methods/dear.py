@@ -19,7 +19,7 @@ the longest EOT; the last layer computes the rows that are read; isolated heads 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,15 +29,18 @@ from torch import Tensor
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.gpu.streams import Aside
 from dear.errors import RoleError, UsageError
-from dear.heads.known import known_roles
 from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
-from dear.methods.base import Loss, Method
-from dear.methods.masks import ISOLATIONS, find_attribute, layer_mask
+from dear.methods.agreement import distance
+from dear.methods.base import Frozen, Loss, Method
+from dear.methods.masks import ISOLATIONS, canonical_attribute, find_attribute, layer_mask
+from dear.methods.prefix import class_and_tokens, frozen_features, image_prefix
 from dear.methods.prompts import unit
+from dear.methods.starts import normal
 
 PROJECTIONS = ("copy", "random", "low-rank")
 FUSION_LOSSES = ("log", "linear")
+_SPELLINGS = {**{concept.casefold(): concept for concept in CONCEPTS}, "colour": "Color"}
 _MOST = 1024  # more tokens or ranks than anyone means; a damaged file may name any number
 
 
@@ -47,7 +50,7 @@ class DeARConfig:
 
     attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
     tokens_per_attribute: int = 1  #: an attribute's feature is the mean of its tokens' features
-    tokens_per_layer: bool = False  #: a raw set of tokens a layer instead of one for all layers
+    tokens_per_layer: bool = False  #: a raw set of tokens per layer instead of one for all layers
     first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
     text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
     text_tokens: int = 5  #: K
@@ -65,10 +68,10 @@ class DeARConfig:
                 raise UsageError(message)
 
         if self.attributes is not None:
-            object.__setattr__(self, "attributes", tuple(self.attributes))
-            names = [a.casefold() for a in self.attributes or ()]
+            names = tuple(_concept(name) for name in self.attributes)
             demand(bool(names), "attributes is empty: DeAR needs at least one")
-            demand(len(set(names)) == len(names), f"attributes {self.attributes} name one twice")
+            demand(len({n.casefold() for n in names}) == len(names), f"attributes {names} name one twice")
+            object.__setattr__(self, "attributes", names)
         demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
         demand(0 <= self.text_tokens <= _MOST, f"text_tokens must be from 0 to {_MOST}")
         demand(0.0 <= self.beta <= 1.0, f"beta = {self.beta} is not between 0 and 1")
@@ -102,7 +105,7 @@ class DeAR(Method):
     title: ClassVar[str] = "DeAR"
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     uses_roles: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     Config: ClassVar[type] = DeARConfig
     config: DeARConfig
 
@@ -110,9 +113,10 @@ class DeAR(Method):
         """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         self.roles = self._take_roles(self.roles)
-        self.attributes = config.attributes or self.roles.core
-        for name in self.attributes:
-            find_attribute(name, tuple(dict.fromkeys((*self.roles.core, *CONCEPTS))))
+        known = tuple(dict.fromkeys((*self.roles.core, *CONCEPTS)))
+        self.attributes = tuple(canonical_attribute(a, known) for a in config.attributes or self.roles.core)
+        if config.attributes is not None:  # masks compare names: keep them as the role map spells them
+            self.config = config = replace(config, attributes=self.attributes)
         self.first = _layer(config.first_layer, vision.last_third[0], vision.layers, "first_layer")
         same = self.first if text.layers == vision.layers else text.last_third[0]
         self.text_first = _layer(config.text_first_layer, same, text.layers, "text_first_layer")
@@ -122,28 +126,25 @@ class DeAR(Method):
             for layer in range(self.first, vision.layers + 1)
         }
 
-        def normal(*shape: int, std: float = 0.02) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
-
         def raw(first: int, layers: int, count: int, width: int) -> Tensor:
             sets = (layers - first + 1,) if config.tokens_per_layer else ()
-            return normal(*sets, count, width)
+            return normal(generator, *sets, count, width)
 
         self.tokens = self.learn(raw(self.first, vision.layers, len(self.attributes) * each, vision.width))
         self.text_tokens = self.learn(raw(self.text_first, text.layers, config.text_tokens, text.width))
         shape = (vision.width, self.clip.config.embed_dim)
         if config.projection == "low-rank":
-            self.p_down = self.learn(normal(shape[0], config.rank, std=shape[0] ** -0.5))
+            self.p_down = self.learn(normal(generator, shape[0], config.rank, std=shape[0] ** -0.5))
             self.p_up = self.learn(torch.zeros(config.rank, shape[1]))
         else:
-            copy = config.projection == "copy"
-            self.p_attr = self.learn(self.clip.visual.proj if copy else normal(*shape, std=shape[0] ** -0.5))
+            start: Tensor = self.clip.visual.proj
+            if config.projection == "random":
+                start = normal(generator, *shape, std=shape[0] ** -0.5)
+            self.p_attr = self.learn(start)
         self.v = self.learn(torch.zeros(1 + len(self.attributes)))
-        self._read: Tensor | None = None  # rows the last layer computes: class token, attribute tokens
 
     def _take_roles(self, roles: RoleMap | None) -> RoleMap:
         """The role map to use, checked against the backbone."""
-        roles = known_roles(self.clip) if roles is None else roles
         if roles is None:
             vision = self.clip.config.vision
             raise RoleError(
@@ -164,29 +165,11 @@ class DeAR(Method):
         }
         return Edit(layers, count=self.tokens.shape[-2])
 
-    def _prefix(self, pixels: Tensor) -> Tensor:
-        """Layers before J, the same for frozen and adapted: [B, 3, S, S] -> [B, N, D]."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
-            visual = self.clip.visual
-            return visual.run(visual.embed(pixels), last=self.first - 1)
-
-    def _frozen(self, prefix: Tensor) -> Tensor:
-        """Frozen image features [B, E] from the shared prefix."""
-        with torch.no_grad():
-            visual = self.clip.visual
-            read = torch.zeros(1, dtype=torch.long, device=prefix.device)
-            return visual.project(visual.run(prefix, first=self.first, read=read)[:, 0])
-
     def _adapted(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
-        visual, count = self.clip.visual, self.tokens.shape[-2]
-        end = prefix.shape[1]
-        if self._read is None or self._read.device != prefix.device:
-            self._read = torch.tensor([0, *range(end, end + count)], device=prefix.device)
-        x = visual.run(prefix, first=self.first, edit=self.image_edit(), read=self._read)  # [B, 1 + T, D]
-        x = visual.ln_post(x)
-        f_cls = x[:, 0] @ visual.proj  # eq. 10
-        own = x[:, 1:].unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
+        x_cls, x = class_and_tokens(self.clip, prefix, self.first, self.image_edit())
+        f_cls = x_cls @ self.clip.visual.proj  # eq. 10
+        own = x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
         return f_cls, self._project(own)
 
     def _project(self, x: Tensor) -> Tensor:
@@ -198,7 +181,7 @@ class DeAR(Method):
 
     # -- text side --------------------------------------------------------------------------------
 
-    def _texts(self) -> Tensor:
+    def texts(self) -> Tensor:
         """Adapted unit text features [C, E]."""
         if self.text_tokens.shape[-2] == 0:
             return self.prompts.frozen
@@ -222,27 +205,29 @@ class DeAR(Method):
         scale = self.clip.logit_scale
         return {"fused": scale * mix @ texts.T, "decoupled": scale * f_cls @ texts.T}
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D] and, for L_img, the frozen unit features [B, E]."""
+        prefix = image_prefix(self.clip, pixels, self.first)
+        if self.config.lambda_reg == 0:
+            return (prefix,)
+        return prefix, unit(frozen_features(self.clip, prefix, self.first))
+
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D]."""
+        return (image_prefix(self.clip, pixels, self.first),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of both modes, [B, C] each."""
-        f_cls, f_attr = self._adapted(self._prefix(pixels))
-        return self._logits(unit(f_cls), unit(f_attr), self.cached("texts", self._texts))
+        f_cls, f_attr = self._adapted(frozen[0])
+        return self._logits(unit(f_cls), unit(f_attr), self.cached("texts", self.texts))
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16)."""
-        return self.loss_from(self.ahead(pixels), labels)
-
-    def ahead(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """What the loss needs of the frozen tower: input of layer J [B, N, D] and unit features [B, E]."""
-        prefix = self._prefix(pixels)
-        return (prefix, unit(self._frozen(prefix))) if self.config.lambda_reg > 0 else (prefix,)
-
-    def loss_from(self, ahead: tuple[Tensor, ...], labels: Tensor) -> Loss:
-        """The loss from what `ahead` gave, which no learned tensor enters."""
         config = self.config
         side = Aside(self.clip.device)
         with side.work():
-            texts = self._texts()
-        f_cls, f_attr = (unit(f) for f in self._adapted(ahead[0]))
+            texts = self.texts()
+        f_cls, f_attr = (unit(f) for f in self._adapted(frozen[0]))
         texts = side.join(texts)
         ce = F.cross_entropy(self._logits(f_cls, f_attr, texts)["fused"], labels)
         log_alpha = self.v.log_softmax(dim=0)[0]
@@ -250,8 +235,8 @@ class DeAR(Method):
         parts = {"ce": ce, "fusion": fusion}
         total = ce + config.lambda_fusion * fusion
         if config.lambda_reg > 0:
-            parts["reg_image"] = (1 - (f_cls * ahead[1]).sum(-1)).mean()
-            parts["reg_text"] = (1 - (texts * self.prompts.frozen).sum(-1)).mean()
+            parts["reg_image"] = distance(f_cls, frozen[1])
+            parts["reg_text"] = distance(texts, self.prompts.frozen)
             total = total + config.lambda_reg * (parts["reg_image"] + parts["reg_text"])
         return Loss(total, {name: part.detach() for name, part in parts.items()})
 
@@ -260,7 +245,9 @@ class DeAR(Method):
     @torch.no_grad()
     def image_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
-        return self._adapted(self._prefix(pixels.to(self.clip.device)))
+        if self._disabled:
+            raise UsageError("a disabled DeAR is the frozen CLIP, which has no attribute features")
+        return self._adapted(image_prefix(self.clip, pixels.to(self.clip.device), self.first))
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
         """Features in each attribute's own space, [B, A, E], not of unit length."""
@@ -269,9 +256,12 @@ class DeAR(Method):
     @torch.no_grad()
     def votes(self, pixels: Tensor) -> Tensor:
         """What the class token and each attribute add to the fused logits, [B, 1 + A, C]."""
+        if self._disabled:  # the class token's vote is all
+            frozen = self.logits(pixels)
+            return F.pad(frozen[:, None], (0, 0, 0, len(self.attributes)))
         f_cls, f_attr = self.image_features(pixels)
         features = unit(torch.cat([f_cls[:, None].to(f_attr.dtype), f_attr], dim=1))  # [B, 1 + A, E]
-        cosines = features @ self.cached("texts", self._texts).T
+        cosines = features @ self.cached("texts", self.texts).T
         return self.clip.logit_scale * self.v.softmax(dim=0)[:, None] * cosines
 
     def attribute_index(self, name: str) -> int:
@@ -286,6 +276,11 @@ class DeAR(Method):
     def facts(self) -> dict[str, Any]:
         """The fusion weights."""
         return {"fusion_weights": self.fusion_weights()}
+
+
+def _concept(name: str) -> str:
+    """A concept as the paper spells it; other names stay, for a role map may know them."""
+    return _SPELLINGS.get(name.strip().casefold(), name)
 
 
 def _raw(tokens: Tensor, place: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.errors import UsageError
+from dear.methods.prefix import class_feature
 
 
 def depth_of(asked: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
@@ -34,7 +35,6 @@ def visual_prompts(clip: Clip, tokens: Tensor) -> Edit:
     return Edit(layers, count=tokens.shape[-2])
 
 
-def prompted_images(clip: Clip, pixels: Tensor, tokens: Tensor) -> Tensor:
-    """Image features [B, E] of pixels [B, 3, S, S] with visual prompts [layers, T, D]."""
-    features: Tensor = clip.visual(pixels, edit=visual_prompts(clip, tokens))
-    return features
+def prompted_images(clip: Clip, embedded: Tensor, tokens: Tensor) -> Tensor:
+    """Image features [B, E] of embedded patches [B, N, D] with visual prompts [layers, T, D]."""
+    return class_feature(clip, embedded, edit=visual_prompts(clip, tokens))

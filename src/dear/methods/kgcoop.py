@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dear.methods.agreement import knowledge_loss
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
 
 
@@ -37,7 +37,7 @@ class KgCoOp(Method):
 
     name: ClassVar[str] = "kgcoop"
     title: ClassVar[str] = "KgCoOp"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 128}
     Config: ClassVar[type] = KgCoOpConfig
     config: KgCoOpConfig
@@ -47,10 +47,18 @@ class KgCoOp(Method):
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
 
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
+        """The frozen image features [B, E]."""
+        return frozen[0]
+
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned context."""
         return self.context.features(self.clip, {1: self.ctx})
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda (1 - mean cosine between learned and frozen text features)."""
-        return knowledge_loss(self, pixels, labels, self.config.weight)
+        return knowledge_loss(self, frozen, labels, self.config.weight)

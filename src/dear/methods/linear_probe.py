@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Method
+from dear.methods.base import Frozen, Method
 from dear.methods.prompts import unit
 
 
@@ -40,7 +40,7 @@ class LinearProbe(Method):
 
     name: ClassVar[str] = "linear-probe"
     title: ClassVar[str] = "Linear probe"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     open_classes: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {"epochs": 50, "batch": 32, "weight_decay": 1e-2}
     Config: ClassVar[type] = LinearProbeConfig
@@ -52,7 +52,11 @@ class LinearProbe(Method):
         self.weight = self.learn(text if self.config.start == "text" else torch.zeros_like(text))
         self.bias = self.learn(torch.zeros(len(text)))
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        images = unit(self.clip.encode_image(pixels)).to(self.weight.dtype)
+        images = unit(frozen[0]).to(self.weight.dtype)
         return {"default": F.linear(self.clip.logit_scale * images, self.weight, self.bias)}

@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.base import Method
+from dear.methods.base import Frozen, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.prefix import image_prefix
 from dear.methods.starts import linear
 
 
@@ -27,7 +28,7 @@ from dear.methods.starts import linear
 class MaPLeConfig:
     """Options of MaPLe."""
 
-    context: int = 2  #: vectors a layer
+    context: int = 2  #: vectors per layer
     words: str = WORDS  #: the prompt's first words, of which `context` are replaced; empty: random start
     depth: int | None = None  #: J, layers with vectors of their own; None: three quarters (9 of 12)
 
@@ -37,7 +38,7 @@ class MaPLe(Method):
 
     name: ClassVar[str] = "maple"
     title: ClassVar[str] = "MaPLe"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = MaPLeConfig
     config: MaPLeConfig
@@ -51,6 +52,10 @@ class MaPLe(Method):
         couple = linear(generator, depth, vision.width, text.width)
         self.couple, self.couple_bias = map(self.learn, couple)
 
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Embedded patches [B, N, D]."""
+        return (image_prefix(self.clip, pixels),)
+
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned vectors of every layer."""
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
@@ -59,6 +64,6 @@ class MaPLe(Method):
         """The visual tokens [J, T, D]."""
         return torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
 
-    def images(self, pixels: Tensor) -> Tensor:
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the coupled tokens."""
-        return prompted_images(self.clip, pixels, self._tokens())
+        return prompted_images(self.clip, frozen[0], self._tokens())

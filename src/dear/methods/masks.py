@@ -12,7 +12,7 @@ from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
 
 ISOLATIONS = ("bidirectional", "readonly")
-_ALIASES = {"color": "color", "place": "location", "material": "texture", "form": "shape", "thing": "object"}
+_ALIASES = {"colour": "color", "place": "location", "material": "texture", "form": "shape", "thing": "object"}
 
 
 def find_attribute(name: str, attributes: Sequence[str] = CORE) -> int:
@@ -32,6 +32,15 @@ def find_attribute(name: str, attributes: Sequence[str] = CORE) -> int:
     raise UsageError(f"no attribute is called {name!r}; there are {', '.join(attributes)}")
 
 
+def canonical_attribute(name: str, attributes: Sequence[str]) -> str:
+    """The attribute `name` as `attributes` spells it, whatever the case, aliases included.
+
+    >>> canonical_attribute("colour", CORE), canonical_attribute("PLACE", CORE)
+    ('Color', 'Location')
+    """
+    return attributes[find_attribute(name, attributes)]
+
+
 def layer_mask(
     roles: RoleMap,
     layer: int,
@@ -48,7 +57,7 @@ def layer_mask(
         roles: the role map.
         layer: counted from 1.
         attributes: the attributes that have tokens, in their order.
-        each: tokens an attribute; those of one attribute stand side by side.
+        each: tokens per attribute; those of one attribute stand side by side.
         isolation: "bidirectional", or "readonly": attribute tokens of isolated heads may read the originals.
 
     Raises:
@@ -80,7 +89,7 @@ def _see(role: Role, attributes: Sequence[str], each: int, isolation: str) -> to
 
 
 def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) -> str:
-    """A layer's mask as text: a block a head, a row a query, a column a key; # is seen, · is hidden.
+    """A layer's mask as text: per head one row per query and one column per key; # is seen, · is hidden.
 
     >>> print(draw_mask(layer_mask(RoleMap.table2(), 12)).splitlines()[0])
     head 0

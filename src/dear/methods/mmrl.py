@@ -23,12 +23,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
+from dear.methods.prefix import image_prefix
 from dear.methods.representation import (
     MODES,
     agreement_loss,
     both_modes,
     first_layers,
+    frozen_stage,
     represented_images,
     represented_texts,
 )
@@ -51,7 +53,7 @@ class MMRL(Method):
 
     name: ClassVar[str] = "mmrl"
     title: ClassVar[str] = "MMRL"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = MODES
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     Config: ClassVar[type] = MMRLConfig
@@ -84,10 +86,18 @@ class MMRL(Method):
         f_c, mean = represented_images(self.clip, prefix, self.first, self._tokens("image"))
         return f_c, mean.to(self.proj.dtype) @ self.proj
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C] of both modes."""
-        return both_modes(self, pixels)
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
+        return frozen_stage(self, pixels)
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D]."""
+        return (image_prefix(self.clip, pixels, self.first),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
+        """Logits [B, C] of both modes."""
+        return both_modes(self, frozen)
+
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Two cross-entropies and the agreement with the frozen model."""
-        return agreement_loss(self, pixels, labels)
+        return agreement_loss(self, frozen, labels)

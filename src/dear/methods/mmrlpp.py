@@ -1,13 +1,13 @@
-"""MMRL++: MMRL with fewer numbers and tokens that remember (Guo, Gu, arXiv 2505.10088, IJCV 2026).
+"""MMRL++: MMRL with fewer parameters and tokens that remember (Guo, Gu, arXiv 2505.10088, IJCV 2026).
 
 Shared-residual representation aligner: all layers share one map and add a low-rank residual of their own,
-`W_i = W + A_i B_i` (rank 4, B = 0 at the start), with a bias a layer; the projection of the tokens' feature
+`W_i = W + A_i B_i` (rank 4, B = 0 at the start), with a bias per layer; the projection of the tokens' feature
 is `P_v + A B` (rank 64). Progressive representation composition: from the second layer on a token's input is
 `beta R_i + (1 - beta) (what the layer before made of it)`. Loss and inference are MMRL's.
 
 Departures: beta = 0.9 and lambda = 1 for every dataset (the authors set beta from 0.1 to 0.9 and lambda from
-0.01 to 7 a dataset, and beta again for each target of the cross-dataset test); batch 4 everywhere (they take
-32 on ImageNet); last epoch kept.
+0.01 to 7 per dataset, and beta again for each target of the cross-dataset test); batch 4 everywhere (they
+take 32 on ImageNet); last epoch kept.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
+from dear.methods.prefix import image_prefix
 from dear.methods.representation import (
     MODES,
     agreement_loss,
     both_modes,
     first_layers,
+    frozen_stage,
     represented_images,
     represented_texts,
 )
@@ -38,7 +40,7 @@ class MMRLppConfig:
     tokens: int = 5  #: K
     first_layer: int | None = None  #: J of both towers; None: the middle of each (6 of 12)
     width: int = 512  #: d_r of the representation space
-    rank: int = 4  #: of the residual a layer
+    rank: int = 4  #: of the residual of each layer
     projection_rank: int = 64  #: of the change of the projection
     alpha: float = 0.7  #: weight of the class token's feature against the representation tokens'
     beta: float = 0.9  #: weight of the fresh token against what the layer before made of it
@@ -50,14 +52,14 @@ class MMRLpp(Method):
 
     name: ClassVar[str] = "mmrlpp"
     title: ClassVar[str] = "MMRL++"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = MODES
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     Config: ClassVar[type] = MMRLppConfig
     config: MMRLppConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """R, a shared map and residuals a tower, and a low-rank change of the projection."""
+        """R, a shared map and residuals per tower, and a low-rank change of the projection."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         self.first, self.text_first = first_layers(self.clip, config.first_layer)
         self.space = self.learn(normal(generator, config.tokens, config.width))
@@ -93,10 +95,18 @@ class MMRLpp(Method):
         change = mean.to(self.proj_a.dtype) @ self.proj_a @ self.proj_b
         return f_c, mean @ self.clip.visual.proj + change
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits [B, C] of both modes."""
-        return both_modes(self, pixels)
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
+        return frozen_stage(self, pixels)
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D]."""
+        return (image_prefix(self.clip, pixels, self.first),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
+        """Logits [B, C] of both modes."""
+        return both_modes(self, frozen)
+
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Two cross-entropies and the agreement with the frozen model."""
-        return agreement_loss(self, pixels, labels)
+        return agreement_loss(self, frozen, labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
 import typing
@@ -33,6 +34,23 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     except NameError:  # annotations that only a type checker can read
         return dict(options)
     return {name: _fit(name, value, hints.get(name, Any)) for name, value in options.items()}
+
+
+def configured(owner: str, kind: type, options: Mapping[str, Any], start: Any = None) -> Any:
+    """The dataclass `kind` with `options` by name; what they leave out is as in `start`, or the default.
+
+    Raises:
+        UsageError: `owner` (a method's name) has no such option, or its value is of another kind.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        offer = f"its options are {', '.join(sorted(known))}" if known else "it has none"
+        raise UsageError(f"the method {owner!r} has no option {unknown[0]!r}; {offer}")
+    if start is not None and not isinstance(start, kind):
+        raise UsageError(f"config must be a {kind.__name__}; got {type(start).__name__}")
+    base: Any = kind() if start is None else start
+    return dataclasses.replace(base, **fit_options(kind, options))
 
 
 def _fit(name: str, value: Any, hint: Any) -> Any:

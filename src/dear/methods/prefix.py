@@ -7,19 +7,32 @@ from torch import Tensor
 
 from dear.clip.edit import Edit
 from dear.clip.model import Clip
+from dear.clip.tower import Record
 
 
-def image_prefix(clip: Clip, pixels: Tensor, first: int) -> Tensor:
-    """Layers before `first` without gradient: [B, 3, S, S] -> [B, N, D]."""
+def image_prefix(clip: Clip, pixels: Tensor, first: int = 1) -> Tensor:
+    """The input of layer `first`, [B, N, D], for pixels [B, 3, S, S]; 1: the embedded patches.
+
+    Without gradient, unless the pixels themselves ask for one.
+    """
     with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
         return clip.visual.run(clip.visual.embed(pixels), last=first - 1)
 
 
-def frozen_features(clip: Clip, prefix: Tensor, first: int) -> Tensor:
+def class_feature(
+    clip: Clip, prefix: Tensor, first: int = 1, edit: Edit | None = None, record: Record | None = None
+) -> Tensor:
+    """Feature [B, E] of the class token from the input of layer `first`, [B, N, D], under `edit`."""
+    read = torch.zeros(1, dtype=torch.long, device=prefix.device)
+    return clip.visual.project(
+        clip.visual.run(prefix, first=first, edit=edit, read=read, record=record)[:, 0]
+    )
+
+
+def frozen_features(clip: Clip, prefix: Tensor, first: int = 1) -> Tensor:
     """Frozen image features [B, E] from the shared prefix."""
     with torch.no_grad():
-        read = torch.zeros(1, dtype=torch.long, device=prefix.device)
-        return clip.visual.project(clip.visual.run(prefix, first=first, read=read)[:, 0])
+        return class_feature(clip, prefix, first)
 
 
 def class_and_tokens(clip: Clip, prefix: Tensor, first: int, edit: Edit) -> tuple[Tensor, Tensor]:

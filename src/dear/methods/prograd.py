@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.context import ContextPrompts
 from dear.methods.prompts import scores
 
@@ -49,7 +49,7 @@ class ProGrad(Method):
 
     name: ClassVar[str] = "prograd"
     title: ClassVar[str] = "ProGrad"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
     Config: ClassVar[type] = ProGradConfig
     config: ProGradConfig
@@ -59,13 +59,21 @@ class ProGrad(Method):
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
 
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
+        """The frozen image features [B, E]."""
+        return frozen[0]
+
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned context."""
         return self.context.features(self.clip, {1: self.ctx})
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> TwoLosses:
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> TwoLosses:
         """Cross-entropy, and the divergence from frozen CLIP's answers."""
-        images, soft = self.clip.encode_image(pixels), self.config.temperature
+        images, soft = frozen[0], self.config.temperature
         logits = scores(self.clip, images, self.texts())
         teacher = scores(self.clip, images, self.prompts.frozen)
         ce = F.cross_entropy(logits, labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -39,7 +40,7 @@ def fill(template: str, name: str) -> str:
 
 
 class ClassPrompts:
-    """One prompt a class, as token ids, with the frozen work on them done once.
+    """One prompt per class, as token ids, with the frozen work on them done once.
 
     Args:
         clip: the backbone whose text tower reads the prompts.
@@ -61,7 +62,9 @@ class ClassPrompts:
         self.given = ids
         full = clip.tokenize(self.texts) if ids is None else ids
         if full.ndim != 2 or full.shape[0] != len(self.classes):
-            raise InputError(f"ids must be [{len(self.classes)}, T], a row a class; got {list(full.shape)}")
+            raise InputError(
+                f"ids must be [{len(self.classes)}, T], one row per class; got {list(full.shape)}"
+            )
         if full.numel() == 0 or not 0 <= int(full.min()) <= int(full.max()) < clip.config.text.vocab:
             raise InputError(f"ids must be token numbers from 0 to {clip.config.text.vocab - 1}")
         self.ids = TextTower.cut(full).to(clip.device)  # [C, T]
@@ -74,11 +77,14 @@ class ClassPrompts:
         return len(self.classes)
 
     def on(self, clip: Clip) -> ClassPrompts:
-        """The same prompts read by a twin of the backbone; the frozen features stay those of the first."""
-        twin = ClassPrompts(clip, self.classes, self.template, self.ids)
-        twin.given = self.given
-        twin._frozen = self.frozen.to(clip.device)
-        return twin
+        """The same prompts read by a copy of the backbone; the frozen features stay those of the first."""
+        other = copy.copy(self)
+        other._frozen = self.frozen
+        if clip is not self.clip:
+            other.clip, other._prefix = clip, {}
+        else:
+            other._prefix = dict(self._prefix)
+        return other
 
     @property
     def frozen(self) -> Tensor:

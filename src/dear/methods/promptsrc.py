@@ -8,7 +8,7 @@ constraints beside the cross-entropy:
    Gaussian around epoch 15 of 20 with deviation 1;
 3. textual diversity: w_frozen is the mean feature over 60 templates.
 
-Departures: one Gaussian for all tasks, in shares of the epochs (the authors set it a dataset: 15 and 1 of
+Departures: one Gaussian for all tasks, in shares of the epochs (the authors set it per dataset: 15 and 1 of
 20, 30 and 30 of 50 and so on); 60 templates of our own; last epoch's aggregate, never the best epoch.
 """
 
@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.prefix import frozen_features, image_prefix
 from dear.methods.prompts import fill, scores, unit
 from dear.methods.starts import normal
 from dear.methods.templates import DIVERSE
@@ -34,8 +35,8 @@ from dear.methods.templates import DIVERSE
 class PromptSRCConfig:
     """Options of PromptSRC."""
 
-    context: int = 4  #: text vectors a layer
-    tokens: int = 4  #: image tokens a layer
+    context: int = 4  #: text vectors per layer
+    tokens: int = 4  #: image tokens per layer
     words: str = WORDS  #: where the first text vectors start; empty: random
     depth: int | None = None  #: layers with vectors of their own; None: three quarters (9 of 12)
     text_weight: float = 25.0
@@ -54,7 +55,7 @@ class PromptSRC(Method):
 
     name: ClassVar[str] = "promptsrc"
     title: ClassVar[str] = "PromptSRC"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
     Config: ClassVar[type] = PromptSRCConfig
     config: PromptSRCConfig
@@ -74,9 +75,18 @@ class PromptSRC(Method):
         """Features [C, E] of the prompts with the learned vectors of every layer."""
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
-    def images(self, pixels: Tensor) -> Tensor:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Embedded patches [B, N, D] and frozen unit features [B, E]."""
+        embedded = image_prefix(self.clip, pixels)
+        return embedded, unit(frozen_features(self.clip, embedded))
+
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """Embedded patches [B, N, D]."""
+        return (image_prefix(self.clip, pixels),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the learned tokens."""
-        return prompted_images(self.clip, pixels, self.tokens)
+        return prompted_images(self.clip, frozen[0], self.tokens)
 
     def teacher(self) -> Tensor:
         """Unit mean feature of each class over the templates, [C, E]; given ids have no words: their own."""
@@ -88,17 +98,17 @@ class PromptSRC(Method):
                 self._teacher = unit(torch.stack([self.clip.encode_text(way) for way in ways]).mean(dim=0))
         return self._teacher
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE and the three agreements with the frozen model."""
-        config, images, texts = self.config, unit(self.images(pixels)), unit(self.texts())
-        frozen, teacher = unit(self.clip.encode_image(pixels)), self.teacher()
+        config, images, texts = self.config, unit(self.images_from_frozen(frozen)), unit(self.texts())
+        teacher = self.teacher()
         logits = scores(self.clip, images, texts)
-        expected = scores(self.clip, frozen, teacher).log_softmax(dim=-1)
+        expected = scores(self.clip, frozen[1], teacher).log_softmax(dim=-1)
         divergence = F.kl_div(logits.log_softmax(dim=-1), expected, reduction="sum", log_target=True)
         parts = {
             "ce": F.cross_entropy(logits, labels),
             "text": F.l1_loss(texts, teacher),
-            "image": F.l1_loss(images, frozen),
+            "image": F.l1_loss(images, frozen[1]),
             "logits": divergence / logits.numel(),
         }
         total = parts["ce"] + config.text_weight * parts["text"] + config.image_weight * parts["image"]
@@ -126,9 +136,7 @@ class PromptSRC(Method):
                 p.copy_(total)
                 setattr(self, f"sum_{name}", total.new_zeros(0))
 
-    def make_room(self, state: Mapping[str, Tensor]) -> None:
+    def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """The sums are there during training only."""
-        for name, p in self.named_parameters():
-            if f"sum_{name}" in state:
-                shape = (0,) if state[f"sum_{name}"].numel() == 0 else p.shape
-                setattr(self, f"sum_{name}", p.detach().new_zeros(shape))
+        sums = {f"sum_{name}": p.shape for name, p in self.named_parameters() if f"sum_{name}" in state}
+        return {name: (0,) if state[name].numel() == 0 else tuple(shape) for name, shape in sums.items()}

@@ -1,10 +1,10 @@
 """Attention head purification for domain generalization (Wang, Kang, arXiv 2412.07226).
 
 Task level: head-aware LoRA on q and v of the image tower, each head with a pair of its own, `dW_h = B_h A_h`;
-rank 8 in the last two layers, 2 before. Domain level: one scalar a head a layer; `gate = H softmax(scalars)`
-over a layer's heads multiplies the heads' outputs. `Loss = CE + w MMD`, the MMD between the source domains'
-class-token features of every layer, mean over pairs; its gradient reaches the gates only. Afterwards LoRA
-folds into q and v and the gates into the output projection: a plain CLIP at exactly its cost.
+rank 8 in the last two layers, 2 before. Domain level: one scalar per head and layer; `gate = H softmax
+(scalars)` over a layer's heads multiplies the heads' outputs. `Loss = CE + w MMD`, the MMD between the source
+domains' class-token features of every layer, mean over pairs; its gradient reaches the gates only. Afterwards
+LoRA folds into q and v and the gates into the output projection: a plain CLIP at exactly its cost.
 
 Departures: AdamW, lr 0.001, 10 epochs, batch 32, w = 1 and five Gaussian kernels around the median distance
 are this package's choice and may differ from the authors'. Gates stay soft; hard ones (`gates(top=...)`,
@@ -28,9 +28,10 @@ from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.clip.tower import Record
 from dear.errors import UsageError
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.headtools import fold
 from dear.methods.mmd import mmd
+from dear.methods.prefix import class_feature, image_prefix
 from dear.methods.prompts import scores
 from dear.methods.starts import uniform
 
@@ -41,7 +42,7 @@ _ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
 class PurifyConfig:
     """Options of head purification."""
 
-    lora: str = "heads"  #: "heads": a pair a head; "shared": one A for all heads (ordinary LoRA); "none"
+    lora: str = "heads"  #: "heads": one pair per head; "shared": one A for all heads (ordinary LoRA); "none"
     gates: bool = True
     rank: int = 2
     last_rank: int = 8  #: in the last two layers
@@ -116,10 +117,13 @@ class Purify(Method):
     def _pair(self, name: str) -> LowRank | None:
         return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
 
-    def images(self, pixels: Tensor, record: Record | None = None) -> Tensor:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Embedded patches [B, N, D]."""
+        return (image_prefix(self.clip, pixels),)
+
+    def images_from_frozen(self, frozen: Frozen, record: Record | None = None) -> Tensor:
         """Features [B, E] of the purified image tower."""
-        features: Tensor = self.clip.visual(pixels, self.edit(), record)
-        return features
+        return class_feature(self.clip, frozen[0], edit=self.edit(), record=record)
 
     @torch.no_grad()
     def hard_logits(self, pixels: Tensor, top: int) -> Tensor:
@@ -127,10 +131,11 @@ class Purify(Method):
         images = self.clip.visual(pixels.to(self.clip.device), self.edit(self.gates(top)))
         return scores(self.clip, images, self.prompts.frozen)
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + w MMD; without domain numbers the cross-entropy alone."""
         record, config = Record(), self.config
-        ce = F.cross_entropy(scores(self.clip, self.images(pixels, record), self.texts()), labels)
+        images = self.images_from_frozen(frozen, record)
+        ce = F.cross_entropy(scores(self.clip, images, self.texts()), labels)
         if domains is None or config.weight == 0:
             return Loss(ce, {"ce": ce.detach()})
         layers = range(1, self.clip.config.vision.layers + 1)
@@ -147,14 +152,15 @@ class Purify(Method):
         return gap.detach() + ((self.scalars - self.scalars.detach()) * slope / _ENLARGE).sum()
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
-        """Keep the gates for the image of their evolution."""
+        """Keep the gates for the plot of their evolution."""
         if self.config.gates:
             self.history = torch.cat([self.history, self.gates().detach()[None]])
 
-    def make_room(self, state: Mapping[str, Tensor]) -> None:
+    def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """As many kept gates as there were epochs."""
         if self.config.gates and state.get("history", torch.zeros(())).ndim == 3:
-            self.history = self.history.new_zeros(len(state["history"]), *self.history.shape[1:])
+            return {"history": (len(state["history"]), *self.history.shape[1:])}
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """The gates, layer by layer."""

@@ -1,6 +1,6 @@
 """Representation tokens: what MMRL and MMRL++ share.
 
-From layer J on, tokens made of one learned space stand beside the patches and between BOT and the words. A
+From layer J on, tokens made of one learned space stand beside the patches and between BOT and the words. An
 image has two features: `f_c` of the class token under CLIP's projection, and `f_r` of the representation
 tokens' mean under a learned one.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.methods.agreement import distance
-from dear.methods.base import Loss
+from dear.methods.base import Frozen, Loss
 from dear.methods.deep import depth_of
 from dear.methods.prefix import class_and_tokens, frozen_features, image_prefix
 from dear.methods.prompts import ClassPrompts, scores, unit
@@ -80,26 +80,30 @@ def represented_images(
     return own @ clip.visual.proj, last.mean(dim=1)
 
 
-def both_modes(method: RepresentationMethod, pixels: Tensor) -> dict[str, Tensor]:
+def frozen_stage(method: RepresentationMethod, pixels: Tensor) -> Frozen:
+    """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
+    prefix = image_prefix(method.clip, pixels, method.first)
+    return prefix, unit(frozen_features(method.clip, prefix, method.first))
+
+
+def both_modes(method: RepresentationMethod, frozen: Frozen) -> dict[str, Tensor]:
     """Logits [B, C] of both modes."""
     alpha, clip = method.config.alpha, method.clip
-    f_c, f_r = method.features(image_prefix(clip, pixels, method.first))
+    f_c, f_r = method.features(frozen[0])
     texts = method.cached("texts", method.texts)
     own = scores(clip, f_c, texts)
     return {"fused": alpha * own + (1 - alpha) * scores(clip, f_r, texts), "decoupled": own}
 
 
-def agreement_loss(method: RepresentationMethod, pixels: Tensor, labels: Tensor) -> Loss:
+def agreement_loss(method: RepresentationMethod, frozen: Frozen, labels: Tensor) -> Loss:
     """Two cross-entropies and the agreement with the frozen model."""
     alpha, clip = method.config.alpha, method.clip
-    prefix = image_prefix(clip, pixels, method.first)
-    f_c, f_r = method.features(prefix)
-    frozen = frozen_features(clip, prefix, method.first)
+    f_c, f_r = method.features(frozen[0])
     texts = method.texts()
     parts = {
         "ce": F.cross_entropy(scores(clip, f_c, texts), labels),
         "ce_tokens": F.cross_entropy(scores(clip, f_r, texts), labels),
-        "reg_image": distance(unit(f_c), unit(frozen)),
+        "reg_image": distance(unit(f_c), frozen[1]),
         "reg_text": distance(unit(texts), method.prompts.frozen),
     }
     total = alpha * parts["ce"] + (1 - alpha) * parts["ce_tokens"]

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
-from dear.methods.base import Method
+from dear.methods.base import Frozen, Method
+from dear.methods.prefix import image_prefix
 from dear.methods.prompts import unit
 from dear.methods.starts import normal
 
@@ -52,7 +53,7 @@ class RPO(Method):
 
     name: ClassVar[str] = "rpo"
     title: ClassVar[str] = "RPO"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
     Config: ClassVar[type] = RPOConfig
     config: RPOConfig
@@ -69,10 +70,13 @@ class RPO(Method):
         self.image = self.learn(around(self.clip.visual.class_token))
         self.text = self.learn(around(_eot_embedding(self.clip)))
 
-    def _images(self, pixels: Tensor) -> Tensor:
-        """Last states of the image prompts, projected, [B, K, E]."""
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Embedded patches [B, N, D]."""
+        return (image_prefix(self.clip, pixels),)
+
+    def _images(self, x: Tensor) -> Tensor:
+        """Last states of the image prompts, projected, [B, K, E], for embedded patches [B, N, D]."""
         visual = self.clip.visual
-        x = visual.embed(pixels)
         read = torch.arange(x.shape[1], x.shape[1] + len(self.image), device=x.device)
         edit = edit_of(self.clip.config.vision.layers, visual.ln_pre(self.image), self.mask)
         return visual.project(visual.run(x, edit=edit, read=read))
@@ -91,9 +95,9 @@ class RPO(Method):
         mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill(hidden, float("-inf"))
         return mask[:, None, None].expand(-1, -1, length, -1)
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]: the mean over pairs of prompts."""
-        images, texts = unit(self._images(pixels)), unit(self.cached("texts", self._texts))
+        images, texts = unit(self._images(frozen[0])), unit(self.cached("texts", self._texts))
         scale = self.clip.logit_scale / self.config.prompts
         return {"default": scale * torch.einsum("bke,cke->bc", images, texts)}
 

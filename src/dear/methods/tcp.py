@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.agreement import knowledge_loss
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of
 from dear.methods.starts import linear
@@ -45,7 +45,7 @@ class TCP(Method):
 
     name: ClassVar[str] = "tcp"
     title: ClassVar[str] = "TCP"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-3, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = TCPConfig
     config: TCPConfig
@@ -68,6 +68,14 @@ class TCP(Method):
         hidden = hidden * torch.sigmoid(1.702 * hidden)
         return F.linear(hidden, self.up, self.up_bias).view(len(hidden), self.config.context, -1)
 
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
+        """The frozen image features [B, E]."""
+        return frozen[0]
+
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the shared context, then with each class's own vectors."""
         own = self._class_tokens()
@@ -75,6 +83,6 @@ class TCP(Method):
             return self.context.features(self.clip, {1: own})
         return self.context.features(self.clip, {1: self.ctx, self.layer: own})
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + weight (1 - mean cosine between learned and frozen text features)."""
-        return knowledge_loss(self, pixels, labels, self.config.weight)
+        return knowledge_loss(self, frozen, labels, self.config.weight)

@@ -4,7 +4,7 @@ Keys are the unit features of the training images, each the mean over several ra
 labels, one-hot. `logits = tau f w^T + alpha exp(-beta (1 - f K^T)) L`. Tip-Adapter learns nothing;
 Tip-Adapter-F goes on to train the keys.
 
-Departures: alpha = 1 and beta = 5.5 are fixed; the authors search both a dataset, and their code
+Departures: alpha = 1 and beta = 5.5 are fixed; the authors search both per dataset, and their code
 keeps Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache holds no novel classes, so
 both refuse to name any.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Method
+from dear.methods.base import Batches, Frozen, Method
 from dear.methods.prompts import scores, unit
 
 
@@ -30,7 +30,7 @@ class TipAdapterConfig:
 
     alpha: float = 1.0  #: weight of the cache; 0 is frozen CLIP
     beta: float = 5.5  #: how fast a key's influence falls with distance
-    views: int = 10  #: random views an image whose features are averaged; 0: the whole image once
+    views: int = 10  #: random views per image whose features are averaged; 0: the whole image once
 
     def __post_init__(self) -> None:
         if self.views < 0:
@@ -49,22 +49,22 @@ def make_cache(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor
     return unit(total), labels
 
 
-def vote(method: TipAdapter | TipAdapterF, pixels: Tensor) -> dict[str, Tensor]:
-    """CLIP's logits plus the cache's vote, [B, C]."""
+def vote(method: TipAdapter | TipAdapterF, features: Tensor) -> dict[str, Tensor]:
+    """CLIP's logits plus the cache's vote, [B, C], for frozen image features [B, E]."""
     config, keys, labels = method.config, method.keys, method.labels
-    images = unit(method.clip.encode_image(pixels))
+    images = unit(features)
     near = torch.exp(-config.beta * (1 - images.to(keys.dtype) @ keys.T))  # [B, N]
     values = labels[:, None] == torch.arange(len(method.classes), device=labels.device)  # one-hot, [N, C]
     votes = near @ values.to(near.dtype)  # [B, C]
     return {"default": scores(method.clip, images, method.prompts.frozen) + config.alpha * votes}
 
 
-def make_room(method: TipAdapter | TipAdapterF, state: Mapping[str, Tensor]) -> None:
-    """As many keys as there were training images; tensors stay the same objects."""
-    if {"keys", "labels"} <= set(state):  # else loading says what is missing
-        images = state["labels"].numel()
-        method.keys.data = method.keys.data.new_zeros(images, method.keys.shape[1])
-        method.labels.data = method.labels.data.new_zeros(images)
+def cache_shapes(state: Mapping[str, Tensor], width: int) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a saved cache: one key and one label per training image."""
+    if not {"keys", "labels"} <= set(state):  # loading says what is missing
+        return {}
+    images = state["labels"].numel()
+    return {"keys": (images, width), "labels": (images,)}
 
 
 class TipAdapter(Method):
@@ -87,13 +87,17 @@ class TipAdapter(Method):
         """Fill the cache."""
         self.keys, self.labels = make_cache(self.clip, batches, self.config.views)
 
-    def make_room(self, state: Mapping[str, Tensor]) -> None:
+    def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """As many keys as there were training images."""
-        make_room(self, state)
+        return cache_shapes(state, self.keys.shape[1])
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        return vote(self, pixels)
+        return vote(self, frozen[0])
 
 
 class TipAdapterF(Method):
@@ -101,7 +105,7 @@ class TipAdapterF(Method):
 
     name: ClassVar[str] = "tip-adapter-f"
     title: ClassVar[str] = "Tip-Adapter-F"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     open_classes: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {"epochs": 20, "batch": 256, "weight_decay": 1e-2}
     Config: ClassVar[type] = TipAdapterConfig
@@ -118,10 +122,14 @@ class TipAdapterF(Method):
         keys, self.labels = make_cache(self.clip, batches, self.config.views)
         self.keys.data = keys.to(self.keys.dtype)
 
-    def make_room(self, state: Mapping[str, Tensor]) -> None:
+    def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """As many keys as there were training images."""
-        make_room(self, state)
+        return cache_shapes(state, self.keys.shape[1])
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        return vote(self, pixels)
+        return vote(self, frozen[0])

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.base import Method
+from dear.methods.base import Frozen, Method
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.prefix import image_prefix
 from dear.methods.starts import normal
 
 
@@ -27,7 +28,7 @@ from dear.methods.starts import normal
 class VPTConfig:
     """Options of VPT-deep."""
 
-    tokens: int = 8  #: T, tokens a layer; 0 is frozen CLIP
+    tokens: int = 8  #: T, tokens per layer; 0 is frozen CLIP
     depth: int | None = None  #: layers with tokens of their own; None: all
 
 
@@ -36,7 +37,7 @@ class VPT(Method):
 
     name: ClassVar[str] = "vpt"
     title: ClassVar[str] = "VPT"
-    steady: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = VPTConfig
     config: VPTConfig
@@ -47,6 +48,10 @@ class VPT(Method):
         depth = depth_of(self.config.depth, vision.layers, share=1.0)
         self.tokens = self.learn(normal(generator, depth, self.config.tokens, vision.width))
 
-    def images(self, pixels: Tensor) -> Tensor:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Embedded patches [B, N, D]."""
+        return (image_prefix(self.clip, pixels),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the learned tokens."""
-        return prompted_images(self.clip, pixels, self.tokens)
+        return prompted_images(self.clip, frozen[0], self.tokens)

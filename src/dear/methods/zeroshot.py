@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Loss, Method
+from dear.methods.base import Frozen, Method
 from dear.methods.prompts import fill, unit
 
 ENSEMBLE = (
@@ -55,10 +55,14 @@ class ZeroShot(Method):
         if self.config.ensemble and self.prompts.given is not None:
             raise UsageError("an ensemble of templates needs class names, not token ids")
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]: temperature times cosine."""
         texts = self.cached("ensemble", self._ensemble) if self.config.ensemble else self.prompts.frozen
-        return {"default": self.clip.logit_scale * unit(self.clip.encode_image(pixels)) @ texts.T}
+        return {"default": self.clip.logit_scale * unit(frozen[0]) @ texts.T}
 
     def _ensemble(self) -> Tensor:
         """Unit mean over prompts of unit text features, [C, E]."""
@@ -66,7 +70,3 @@ class ZeroShot(Method):
         for template in self.config.templates:
             features.append(unit(self.clip.encode_text([fill(template, name) for name in self.classes])))
         return unit(torch.stack(features).mean(dim=0))
-
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """Cross-entropy, for comparison: there is nothing it could teach."""
-        return super().loss(pixels, labels, domains)

@@ -19,8 +19,8 @@ from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data import open_data
 from dear.speed.clock import wait
-from dear.train.ahead import steps_ahead
 from dear.train.feed import Feed
+from dear.train.frozen import steps_at_once
 from dear.train.recipe import Recipe
 
 
@@ -80,7 +80,7 @@ def image_rates(
 
 def _ours(feed: Feed, epoch: int) -> None:
     steps = feed.steps_per_epoch
-    group = steps_ahead(feed.size, feed.recipe.batch)
+    group = steps_at_once(feed.size, feed.recipe.batch)
     for first in range(epoch * steps, (epoch + 1) * steps, group):
         feed.span(first, min(first + group, (epoch + 1) * steps))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.clip.config import ClipConfig
 from dear.speed.clock import medians
 from dear.speed.task import SpeedTask
-from dear.train.precision import choose, twin
+from dear.train.precision import cast_backbone, choose
 
 OTHERS = ("transformers", "timm", "timm compiled")  #: measured where the package is installed
 
@@ -26,14 +26,14 @@ def inference(
     """
     clip, device = task.clip, task.device
     dtype = choose(task.precision, device)
-    plain = clip if dtype == torch.float32 else twin(clip, dtype)
+    plain = clip if dtype == torch.float32 else cast_backbone(clip, dtype)
     models: dict[str, Callable[[Tensor], object]] = {"dear, plain CLIP": plain.encode_image}
     for name in others:
         made = _other(name, clip.config, device, dtype)
         if made is not None:
             models[name] = made
     rows = []
-    with task.in_precision(), torch.no_grad():
+    with torch.no_grad():
         models["dear, fused"] = task.model.all_logits
         for batch in batches:
             size = clip.config.vision.image_size

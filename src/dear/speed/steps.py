@@ -48,20 +48,20 @@ def step_rows(
         UsageError: the literal step and ours disagree about the loss.
     """
     task = SpeedTask(clip, batch, classes, precision)
-    with task.in_precision() as dtype:
-        if "literal" in ways:
-            compare(task, dtype)
-        makers: dict[str, Callable[[], Steps]] = {
-            "literal": lambda: task.literal(literal_precision),
-            "dear, launched one by one": task.eager,
-            OURS: task.ours,
-        }
-        steps = {name: makers[name]() for name in ways}
-        if mmrl is not None:
-            rival = mmrlpp_step(mmrl, clip.config, task.ids, clip.device)
-            steps = {"mmrl++": Steps(lambda: rival(*task.one())), **steps}
-        held = {name: peak(step.run, clip.device) for name, step in steps.items()}
-        found = medians({name: s.run for name, s in steps.items()}, repeats, clip.device, warm_up)
+    dtype = task.dtype
+    if "literal" in ways:
+        compare(task, dtype)
+    makers: dict[str, Callable[[], Steps]] = {
+        "literal": lambda: task.literal(literal_precision),
+        "dear, launched one by one": task.eager,
+        OURS: task.ours,
+    }
+    steps = {name: makers[name]() for name in ways}
+    if mmrl is not None:
+        rival = mmrlpp_step(mmrl, clip.config, task.ids, clip.device)
+        steps = {"mmrl++": Steps(lambda: rival(*task.one())), **steps}
+    held = {name: peak(step.run, clip.device) for name, step in steps.items()}
+    found = medians({name: s.run for name, s in steps.items()}, repeats, clip.device, warm_up)
     seconds = {name: found[name] / steps[name].count for name in steps}
     floor = dear_step(clip.config, batch, classes, words=int(task.ids.argmax(-1).max()) + 1).total
     shown = {"literal": literal_precision} if literal_precision else {}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +14,11 @@ from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Loss
 from dear.speed.literal import LiteralStep
-from dear.train.ahead import steps_ahead
+from dear.train.frozen import steps_at_once
 from dear.train.loop import optimizer_of
-from dear.train.precision import backbone_in, choose
+from dear.train.precision import choose, in_precision
 from dear.train.recipe import Recipe
-from dear.train.replay import Inputs, Replay, recordable
+from dear.train.recording import Inputs, Recording, can_record
 
 
 def token_ids(config: ClipConfig, classes: int, shortest: int = 5, longest: int = 10) -> Tensor:
@@ -60,19 +59,15 @@ class SpeedTask:
         self.device = clip.device
         self.ids = token_ids(clip.config, classes)
         names = [f"class {i}" for i in range(classes)]
-        self.model = DeAR(clip, names, roles=RoleMap.table2(), ids=self.ids, tokens_per_attribute=tokens)
+        model = DeAR(clip, names, roles=RoleMap.table2(), ids=self.ids, tokens_per_attribute=tokens)
+        self.model = in_precision(model, precision)
+        self.dtype = self.model.clip.visual.dtype
         size, generator = clip.config.vision.image_size, torch.Generator(self.device).manual_seed(0)
-        self.ahead = steps_ahead(size, batch)
-        shape = (self.ahead * batch, 3, size, size)
+        self.at_once = steps_at_once(size, batch)
+        shape = (self.at_once * batch, 3, size, size)
         self.pixels = torch.randn(shape, device=self.device, generator=generator)
         self.labels = torch.randint(0, classes, shape[:1], device=self.device, generator=generator)
         self.recipe = Recipe(batch=batch, lr=1e-6, precision=precision)
-
-    @contextmanager
-    def in_precision(self) -> Iterator[torch.dtype]:
-        """Within, the model reads its backbone in the task's precision."""
-        with backbone_in(self.model, self.precision) as dtype:
-            yield dtype
 
     def one(self) -> tuple[Tensor, Tensor]:
         """The first batch."""
@@ -111,7 +106,9 @@ class SpeedTask:
 
         def gradients(inputs: Inputs) -> Loss:
             *given, labels = inputs
-            loss = model.loss_from(tuple(given), labels) if ahead else model.loss(given[0], labels)  # type: ignore[arg-type]
+            assert labels is not None
+            frozen = tuple(tensor for tensor in given if tensor is not None)
+            loss = model.loss_from_frozen(frozen, labels) if ahead else model.loss(frozen[0], labels)
             loss.total.backward()
             return loss
 
@@ -119,17 +116,17 @@ class SpeedTask:
             if not ahead:
                 return [self.one()]
             with torch.no_grad():
-                given = model.ahead(self.pixels)
+                given = model.frozen_stage(self.pixels)
             return list(zip(*(t.split(self.batch) for t in (*given, self.labels)), strict=True))
 
-        assert recordable(optimizer)
-        replay = Replay(gradients, inputs()[0], learned, optimizer)
+        assert can_record(optimizer)
+        replay = Recording(gradients, inputs()[0], learned, optimizer)
 
         def run() -> None:
             for part in inputs():
                 replay(part)
 
-        return Steps(run, self.ahead if ahead else 1)
+        return Steps(run, self.at_once if ahead else 1)
 
     def ours(self) -> Steps:
         """Ours as training runs it on this device."""

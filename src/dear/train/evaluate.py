@@ -14,7 +14,7 @@ from dear.clip.images import normalize
 from dear.data.images import ImageSet
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method
-from dear.train.precision import backbone_in
+from dear.train.precision import in_precision
 
 BATCH = 250  #: the supplement's test batch
 
@@ -118,6 +118,7 @@ def evaluate(
     if len(images) == 0:
         raise DataError(f"{images.name}: there is no image to evaluate on")
     method, labels = fit_classes(method, images, template)
+    method = in_precision(method, precision)  # a binding of its own: `method` may be in training
     found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     config = method.clip.config
@@ -128,7 +129,7 @@ def evaluate(
         best = {mode: logits.softmax(dim=-1).max(dim=-1) for mode, logits in scores.items()}
         return {mode: (one.indices, one.values) for mode, one in best.items()}
 
-    with backbone_in(method, precision), torch.no_grad():
+    with torch.no_grad():
         for rows, answers in in_batches(answer, len(images), batch):
             for mode, (indices, values) in answers.items():
                 found[mode].append(indices)

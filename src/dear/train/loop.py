@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from dear.errors import TrainingError
-from dear.methods.base import Loss, Method
-from dear.train.ahead import Foresees, Lookahead
+from dear.methods.base import Method
 from dear.train.feed import Feed, stream
 from dear.train.recipe import Recipe
-from dear.train.replay import Inputs, Replay, recordable
+from dear.train.step import Step, StepParts, make_step
 
-_WORTH_RECORDING = 50  # steps
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
 Line = dict[str, float | int]
@@ -36,24 +34,27 @@ class Loop:
 
     All randomness is a function of the seed and the step, so the state to continue from is: learned tensors,
     optimizer, step, and the losses since the last line of the log.
+
+    Args:
+        method: bound to the backbone to train with; nothing else may change what it is bound to.
+        feed: the batches.
+        recipe: how to train.
     """
 
-    def __init__(
-        self, method: Method, feed: Feed, recipe: Recipe, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, method: Method, feed: Feed, recipe: Recipe) -> None:
         self.method, self.feed, self.recipe = method, feed, recipe
+        self.dtype = method.clip.visual.dtype  # of the backbone's matrices
         self.steps = recipe.epochs * feed.steps_per_epoch
         self.step = 0
         self.learned = [p for p in method.parameters() if p.requires_grad]
         if not self.learned:
             self.steps = 0
         self.optimizer = optimizer_of(self.learned, recipe)
-        self.scaler = torch.amp.GradScaler(feed.device.type, enabled=dtype == torch.float16)
+        self.scaler = torch.amp.GradScaler(feed.device.type, enabled=self.dtype == torch.float16)
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
         self._names: tuple[str, ...] = ()
-        self._replay: Replay | None = None
-        self._lookahead: Lookahead | None = None
+        self._step: Step | None = None  # chosen at the first step
 
     def run(
         self,
@@ -109,55 +110,13 @@ class Loop:
                 group["lr"].fill_(rate)  # a recorded update reads it there
             else:
                 group["lr"] = rate
-        loss = self._update()
+        if self._step is None:
+            parts = StepParts(self.method, self.feed, self.learned, self.optimizer, self.scaler)
+            self._step = make_step(parts, self.steps, self.steps - self.step)
+        loss = self._step(self.step)
         self._names = ("loss", *loss.parts)
         self._window.append(torch.stack([loss.total.detach(), *loss.parts.values()]))
         self.step += 1
-
-    def _update(self) -> Loss:
-        """Gradients of a batch and the update they make; replayed where that pays."""
-        inputs: Inputs
-        if self._lookahead is None and isinstance(self.method, Foresees) and self._recordable():
-            self._lookahead = Lookahead(self.method, self.feed, self.steps)
-        if self._lookahead is not None:
-            given = self._lookahead.at(self.step)
-            inputs, count = (*given.ahead, given.labels), len(given.labels)
-        else:
-            batch = self.feed.at(self.step)
-            inputs, count = batch, len(batch.labels)
-        whole = count == self.recipe.batch
-        inside = recordable(self.optimizer)
-        if self._replay is None and whole and self._recordable():
-            self._replay = Replay(self._gradients, inputs, self.learned, self.optimizer if inside else None)
-        if self._replay is not None and whole:
-            loss = self._replay(inputs)
-        else:
-            self.optimizer.zero_grad(set_to_none=True)
-            loss, inside = self._gradients(inputs), False
-        if not inside:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        return loss
-
-    def _gradients(self, inputs: Inputs) -> Loss:
-        """The loss of a step's inputs, with gradients left on the learned tensors."""
-        if self._lookahead is not None:
-            *ahead, labels = inputs
-            loss = self._lookahead.method.loss_from(tuple(ahead), labels)  # type: ignore[arg-type]
-        else:
-            loss = self.method.loss(*inputs)  # type: ignore[arg-type]
-        self.method.backward(loss, self.scaler.scale)
-        return loss
-
-    def _recordable(self) -> bool:
-        """Whether a recorded step is allowed and wins back the time of recording it."""
-        return (
-            self.recipe.replay
-            and self.method.steady
-            and self.feed.device.type == "cuda"
-            and not self.scaler.is_enabled()
-            and self.steps - self.step >= _WORTH_RECORDING
-        )
 
     def check(self) -> list[list[float]]:
         """Losses since the last line, read from the device: [steps][1 + parts].
@@ -171,10 +130,11 @@ class Loop:
             if broken:
                 at = self.step - len(rows) + place + 1
                 part = next((n for n in broken if n != "loss"), "loss")
+                rate = self.recipe.rate(at - 1, self.feed.steps_per_epoch)
+                wider = "" if self.dtype == torch.float32 else ", or set its precision to float32"
                 raise TrainingError(
                     f"training stopped: {part} is not a finite number at step {at} of {self.steps} "
-                    f"(learning rate {self.recipe.rate(at - 1, self.feed.steps_per_epoch):g}); lower lr, "
-                    "or use precision float32",
+                    f"(learning rate {rate:g}); lower the recipe's lr{wider}",
                     hint="recipe",
                 )
         return rows

@@ -1,23 +1,24 @@
-"""Mixed precision without autocast: a twin of the frozen backbone whose matrices are cast once.
+"""Mixed precision without autocast: a copy of the frozen backbone whose matrices are cast once.
 
-Autocast would cast every frozen weight again at every use. In the twin, projections and MLPs (where the time
+Autocast would cast every frozen weight again at every use. In the copy, projections and MLPs (where the time
 goes) have 16-bit weights; norms, embeddings, the residual stream and everything learned stay in float32.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 
 from dear.clip.attention import Linear
 from dear.clip.model import Clip, Patches
 from dear.errors import UsageError
-from dear.methods.base import Method
+from dear.methods.base import M
 
 _NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_Stamp = tuple[tuple[int, int], ...]
+_copies: WeakKeyDictionary[Clip, dict[torch.dtype, tuple[_Stamp, Clip]]] = WeakKeyDictionary()
 
 
 def choose(precision: str, device: torch.device) -> torch.dtype:
@@ -36,17 +37,43 @@ def choose(precision: str, device: torch.device) -> torch.dtype:
         raise UsageError(f"precision {precision!r} is not known; choose auto, {', '.join(_NAMES)}") from None
 
 
-def twin(clip: Clip, dtype: torch.dtype) -> Clip:
-    """A copy of the backbone with its matrices in `dtype`; the rest is shared with the original.
+def in_precision(method: M, precision: str) -> M:
+    """`method` bound to its backbone in a precision; `method` itself stays as it is.
+
+    "auto" leaves a backbone that was loaded in another precision than float32 as it is. The copy of a
+    backbone is made once and kept as long as the backbone.
+    """
+    clip = method.clip
+    if precision == "auto" and clip.dtype != torch.float32:
+        return method.bound(clip)
+    return method.bound(kept_cast(clip, choose(precision, clip.device)))
+
+
+def kept_cast(clip: Clip, dtype: torch.dtype) -> Clip:
+    """`cast_backbone`, made once per backbone and precision."""
+    if clip.dtype == torch.float32 == dtype:
+        return clip
+    stamp = tuple((p.data_ptr(), p._version) for p in clip.parameters())
+    kept = _copies.setdefault(clip, {})
+    if dtype not in kept or kept[dtype][0] != stamp:
+        kept[dtype] = (stamp, cast_backbone(clip, dtype))
+    return kept[dtype][1]
+
+
+def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
+    """A copy of the backbone with its matrices in `dtype` and the rest in float32.
+
+    What is in float32 already is shared with the original.
 
     Raises:
         UsageError: a weight is larger than `dtype` holds.
     """
-    matrices = {id(m.weight) for m in clip.modules() if isinstance(m, Linear | Patches)}
-    matrices |= {id(m.bias) for m in clip.modules() if isinstance(m, Linear)}
-    shared = {id(p): p for p in clip.parameters() if id(p) not in matrices}
-    fingerprint = clip.fingerprint  # of the original: the twin stands for it
-    other = copy.deepcopy(clip, dict(shared))
+    fingerprint = clip.fingerprint  # of the original: the copy stands for it
+    source = clip if clip.dtype == torch.float32 else copy.deepcopy(clip).float()
+    matrices = {id(m.weight) for m in source.modules() if isinstance(m, Linear | Patches)}
+    matrices |= {id(m.bias) for m in source.modules() if isinstance(m, Linear)}
+    shared = {id(p): p for p in source.parameters() if id(p) not in matrices}
+    other = copy.deepcopy(source, dict(shared))
     for name, module in other.named_modules():
         if isinstance(module, Linear | Patches):
             module.to(dtype)
@@ -56,18 +83,3 @@ def twin(clip: Clip, dtype: torch.dtype) -> Clip:
                 )
     other.__dict__["fingerprint"] = fingerprint
     return other
-
-
-@contextmanager
-def backbone_in(method: Method, precision: str) -> Iterator[torch.dtype]:
-    """Let `method` use its backbone in `precision` for a while; yields the precision chosen."""
-    original = method.clip
-    dtype = choose(precision, original.device)
-    if dtype == torch.float32 or original.dtype != torch.float32:
-        yield original.dtype
-        return
-    method.use_backbone(twin(original, dtype))
-    try:
-        yield dtype
-    finally:
-        method.use_backbone(original)

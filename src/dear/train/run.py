@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dear._io.files import read_safetensors, require_finite, write_json, write_safetensors
-from dear._io.memory import clear_stop
+from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
 from dear.errors import RunError
 from dear.methods.base import Method
@@ -32,7 +32,7 @@ from dear.train.folder import (
     write_log,
 )
 from dear.train.loop import Line, Loop, Pause, Progress
-from dear.train.precision import backbone_in
+from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
 
 
@@ -99,7 +99,7 @@ def train(
     folder = Path(out)
     fresh = not folder.exists()
     try:
-        with locked(folder), _taken_back(folder), _manners(recipe), _interrupts(stop) as asked:
+        with locked(folder), rollback_on_failure(folder), _manners(recipe), _interrupts(stop) as asked:
             return _train(method, images, recipe, folder, resume, progress, asked, save_every)
     finally:
         if fresh:
@@ -108,7 +108,7 @@ def train(
 
 
 @contextmanager
-def _taken_back(folder: Path) -> Iterator[None]:
+def rollback_on_failure(folder: Path) -> Iterator[None]:
     """Leave nothing of a run that failed before there was anything to continue from."""
     ours = [folder / name for name in ("config.json", "roles.json") if not (folder / name).exists()]
     try:
@@ -140,8 +140,9 @@ def _train(
             return Trained(method, steps, 0.0, read_log(folder), config, folder)
         if state == "new":
             _write_config(folder, method, config)
-    with torch.enable_grad(), backbone_in(method, recipe.precision) as dtype:  # wherever it is called from
-        loop = Loop(method, Feed(images, method.clip, recipe), recipe, dtype)
+    with torch.enable_grad():  # wherever it is called from
+        work = in_precision(method, recipe.precision)  # shares what is learned with `method`
+        loop = Loop(work, Feed(images, work.clip, recipe), recipe)
         if folder is not None and state == "resumable":
             _restore(loop, folder)
 
@@ -157,7 +158,7 @@ def _train(
                 f"of {recipe.batch} images; choose a smaller batch in the recipe"
             )
 
-        with clear_stop(too_large, "batch"):
+        with oom_as_error(too_large, "batch"):
             pause = loop.run(progress, save, save_every, stop)
     if pause is not None:
         raise Paused(_paused(pause, folder), hint=None if folder is None else "resume")

@@ -15,6 +15,7 @@ from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
+from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
@@ -77,6 +78,8 @@ def build(images: ImageSet, asked: AdaptOptions, options: dict[str, Any]) -> Met
     roles = asked.roles
     if roles is not None and not isinstance(roles, RoleMap):
         roles = RoleMap.load(roles)
+    if roles is None and find_method(asked.method).uses_roles:
+        roles = known_roles(clip)
     method = build_method(
         asked.method,
         clip,

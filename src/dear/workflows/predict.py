@@ -21,7 +21,7 @@ from dear.errors import TrainingError, UsageError
 from dear.methods.base import Method
 from dear.train.evaluate import BATCH
 from dear.train.folder import load_run
-from dear.train.precision import backbone_in
+from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
 
 ImageLike = PathLike | Image.Image
@@ -80,7 +80,7 @@ def on_classes(method: Method, classes: Sequence[str] | None, template: str | No
 
 def probabilities(method: Method, images: Iterable[ImageLike], mode: str | None = None) -> Tensor:
     """Class probabilities [n, C] of images under CLIP's temperature, on the CPU."""
-    mode = method.pick_mode(mode)
+    mode, method = method.pick_mode(mode), in_precision(method, "auto")
     items = list(images)
     parts = [torch.empty(0, len(method.classes))]
 
@@ -88,9 +88,8 @@ def probabilities(method: Method, images: Iterable[ImageLike], mode: str | None 
         pixels = views(method.clip, items[rows.start : rows.stop])
         return method.logits(pixels, mode).softmax(dim=-1).float().cpu()
 
-    with backbone_in(method, "auto"):
-        for _, part in in_batches(answer, len(items), BATCH):
-            parts.append(part)
+    for _, part in in_batches(answer, len(items), BATCH):
+        parts.append(part)
     found = torch.cat(parts)
     if not bool(found.isfinite().all()):
         first = int((~found.isfinite().all(dim=-1)).nonzero()[0])

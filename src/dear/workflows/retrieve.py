@@ -32,7 +32,7 @@ from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
 from dear.train.folder import load_run
-from dear.train.precision import backbone_in
+from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
 from dear.workflows.predict import ImageLike, name_of, views
 
@@ -77,16 +77,16 @@ def gallery_of(source: PathLike | ImageSet, root: PathLike | None = None) -> Ima
 def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None = None) -> Tensor:
     """Unit features of a gallery in every attribute's space, [n, A, E], on the CPU."""
     config, parts = method.clip.config, []
+    method = in_precision(method, "auto")
 
     def features(rows: range) -> Tensor:
         raw = images.pixels(list(rows), config.vision.image_size).to(method.clip.device)
         return unit(method.attribute_features(normalize(raw, config.mean, config.std))).cpu()
 
-    with backbone_in(method, "auto"):
-        for rows, part in in_batches(features, len(images), _BATCH):
-            parts.append(part)
-            if progress is not None:
-                progress("images", rows.stop, len(images))
+    for rows, part in in_batches(features, len(images), _BATCH):
+        parts.append(part)
+        if progress is not None:
+            progress("images", rows.stop, len(images))
     return torch.cat(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,14 +11,16 @@ from dear.methods.base import Loss
 
 _WARM_UP = 3  # steps before recording, so that libraries have chosen their kernels and taken their memory
 
-Inputs = Sequence[Tensor | None]
+Inputs = Sequence[Tensor | None]  #: tensors of one step
 
 
-class Replay:
+class Recording:
     """Loss, gradients and update of a method on inputs of one shape, as a CUDA graph.
 
     The recorded step reads its inputs from fixed places and leaves the gradients in fixed places; learned
-    tensors, buffers, the optimizer's state and its learning rate are read and written where they are.
+    tensors, buffers, the optimizer's state and its learning rate are read and written where they are. The
+    recording knows memory addresses, so everything that `step` reads must stay alive: `step` is kept, and
+    what it refers to (a bound method with its prompts and backbone) is never exchanged.
 
     Args:
         step: from inputs to the loss, with gradients put on the learned tensors.
@@ -34,7 +36,8 @@ class Replay:
         learned: Sequence[Tensor],
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.held = (step, learned, optimizer)  # the recording writes to their memory: it must stay theirs
+        self.held = (step, learned, optimizer)  # their memory must stay theirs
+        self.updates = optimizer is not None
         self.places = [None if part is None else part.clone() for part in inputs]
 
         def gradients() -> Loss:
@@ -66,10 +69,21 @@ class Replay:
         for p, grad in self.grads:
             p.grad = grad
         self.graph.replay()
+        if self.updates:
+            mark_changed(p for p, _ in self.grads)
         return self.loss
 
 
-def recordable(optimizer: torch.optim.Optimizer) -> bool:
+def mark_changed(learned: Iterable[Tensor]) -> None:
+    """Tell PyTorch that tensors were changed in place, which a replay does without its knowledge.
+
+    What is kept by a tensor's version (`Method.cached`) is then computed again.
+    """
+    for tensor in learned:
+        torch.autograd.graph.increment_version(tensor)
+
+
+def can_record(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer's update can be part of a recording."""
     return all(group.get("capturable", False) for group in optimizer.param_groups)
 

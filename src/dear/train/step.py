@@ -1,0 +1,120 @@
+"""One training step, launched kernel by kernel or replayed from a recording; chosen once per run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dear.methods.base import Loss, Method
+from dear.train.feed import Feed
+from dear.train.frozen import FrozenAhead, StepInputs
+from dear.train.recording import Inputs, Recording, can_record
+
+_WORTH_RECORDING = 50  # steps
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step works with."""
+
+    method: Method  #: bound to the backbone it trains with
+    feed: Feed
+    learned: Sequence[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    def gradients(self, inputs: StepInputs) -> Loss:
+        """The loss of a step's inputs, with gradients left on the learned tensors."""
+        loss = self.method.loss_from_frozen(*inputs)
+        self.method.backward(loss, self.scaler.scale)
+        return loss
+
+    def update(self) -> None:
+        """Change the learned tensors by their gradients."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class Step(Protocol):
+    """Takes training steps by number (from 0)."""
+
+    def __call__(self, number: int) -> Loss:
+        """Gradients of the step's batch and the update they make; the loss before the update."""
+        ...
+
+
+class EagerStep:
+    """Both stages and the update, launched kernel by kernel."""
+
+    def __init__(self, parts: StepParts) -> None:
+        self.parts = parts
+
+    def __call__(self, number: int) -> Loss:
+        """Take step `number`."""
+        parts, batch = self.parts, self.parts.feed.at(number)
+        parts.optimizer.zero_grad(set_to_none=True)
+        loss = parts.method.loss(*batch)
+        parts.method.backward(loss, parts.scaler.scale)
+        parts.update()
+        return loss
+
+
+class RecordedStep:
+    """On a GPU: the frozen stage ahead of time for several steps, the rest recorded once and replayed.
+
+    Batches that are not whole are launched kernel by kernel.
+    """
+
+    def __init__(self, parts: StepParts, steps: int) -> None:
+        self.parts = parts
+        self.ahead = FrozenAhead(parts.method, parts.feed, steps)
+        self.recording: Recording | None = None
+        self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
+
+    def __call__(self, number: int) -> Loss:
+        """Take step `number`."""
+        parts, inputs = self.parts, self.ahead.at(number)
+        if len(inputs.labels) != parts.feed.recipe.batch:
+            parts.optimizer.zero_grad(set_to_none=True)
+            loss = parts.gradients(inputs)
+            parts.update()
+            return loss
+        flat = (*inputs.frozen, inputs.labels, inputs.domains)
+        if self.recording is None:
+            optimizer = parts.optimizer if self._updates else None
+            self.recording = Recording(self._recorded, flat, parts.learned, optimizer)
+        loss = self.recording(flat)
+        if not self._updates:
+            parts.update()
+        return loss
+
+    def _recorded(self, inputs: Inputs) -> Loss:
+        *frozen, labels, domains = inputs
+        assert labels is not None
+        return self.parts.gradients(StepInputs(tuple(_present(frozen)), labels, domains))
+
+
+def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def make_step(parts: StepParts, steps: int, left: int) -> EagerStep | RecordedStep:
+    """The kind of step that a run takes: recorded where that is allowed and wins back its time.
+
+    Args:
+        parts: what a step works with.
+        steps: how many steps the run has.
+        left: how many of them are still to be taken.
+    """
+    recorded = (
+        parts.feed.recipe.replay
+        and parts.method.cuda_graph_safe
+        and parts.feed.device.type == "cuda"
+        and not parts.scaler.is_enabled()
+        and left >= _WORTH_RECORDING
+    )
+    return RecordedStep(parts, steps) if recorded else EagerStep(parts)
