@@ -20,7 +20,7 @@ from dear.data.shots import read_draw
 from dear.data.table import open_table
 from dear.heads.corpus import load_corpus
 from dear.heads.roles import RoleMap
-from dear.report.roles_page import render
+from dear.report.roles_page import roles_page
 
 MARKUP = "<script>alert("
 NASTY = (
@@ -59,7 +59,7 @@ def role_map(folder: Path) -> Target:
         roles = RoleMap.load(path)
         roles.save(again)
         assert dict(RoleMap.load(again).table) == dict(roles.table)
-        page = render(roles)
+        page = roles_page(roles)
         assert MARKUP not in page
         assert "<b>" not in page.split("<main>")[1].split("</main>")[0].replace("<b>core", "")
 

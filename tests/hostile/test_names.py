@@ -25,15 +25,15 @@ from dear.data.names import readable
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.heads.roles import Role, RoleMap
 from dear.methods import METHODS, DeAR, build_method
-from dear.report.roles_data import gather
-from dear.report.roles_page import render
-from dear.report.run_facts import examine
+from dear.report.roles_page import roles_page
 from dear.report.run_page import run_page
 from dear.studio.classify import Verdict, verdicts_html
 from dear.studio.compare import compare
 from dear.studio.heads import HeadView, describe_html, map_html
 from dear.studio.tabs import status_html
 from dear.studio.training import Watched
+from dear.workflows.examine import examine
+from dear.workflows.head_evidence import measure_heads
 
 MARKUP = [
     "<script>alert(1)</script>",
@@ -193,7 +193,7 @@ def hostile_roles() -> RoleMap:
 
 def test_the_roles_page(tmp_path: Path) -> None:
     hostile_roles().save(tmp_path / "roles.json")
-    page = render(RoleMap.load(tmp_path / "roles.json"))
+    page = roles_page(RoleMap.load(tmp_path / "roles.json"))
     harmless(page)
     assert page.count("<script") == 2  # its data and its program
     assert "&lt;script&gt;alert(1)" in page
@@ -220,7 +220,7 @@ def test_files_with_names_of_markup(tmp_path: Path) -> None:
     page = run_page(examine(DeAR(clip, ["cat", "dog"], roles=mixed_roles()), images))
     harmless(page, "b")
     assert "<b>bold<b>" not in page
-    harmless(render(mixed_roles(), gather(mixed_roles(), clip, images)), "b")
+    harmless(roles_page(mixed_roles(), measure_heads(mixed_roles(), clip, images)), "b")
     for path in (tmp_path / "photos").rglob("*\x1b*"):
         path.write_bytes(b"no image")
     code = "from dear.cli import main; main()"

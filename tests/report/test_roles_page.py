@@ -13,9 +13,9 @@ from dear.errors import RoleError
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
 from dear.heads.roles import Role, RoleMap
-from dear.report.roles_data import gather
-from dear.report.roles_page import render, write_roles_page
-from dear.report.svg import line_chart, scatter
+from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
+from dear.report.roles_page import roles_page, write_roles_page
+from dear.workflows.head_evidence import measure_heads
 
 EVIL = '</script><script>alert("x")</script><b>&'
 
@@ -23,7 +23,7 @@ EVIL = '</script><script>alert("x")</script><b>&'
 class Page(HTMLParser):
     """Counts elements, collects text, checks that they nest."""
 
-    VOID = ("meta", "img", "input", "br", "circle", "line", "rect", "polyline")
+    VOID = ("meta", "img", "input", "br")
 
     def __init__(self, text):
         super().__init__()
@@ -82,7 +82,7 @@ def data_of(page):
 
 
 def test_page_of_table2_needs_nothing_but_the_map():
-    page = render(RoleMap.table2())
+    page = roles_page(RoleMap.table2())
     parsed = Page(page)
     assert parsed.seen["button"] == 48
     assert parsed.links == []
@@ -93,15 +93,20 @@ def test_page_of_table2_needs_nothing_but_the_map():
 def test_whole_page_with_images(tmp_path, backbone, roles):
     stages = set()
     out = tmp_path / "page.html"
-    write_roles_page(roles, out, backbone, Labeled(), progress=lambda stage, done, total: stages.add(stage))
+    evidence = measure_heads(
+        roles, backbone, Labeled(), progress=lambda stage, done, total: stages.add(stage)
+    )
+    write_roles_page(roles, out, evidence, {"Adapt with it:": "dear adapt --roles <file>"})
     page = out.read_text(encoding="utf-8")
     parsed = Page(page)
     data = data_of(page)
     assert {"plane", "images"} <= stages
     assert "0 clusters" not in page  # the concepts came from tags
-    assert parsed.seen["svg"] == 2  # the plane and the layers
-    assert parsed.seen["script"] == 2
-    assert not re.search(r"(src|href|url\()\s*=?\s*[\"']?https?:", page)
+    assert page.count("Plotly.newPlot(") == (2 if evidence.plane else 1)  # the plane and the layers
+    assert page.count("plotly.js v") == 1
+    assert "dear adapt --roles &lt;file&gt;" in page
+    assert "Careful: </span>It was made from 14 images" in page
+    assert all(link.startswith("data:") for link in parsed.links)  # plotly names a server in a comment
     for key, role in roles:
         shown = data["heads"]["{}-{}".format(*key)]
         assert shown["phrases"] == list(role.phrases)
@@ -124,34 +129,45 @@ def test_nothing_a_user_wrote_becomes_markup(backbone):
         rule=EVIL,
         evidence={"image_source": EVIL, "image_count": 3, "concept_of": {EVIL: "Color"}},
     )
-    page = render(roles, gather(roles, backbone, Labeled()))
-    assert Page(page).seen["script"] == 2
+    page = roles_page(roles, measure_heads(roles, backbone, Labeled()))
+    Page(page)
+    assert 'alert("x")</script>' not in page
     assert "<b>&" not in page
     assert data_of(page)["heads"]["1-0"]["phrases"] == [EVIL]
 
 
-def test_images_of_other_weights_are_refused(tmp_path, backbone, roles):
+def test_images_of_other_weights_are_refused(backbone, roles):
     torch.manual_seed(1)
     other = Clip(backbone.config)
     with pytest.raises(RoleError):
-        write_roles_page(roles, tmp_path / "page.html", other, Labeled())
-    assert not (tmp_path / "page.html").exists()
-    write_roles_page(roles, tmp_path / "page.html", other, Labeled(), heads=[(3, 1)], allow_other=True)
+        measure_heads(roles, other, Labeled())
+    measure_heads(roles, other, Labeled(), heads=[(3, 1)], allow_other=True)
     with pytest.raises(RoleError, match="no role"):
-        write_roles_page(roles, tmp_path / "page.html", backbone, Labeled(), heads=[(1, 0)])
+        measure_heads(roles, backbone, Labeled(), heads=[(1, 0)])
 
 
 def test_images_as_a_tensor_have_no_effects(backbone, roles):
     pixels = torch.randn(9, 3, 32, 32)
-    found = gather(roles, backbone, pixels, heads=[(3, 0)], limit=5)
+    found = measure_heads(roles, backbone, pixels, heads=[(3, 0)], limit=5)
     assert found.images == 5
     assert found.layers == ()
     assert set(found.heads) == {(3, 0)}
     assert set(found.thumbnails) <= {0, 1, 3, 5, 7}
-    Page(render(roles, found))
+    Page(roles_page(roles, found))
 
 
-def test_charts_survive_flat_and_single_values():
-    Page(line_chart([1], {"a": [0.5]}, ["#000"], "t", "x", "y", reference=0.5, shade=(1, 1)))
-    Page(line_chart([1, 2], {"a": [0.0, 0.0], "<": [1, 2]}, ["#000", "#111"], "<", "<", "<"))
-    Page(scatter([(1.0, 1.0)], ["<"], ["&"], {"&": "#000"}, "t"))
+def test_the_page_says_what_the_kinds_mean_and_marks_doubts():
+    page = roles_page(RoleMap.table2())
+    for kind in ("Core Attribute", "Other Specialized", "Generalization", "Mixed"):
+        assert f"<dt>{kind}</dt>" in page
+    assert "its quality is unknown" in page
+    shields_nothing = RoleMap.uniform("mixed", [1], 2)
+    assert "A map that shields nothing keeps nothing." in roles_page(shields_nothing)
+
+
+def test_figures_survive_flat_and_single_values():
+    rows = [{"layer": 1, "accuracy": 0.5, "accuracy_up_to": 0.5}]
+    figure = layer_effects_figure(rows, 0.5, (1, 1))
+    assert list(figure.data[0].y) == [50.0]
+    plane = phrase_plane_figure({"<b>": (1.0, 1.0), "no concept": (2.0, 2.0)}, {"<b>": "&"}, {})
+    assert [list(trace.text) for trace in plane.data] == [["&lt;b&gt;"]]

@@ -10,9 +10,9 @@ from dear.errors import DataError
 from dear.methods import DeAR, Purify, ZeroShot
 from dear.report import figures
 from dear.report.page import thumbnail
-from dear.report.run_facts import examine
 from dear.report.run_page import run_page
 from dear.train import Recipe, train
+from dear.workflows.examine import examine
 
 EVIL = '<script>alert("x")</script>'
 
@@ -48,7 +48,7 @@ def test_numbers_equal_plain_counting(model, clip, test_set, facts):
     now = model.logits(batch).argmax(-1).tolist()
     then = ZeroShot(clip, model.classes).logits(batch).argmax(-1).tolist()
     right = [a == b for a, b in zip(now, labels, strict=True)]
-    seen = facts.seen
+    seen = facts.trained
     assert seen.accuracies()["fused"] == pytest.approx(sum(right) / len(right))
     assert seen.accuracies()["zero-shot"] == pytest.approx(
         sum(a == b for a, b in zip(then, labels, strict=True)) / len(labels)
@@ -70,20 +70,20 @@ def test_numbers_equal_plain_counting(model, clip, test_set, facts):
 def test_unseen_classes_are_answered_alone_and_among_all(model, clip, test_set, facts):
     grey = [i for i in range(24) if int(test_set.labels[i]) == 3]
     batch = torch.stack([clip.preprocess(test_set.image(i)) for i in grey])
-    assert facts.unseen.alone.adapted.classes == ("grey",)
-    assert facts.unseen.alone.accuracies()["fused"] == 1.0
+    assert facts.new.alone.adapted.classes == ("grey",)
+    assert facts.new.alone.accuracies()["fused"] == 1.0
     every = model.with_classes(["red", "green", "blue", "grey"])
     taken = (every.logits(batch).argmax(-1) < 3).double().mean()
-    assert facts.unseen.drawn_to_trained()["fused"] == pytest.approx(float(taken))
-    assert set(facts.unseen.drawn_to_trained()) == {"zero-shot", "fused", "decoupled"}
+    assert facts.new.taken_for_trained()["fused"] == pytest.approx(float(taken))
+    assert set(facts.new.taken_for_trained()) == {"zero-shot", "fused", "decoupled"}
 
 
 def test_most_wrong_are_wrong_and_ordered_by_confidence(facts):
-    rows = facts.seen.most_wrong(50)
-    sure = facts.seen.adapted.confidence["fused"][rows].tolist()
+    rows = facts.trained.most_wrong(50)
+    sure = facts.trained.adapted.confidence["fused"][rows].tolist()
     assert sure == sorted(sure, reverse=True)
-    assert all(facts.seen.answers[row] != facts.seen.labels[row] for row in rows)
-    assert len(rows) == int((facts.seen.answers != facts.seen.labels).sum())
+    assert all(facts.trained.answers[row] != facts.trained.labels[row] for row in rows)
+    assert len(rows) == int((facts.trained.answers != facts.trained.labels).sum())
 
 
 def test_the_page_loads_nothing_and_escapes_everything(clip, test_set):
@@ -109,35 +109,36 @@ def test_sections_are_there_and_say_the_numbers(facts):
     page = run_page(facts, log=[{"step": 1, "loss": 2.0}])
     for heading in (
         "Accuracy of each class",
-        "What is taken for what",
-        "The most wrong images",
-        "What changed against zero-shot",
-        "Classes it was not trained on",
-        "What the decision listens to",
+        "Which answers to use",
+        "What got better and what got worse",
+        "New classes",
+        "Which classes are confused",
+        "Wrong answers with the highest confidence",
+        "Weights of the decision",
         "Training",
     ):
         assert f"<h2>{heading}</h2>" in page
-    assert f"{100 * facts.seen.accuracies()['fused']:.1f}\N{NO-BREAK SPACE}%" in page
+    assert f"{100 * facts.trained.accuracies()['fused']:.1f}\N{NO-BREAK SPACE}%" in page
 
 
 def test_without_unseen_classes_the_page_says_so(model):
     facts = examine(model, Colors(classes=3, each=2, seed=8))
-    assert facts.unseen is None
-    assert "no other images were given" in run_page(facts)
+    assert facts.new is None
+    assert "no new class" in run_page(facts)
 
 
 def test_another_set_can_stand_for_the_unseen(model):
     other = Colors(classes=2, each=3, seed=4)
     other.classes = ("pink", "teal")
     facts = examine(model, Colors(classes=3, each=2, seed=8), other=other)
-    assert facts.unseen.alone.adapted.classes == ("pink", "teal")
-    assert facts.unseen.trained == 3
+    assert facts.new.alone.adapted.classes == ("pink", "teal")
+    assert facts.new.trained == 3
 
 
 def test_images_of_other_classes_are_refused(model):
     other = Colors(classes=2, each=2)
     other.classes = ("pink", "teal")
-    with pytest.raises(DataError, match="none of the model's classes"):
+    with pytest.raises(DataError, match="none of the classes the model was trained on"):
         examine(model, other)
 
 

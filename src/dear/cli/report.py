@@ -41,10 +41,10 @@ def report(
     from pathlib import Path
 
     from dear.data import open_data
-    from dear.report.run_facts import examine
     from dear.report.run_page import write_run_page
     from dear.train import load_run, read_config
     from dear.train.folder import read_log
+    from dear.workflows.examine import examine
 
     method = load_run(run, backbone=backbone, device=device_named(device))
     config = read_config(run)

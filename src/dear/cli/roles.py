@@ -168,6 +168,7 @@ def report(
     from dear.clip.factory import load
     from dear.data import open_data
     from dear.report.roles_page import write_roles_page
+    from dear.workflows.head_evidence import measure_heads
 
     roles = _read(file)
     clip = image_set = None
@@ -175,9 +176,17 @@ def report(
         image_set = open_data(images, "test", root=data_root)
         clip = load(backbone or roles.backbone or "mini", device=device_named(device))
     with stages() as told:
-        write_roles_page(
-            roles, out, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=told
+        evidence = measure_heads(
+            roles, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=told
         )
+    name = backbone or roles.backbone or "BACKBONE"
+    steps = {
+        "Adapt the backbone to your own images with this map:": f"dear adapt --data photos/ "
+        f"--backbone {name} --roles {file} --out run",
+        "Measure what its kinds of heads are worth on a labeled set:": f"dear roles report {file} "
+        f"--backbone {name} --images photos/ --out {out}",
+    }
+    write_roles_page(roles, out, evidence, steps)
     say(f"{out}: written")
 
 

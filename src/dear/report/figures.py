@@ -3,61 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dear.report.look import INK, OTHER_SERIES, PALETTE, SERIES, attribute_color, dress, label, labels
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from torch import Tensor
 
-# Okabe and Ito's colors: told apart also by people who see no red or green.
-SERIES = {"zero-shot": "#8C8C8C", "fused": "#0072B2", "decoupled": "#56B4E9", "default": "#0072B2"}
-ATTRIBUTES = {
-    "class": "#5f6b76",
-    "Color": "#D55E00",
-    "Shape": "#E6A800",
-    "Texture": "#009E73",
-    "Object": "#0072B2",
-    "Location": "#CC79A7",
-}
-INK, FAINT = "#1f2933", "#e4e7eb"
-
-
-def dress(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
-    """The common look: white ground, thin grid, legend above, the page's own font."""
-    figure.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 10, "r": 10, "t": 40, "b": 10},
-        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "itemclick": False},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        **layout,
-    )
-    common = {"gridcolor": FAINT, "zeroline": False, "automargin": True, "fixedrange": True}
-    figure.update_xaxes(title_font_size=13, **common)
-    figure.update_yaxes(title_font_size=13, **common)
-    return figure
-
-
-def label(text: str, limit: int = 28) -> str:
-    """A name for an axis: short, and with nothing in it that plotly would take for HTML.
-
-    >>> label("<b>cat</b>"), len(label("x" * 99))
-    ('&lt;b&gt;cat&lt;/b&gt;', 28)
-    """
-    return escape(text if len(text) <= limit else text[: limit - 1] + "…")
-
-
-def _labels(names: Sequence[str]) -> list[str]:
-    """Short names that still differ: plotly lays equal ones on top of each other."""
-    short = [label(name) for name in names]
-    return [text if short.count(text) == 1 else f"{text} ({number + 1})" for number, text in enumerate(short)]
-
 
 def class_accuracy(before: Mapping[str, float], after: Mapping[str, float], most: int = 40) -> go.Figure:
-    """Accuracy of each class before and after: a grey dot, a blue dot and the way between them.
+    """Accuracy of each class before and after: a gray dot, a blue dot and a line between them.
 
     Args:
         before: class -> accuracy of zero-shot CLIP.
@@ -68,7 +24,7 @@ def class_accuracy(before: Mapping[str, float], after: Mapping[str, float], most
 
     names = sorted(after, key=lambda name: -abs(after[name] - before.get(name, 0.0)))[:most]
     names.sort(key=lambda name: after[name])
-    rows = _labels(names)
+    rows = labels(names)
     figure = go.Figure()
     for row, name in zip(rows, names, strict=True):
         figure.add_scatter(
@@ -107,7 +63,7 @@ def confusion(table: Tensor, classes: Sequence[str], most: int = 30) -> go.Figur
     chosen = sorted(weight.argsort(descending=True, stable=True)[:most].tolist())
     shares = table.double() / table.sum(dim=1, keepdim=True).clamp(min=1)
     part = (100 * shares[chosen][:, chosen]).round(decimals=1).tolist()
-    rows = _labels([classes[place] for place in chosen])
+    rows = labels([classes[place] for place in chosen])
     figure = go.Figure(
         go.Heatmap(
             x=rows,
@@ -142,7 +98,7 @@ def fusion_weights(weights: Mapping[str, float]) -> go.Figure:
             text=[f"{value:.3f}" for value in weights.values()],
             textposition="outside",
             cliponaxis=False,
-            marker={"color": [ATTRIBUTES.get(name, "#7A5195") for name in names]},
+            marker={"color": [attribute_color(name) for name in names]},
             hovertemplate="%{x}: %{y:.4f}<extra></extra>",
         )
     )
@@ -166,7 +122,7 @@ def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
             text=["" if value is None else f"{value:.1f}" for value in values],
             textposition="outside",
             cliponaxis=False,
-            marker={"color": SERIES.get(name, "#7A5195")},
+            marker={"color": SERIES.get(name, OTHER_SERIES)},
             hovertemplate="%{x}: %{y:.1f} %<extra>" + label(name) + "</extra>",
         )
     figure.update_yaxes(range=[0, 108], ticksuffix=" %", tickvals=[0, 25, 50, 75, 100])
@@ -205,7 +161,7 @@ def training_curve(lines: Sequence[Mapping[str, float | int]], total: int | None
 
     skipped = {"step", "epoch", "lr", "rate", "seconds"}
     parts = [name for name in dict.fromkeys(key for line in lines for key in line) if name not in skipped]
-    palette = ("#1f2933", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+    palette = (INK, *PALETTE)
     figure = go.Figure()
     for number, name in enumerate(parts):
         there = [(line["step"], line[name]) for line in lines if name in line]
@@ -231,7 +187,7 @@ def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """
     import plotly.graph_objects as go
 
-    rows = _labels(list(shares))
+    rows = labels(list(shares))
     names = list(dict.fromkeys(name for parts in shares.values() for name in parts))
     figure = go.Figure()
     for name in names:
@@ -240,7 +196,7 @@ def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
             x=[parts.get(name, 0.0) for parts in shares.values()],
             y=rows,
             orientation="h",
-            marker={"color": ATTRIBUTES.get(name, "#7A5195")},
+            marker={"color": attribute_color(name)},
             hovertemplate="%{y}: %{x:+.2f}<extra>" + label(name) + "</extra>",
         )
     figure.update_xaxes(title="part of the margin over the runner-up (logits)")
@@ -266,7 +222,7 @@ def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | Non
             x=[point["step"] for point in there],
             y=[100 * point[mode] for point in there],
             mode="lines+markers",
-            line={"color": SERIES.get(mode, "#7A5195"), "width": 2},
+            line={"color": SERIES.get(mode, OTHER_SERIES), "width": 2},
             hovertemplate="step %{x}: %{y:.1f} %<extra>" + label(mode) + "</extra>",
         )
     figure.update_xaxes(title="step", range=None if total is None else [0, total])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
+
+from dear.report.look import FAINT, INK, PALETTE, dress
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from dear.bench.records import Line
-
-# Okabe and Ito's colors: told apart also by people who see no red or green.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C8C8C")
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon")
 PATTERNS = ("", "/", "x", ".")  # from the ninth series on colors come again, with a pattern
@@ -22,7 +20,41 @@ HEADINGS = {
     "accuracy": "Accuracy (%)",
     "target": "Accuracy on the unseen domain (%)",
 }
-INK, FAINT = "#1f2933", "#d9dee4"
+
+
+class Measured(Protocol):
+    """A mean over seeds."""
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds; None for one seed."""
+
+
+class Line(Protocol):
+    """What one method, in one mode, reached on one dataset."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+
+    @property
+    def mode(self) -> str:
+        """Its mode."""
+
+    @property
+    def dataset(self) -> str:
+        """Name of the dataset."""
+
+    @property
+    def shots(self) -> int:
+        """Training images per class."""
+
+    def figure(self, column: str) -> Measured | None:
+        """The accuracy named `column`; None where it was not measured."""
 
 
 def series_name(line: Line) -> str:
@@ -52,7 +84,7 @@ def bars(lines: Sequence[Line], column: str) -> go.Figure:
     for number, (name, own) in enumerate(_series(lines).items()):
         found = [(line.dataset, line.figure(column)) for line in own]
         there = [(dataset, value) for dataset, value in found if value is not None]
-        color, pattern = COLORS[number % len(COLORS)], PATTERNS[number // len(COLORS) % len(PATTERNS)]
+        color, pattern = PALETTE[number % len(PALETTE)], PATTERNS[number // len(PALETTE) % len(PATTERNS)]
         figure.add_bar(
             name=name,
             x=[short_name(dataset) for dataset, _ in there],
@@ -65,7 +97,7 @@ def bars(lines: Sequence[Line], column: str) -> go.Figure:
             hovertemplate="%{x}<br>" + name + ": %{y:.2f}<extra></extra>",
         )
     figure.update_layout(barmode="group", bargap=0.25)
-    return _dressed(figure, "", HEADINGS[column], height=380)
+    return dress(figure, 380, "", HEADINGS[column])
 
 
 def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
@@ -96,7 +128,7 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
             (line, b.mean * 100, n.mean * 100) for line, b, n in pairs if b is not None and n is not None
         ]
         points += [(b, n) for _, b, n in there]
-        filling = FILLINGS[number // len(COLORS) % len(FILLINGS)]
+        filling = FILLINGS[number // len(PALETTE) % len(FILLINGS)]
         figure.add_scatter(
             name=name,
             x=[b for _, b, _ in there],
@@ -106,14 +138,14 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
             textfont={"size": 11, "color": "#616e7c"},
             text=[short_name(line.dataset) for line, _, _ in there],
             marker={
-                "color": COLORS[number % len(COLORS)],
+                "color": PALETTE[number % len(PALETTE)],
                 "symbol": [MARKS[places[line.dataset] % len(MARKS)] + filling for line, _, _ in there],
                 "size": 11,
                 "line": {"color": "white", "width": 1} if not filling else {"width": 2},
             },
             hovertemplate="%{text}<br>base %{x:.2f}, novel %{y:.2f}<extra>" + name + "</extra>",
         )
-    _dressed(figure, "Base accuracy (%)", "Novel accuracy (%)", height=460)
+    dress(figure, 460, "Base accuracy (%)", "Novel accuracy (%)")
     for axis, place in ((figure.update_xaxes, 0), (figure.update_yaxes, 1)):
         values = [point[place] for point in points] or [0.0, 100.0]
         axis(range=[max(0, min(values) - 5), min(100, max(values) + 5)])
@@ -143,12 +175,12 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
                 y=[100 * value.mean for _, value in there],
                 error_y={"array": [100 * (value.std or 0) for _, value in there], "thickness": 1},
                 mode="lines+markers",
-                line={"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % 4]},
+                line={"color": PALETTE[number % len(PALETTE)], "dash": DASHES[number // len(PALETTE) % 4]},
                 hovertemplate="%{x} shots: %{y:.2f}<extra>" + name + "</extra>",
                 row=place // wide + 1,
                 col=place % wide + 1,
             )
-    _dressed(figure, "", "", height=140 + 260 * tall)
+    dress(figure, 140 + 260 * tall, "", "")
     figure.update_layout(legend={"y": 1 + 0.12 / tall}, margin={"t": 90})
     figure.update_xaxes(type="log", tickvals=shots, ticktext=[str(count) for count in shots], title="shots")
     figure.update_yaxes(title="accuracy (%)", col=1)
@@ -182,7 +214,7 @@ def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
             hovertemplate="%{y}, %{x}: %{z:.4f}<extra></extra>",
         )
     )
-    _dressed(figure, "", "", height=120 + 44 * len(names))
+    dress(figure, 120 + 44 * len(names), "", "")
     figure.update_xaxes(showgrid=False, side="top")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return figure
@@ -194,20 +226,3 @@ def _series(lines: Sequence[Line]) -> dict[str, list[Line]]:
     for line in lines:
         series.setdefault(series_name(line), []).append(line)
     return series
-
-
-def _dressed(figure: go.Figure, x: str, y: str, height: int) -> go.Figure:
-    """The common look: white ground, thin grid, legend above."""
-    layout: dict[str, Any] = {
-        "template": "none",
-        "height": height,
-        "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-    }
-    figure.update_layout(**layout)
-    figure.update_xaxes(title_text=x, gridcolor=FAINT, linecolor=INK, zeroline=False, automargin=True)
-    figure.update_yaxes(title_text=y, gridcolor=FAINT, linecolor=INK, zeroline=False, automargin=True)
-    return figure

@@ -1,101 +1,140 @@
-"""One page about the heads of a backbone: what each does, how that was found, and what it is worth.
-
-The page is one file without any link to the outside: styles, script and images are inside it. Everything
-that came from a user (phrases, class names, backbone names) is escaped, or set as text by the script.
-"""
+"""The page about the heads of a backbone: what each does, how good the map is, and what to do with it."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from html import escape
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from dear._io.files import write_atomic
-from dear._io.progress import Progress
-from dear.clip.model import Clip
-from dear.heads.batches import Images
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
-from dear.report.page import POLICY
-from dear.report.roles_data import Evidence, Key, gather
-from dear.report.roles_sections import all_heads, colors_of, concepts, effects, role_title, the_map
+from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
+from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, role_title
+from dear.report.page import Table, render
+from dear.report.roles_facts import Evidence, map_quality
+
+_AGREEMENT = {
+    "same_name": "phrases whose concept is the one they were written for",
+    "purity": "phrases that bear the commonest tag of their cluster",
+    "adjusted_rand": "adjusted Rand index, concepts against tags",
+    "mutual_information": "normalized mutual information, concepts against tags",
+    "cluster_mutual_information": "the same for clusters before naming",
+}
 
 
 def write_roles_page(
     roles: RoleMap,
     out: str | os.PathLike[str],
-    clip: Clip | None = None,
-    images: Images | None = None,
-    heads: Sequence[Key] | None = None,
-    limit: int = 1000,
-    allow_other: bool = False,
-    progress: Progress | None = None,
+    evidence: Evidence | None = None,
+    next_steps: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the page about `roles` to the file `out`.
+    """Write the page about `roles` to the file `out`, whole or not at all; arguments as in `roles_page`."""
+    write_atomic(out, roles_page(roles, evidence, next_steps))
+
+
+def roles_page(
+    roles: RoleMap, evidence: Evidence | None = None, next_steps: Mapping[str, str] | None = None
+) -> str:
+    """The page as HTML text.
 
     Args:
         roles: the map.
-        out: the HTML file.
-        clip: its backbone, and
-        images: images, to show what excites each head, where it looks, and what ablating it costs.
-        heads: heads whose images are shown; None for all.
-        limit: most images looked at.
-        allow_other: show the map on other weights than its own.
-        progress: told about each stage.
+        evidence: what was measured on images; None: the page shows the map alone.
+        next_steps: what a reader can do with the map, sentence -> command.
 
-    Raises:
-        RoleError: the map belongs to other weights than `clip`'s.
-    """
-    if clip is not None:
-        roles.check(clip, allow_other)
-    write_atomic(out, render(roles, gather(roles, clip, images, heads, limit, progress=progress)))
-
-
-def render(roles: RoleMap, evidence: Evidence | None = None) -> str:
-    """The page as HTML text.
-
-    >>> page = render(RoleMap.table2())
+    >>> page = roles_page(RoleMap.table2())
     >>> page.startswith("<!doctype html>"), "Photo taken in Namib Desert" in page
     (True, True)
     """
     evidence = evidence or Evidence()
-    colors = colors_of(roles)
-    title = escape(f"What the heads of {roles.backbone or 'this backbone'} do")
-    sections = (
-        the_map(roles, colors),
-        concepts(roles, evidence, colors),
-        effects(roles, evidence),
-        all_heads(roles),
+    return render(
+        "roles.html",
+        title=f"What the heads of {roles.backbone or 'this backbone'} do",
+        roles=roles,
+        map=head_map(roles),
+        counts=", ".join(f"{roles.counts()[kind]} {KIND_TITLES[kind]}" for kind in KINDS),
+        kinds={KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS},
+        quality=map_quality(roles, evidence),
+        next_steps=next_steps or {},
+        concepts=_concepts(roles, evidence),
+        effects=_effects(roles, evidence),
+        all_heads=_all_heads(roles),
+        provenance=_provenance(roles),
+        data=Markup(_data(roles, evidence)),
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{_asset("roles_page.css")}</style></head>
-<body>
-<header><h1>{title}</h1>{_facts(roles)}</header>
-<main>{"".join(sections)}</main>
-{_provenance(roles)}
-<script type="application/json" id="data">{_data(roles, evidence, colors)}</script>
-<script>{_asset("roles_page.js")}</script>
-</body>
-</html>
-"""
 
 
-def _asset(name: str) -> str:
-    return resources.files("dear.report").joinpath(name).read_text(encoding="utf-8")
+def _concepts(roles: RoleMap, evidence: Evidence) -> dict[str, Any]:
+    """The section about concepts; empty for a map without any."""
+    found = roles.evidence.get("concepts")
+    if not isinstance(found, dict):
+        return {}
+    of = roles.evidence.get("concept_of", {})
+    clustered = found.get("way", "clusters") == "clusters"
+    columns = ("concept", "phrases", "clusters") if clustered else ("concept", "phrases")
+    rows = tuple(
+        (name, *(f"{entry[column]:d}" for column in columns[1:]))
+        for name, entry in found.get("concepts", {}).items()
+    )
+    agreement = tuple(
+        (_AGREEMENT.get(name, name), f"{value:.3f}") for name, value in (found.get("agreement") or {}).items()
+    )
+    plane = {phrase: place for phrase, place in evidence.plane.items() if phrase in of}
+    return {
+        "sentence": f"{int(found.get('phrases', 0))} different phrases were picked by the heads; "
+        + _how_named(found),
+        "table": Table(columns, rows),
+        "agreement": Table(("agreement with the tags of the corpus", ""), agreement),
+        "plane": phrase_plane_figure(plane, of, colors_of(roles)) if plane else None,
+    }
 
 
-def _facts(roles: RoleMap) -> str:
-    counts = roles.counts()
-    told = ", ".join(f"{counts[kind]} {KIND_TITLES[kind]}" for kind in KINDS if counts[kind])
-    by_concept = ", ".join(f"{concept} {number}" for concept, number in roles.concept_counts().items())
-    core = f" Core heads by concept: {escape(by_concept)}." if by_concept else ""
-    return f"<p>{len(roles)} heads in layers {', '.join(map(str, roles.layers))}: {escape(told)}.{core}</p>"
+def _how_named(found: Mapping[str, Any]) -> str:
+    """Where the concepts of the phrases come from, as the rest of a sentence."""
+    way = found.get("way", "clusters")
+    if way == "tags":
+        return "each counts for the concept that the corpus was written for."
+    if way == "fixed":
+        return "each counts for the nearest of the concepts that were given."
+    noise = f"{100 * float(found.get('noise', 0)):.0f} %"
+    return (
+        f"they form {int(found.get('clusters', 0))} clusters ({noise} of the phrases belonged to none and "
+        "went to the nearest one). Clusters of one name count as one concept."
+    )
+
+
+def _effects(roles: RoleMap, evidence: Evidence) -> dict[str, Any]:
+    """What replacing layers and roles by their mean costs; empty without labeled images."""
+    if not evidence.layers or evidence.accuracy is None:
+        return {}
+    rows = [("nothing", "0", f"{100 * evidence.accuracy:.1f}", "")]
+    for row in evidence.roles:
+        name = KIND_TITLES[row["kind"]] + (f": {row['concept']}" if row["concept"] else "")
+        numbers = (f"{100 * row['accuracy']:.1f}", f"{100 * row['control']:.1f}")
+        rows.append((name, str(row["heads"]), *numbers))
+    span = (roles.layers[0], roles.layers[-1])
+    return {
+        "figure": layer_effects_figure(evidence.layers, evidence.accuracy, span),
+        "images": f"{evidence.images:,}",
+        "table": Table(("replaced by their mean", "heads", "accuracy %", "random heads %"), tuple(rows)),
+    }
+
+
+def _all_heads(roles: RoleMap) -> Sequence[tuple[str, str, str, str]]:
+    """Every head with its phrases: for paper, and for readers without scripts."""
+    return [
+        (
+            f"{layer}, {head}",
+            role_title(role),
+            "" if role.entropy is None else f"{role.entropy:.2f}",
+            " · ".join(role.phrases),
+        )
+        for (layer, head), role in roles
+    ]
 
 
 def _provenance(roles: RoleMap) -> str:
@@ -107,12 +146,13 @@ def _provenance(roles: RoleMap) -> str:
     if corpus:
         parts.append(f"{int(corpus.get('phrases', 0)):,} phrases (corpus {corpus.get('name')})")
     parts.append(f"weights {roles.fingerprint or 'not named'}")
-    return f'<footer><p class="soft"><code>{escape("; ".join(parts))}</code></p></footer>'
+    return "; ".join(parts)
 
 
-def _data(roles: RoleMap, evidence: Evidence, colors: dict[str, str]) -> str:
+def _data(roles: RoleMap, evidence: Evidence) -> str:
     """What the script shows, as JSON that cannot end its own element."""
     explained = roles.evidence.get("explained") or {}
+    colors = colors_of(roles)
     heads: dict[str, Any] = {}
     for (layer, head), role in roles:
         share = explained.get(str(layer))
@@ -120,6 +160,7 @@ def _data(roles: RoleMap, evidence: Evidence, colors: dict[str, str]) -> str:
             "layer": layer,
             "head": head,
             "title": role_title(role),
+            "kind": KIND_MEANINGS[role.kind],
             "entropy": role.entropy,
             "explained": share[head] if share else None,
             "shares": [[name, value, colors[name]] for name, value in role.shares.items()],

@@ -1,21 +1,17 @@
-"""What there is to say about an adapted model, measured: no HTML and no figures here."""
+"""What was measured about an adapted model; `dear.workflows.examine` measures it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dear._io.progress import Progress
-from dear.errors import DataError
-from dear.methods.base import Method
-from dear.methods.zeroshot import ZeroShot
-from dear.train.evaluate import Evaluation, evaluate
-
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
+    from dear.train.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Compared:
         return flat.view(size, size)
 
     def confused_pairs(self, count: int) -> list[tuple[str, str, int, int]]:
-        """(truth, answer, images, images of that truth) of the commonest mistakes."""
+        """(truth, answer, images, images of that truth) of the most frequent mistakes."""
         table, classes = self.confusion(), self.adapted.classes
         totals = table.sum(dim=1)
         wrong = table.clone().fill_diagonal_(0).flatten()
@@ -84,14 +80,20 @@ class Compared:
             if wrong[place] > 0
         ]
 
+    def class_changes(self) -> list[tuple[str, float, float]]:
+        """(class, accuracy before, accuracy after), the largest loss first, the largest gain last."""
+        before, after = self.frozen.per_class["default"], self.adapted.per_class[self.mode]
+        rows = [(name, before[name], after[name]) for name in after if name in before]
+        return sorted(rows, key=lambda row: (row[2] - row[1], row[0]))
+
 
 @dataclass(frozen=True)
-class Unseen:
-    """What happens to classes the adapter was not trained on.
+class NewClasses:
+    """What happens to new classes: those the adapter was not trained on.
 
     Attributes:
-        alone: answers among the unseen classes only.
-        among_all: answers among trained and unseen classes together; None where nothing is shared.
+        alone: answers among the new classes only.
+        among_all: answers among trained and new classes together; None where the two share a class.
         trained: how many classes of `among_all` were trained.
     """
 
@@ -99,8 +101,8 @@ class Unseen:
     among_all: Compared | None
     trained: int
 
-    def drawn_to_trained(self) -> dict[str, float]:
-        """Share of unseen images that are answered as a trained class, by zero-shot CLIP and each mode."""
+    def taken_for_trained(self) -> dict[str, float]:
+        """Share of images of new classes answered as a trained class, by zero-shot CLIP and each mode."""
         if self.among_all is None:
             return {}
         both = self.among_all
@@ -113,92 +115,25 @@ class RunFacts:
     """Everything a report about one adapted model shows.
 
     Attributes:
-        method: the adapted model.
-        mode: the mode the report is about.
-        seen: on the classes it was trained on.
-        unseen: on others; None with the reason in `why_no_unseen`.
+        method: title of the method.
+        classes: the classes it was trained on.
+        backbone: name and fingerprint of the frozen backbone.
+        template: prompt with `{}`.
+        parameters: how many parameters were learned.
+        trained: answers on the classes it was trained on.
+        new: answers on new classes; None with the reason in `why_no_new`.
+        why_no_new: a sentence.
+        fusion_weights: weights of class token and attributes; empty for methods without fusion.
+        gates: gates of the heads after each epoch [epochs, L, H]; None for methods without gates.
     """
 
-    method: Method
-    mode: str
-    seen: Compared
-    unseen: Unseen | None
-    why_no_unseen: str = ""
-
-    @property
-    def fusion_weights(self) -> dict[str, float]:
-        """Weights of class token and attributes; empty for methods without fusion."""
-        weights = self.method.facts().get("fusion_weights", {})
-        return {str(name): float(value) for name, value in weights.items()}
-
-
-def examine(
-    method: Method,
-    images: ImageSet,
-    other: ImageSet | None = None,
-    mode: str | None = None,
-    progress: Progress | None = None,
-) -> RunFacts:
-    """Measure an adapted model against the frozen one.
-
-    Args:
-        method: the adapted model.
-        images: labeled test images; those of classes the model does not know count as unseen.
-        other: another set, all of whose classes count as unseen.
-        mode: the mode to report on; None for the usual one.
-        progress: told ("images", images done, images in all).
-
-    Raises:
-        DataError: no image is of a class the model was trained on.
-    """
-    mode = method.pick_mode(mode)
-    known = [name for name in images.classes if name in set(method.classes)]
-    new = [name for name in images.classes if name not in set(method.classes)]
-    if not known:
-        raise DataError(
-            f"{images.name}: has none of the model's classes ({', '.join(method.classes[:3])}…); "
-            "give images of the classes it was trained for",
-            hint="report-data",
-        )
-    seen_images = images if not new else images.select_classes(known)
-    unseen_images = other if other is not None else (images.select_classes(new) if new else None)
-    told = _Told(progress, 2 * len(seen_images) + 4 * (len(unseen_images) if unseen_images else 0))
-    seen = _compare(method, seen_images, mode, told)
-    if unseen_images is None or len(unseen_images) == 0:
-        why = "The data has no class that was not trained on, and no other images were given."
-        return RunFacts(method, mode, seen, None, why)
-    if not method.open_classes:
-        why = f"{method.title} learns its classes themselves: it cannot name others."
-        return RunFacts(method, mode, seen, None, why)
-    return RunFacts(method, mode, seen, _unseen(method, unseen_images, mode, told))
-
-
-class _Told:
-    """Adds up the progress of several evaluations."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.before = progress, total, 0
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if self.progress is not None:
-            self.progress(stage, min(self.before + done, self.total), self.total)
-        if done == total:
-            self.before += done
-
-
-def _compare(method: Method, images: ImageSet, mode: str, told: _Told) -> Compared:
-    adapted = evaluate(method, images, progress=told)
-    same = tuple(adapted.classes) == method.classes
-    words = method.prompts.given if same else None  # ids that were given stand for the method's own classes
-    template = method.template if same else images.template
-    frozen = ZeroShot(method.clip, adapted.classes, template=template, ids=words)
-    return Compared(images, adapted, evaluate(frozen, images, progress=told), mode)
-
-
-def _unseen(method: Method, images: ImageSet, mode: str, told: _Told) -> Unseen:
-    alone = _compare(method.with_classes(images.classes, images.template), images, mode, told)
-    clash = set(method.classes) & set(images.classes)
-    if clash:
-        return Unseen(alone, None, 0)
-    every = method.with_classes([*method.classes, *images.classes], method.template)
-    return Unseen(alone, _compare(every, images, mode, told), len(method.classes))
+    method: str
+    classes: tuple[str, ...]
+    backbone: str
+    template: str
+    parameters: int
+    trained: Compared
+    new: NewClasses | None = None
+    why_no_new: str = ""
+    fusion_weights: Mapping[str, float] = field(default_factory=dict)
+    gates: Tensor | None = None

@@ -1,21 +1,28 @@
-"""The page about one adapted model: how good it is, where it errs, what the adaptation changed."""
+"""The page about one adapted model: how good it is, where it is wrong, what got better and what got worse."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from html import escape
-from typing import TYPE_CHECKING, Any
 
 from dear._io.files import write_atomic
 from dear.report import figures
-from dear.report.gates import gates_figure
-from dear.report.page import Figures, document, percent, section, table, thumbnail
+from dear.report.head_figures import gates_figure
+from dear.report.page import Table, Thumbnail, percent, render, thumbnail
+from dear.report.run_facts import Compared, RunFacts
 
-if TYPE_CHECKING:
-    from dear.report.run_facts import Compared, RunFacts
-
-WRONG, CHANGED = 18, 6
+WRONG, CHANGED, CLASSES = 18, 8, 5
+TERMS = {
+    "trained classes": "the classes the adapter was trained on",
+    "new classes": "classes it was not trained on; the model knows only their names",
+    "zero-shot": "the frozen backbone, before adaptation: it compares an image with a prompt for each class",
+    "fused": "the mode for trained classes: the class token and all attribute tokens decide together",
+    "decoupled": "the mode for new classes: the class token alone decides, so that the backbone's knowledge "
+    "of classes it was not trained on stays",
+    "accuracy": "the share of images with the right answer",
+    "points": "differences of accuracies in percent",
+}
+"""Words of the reports, in the order in which they are explained."""
 
 
 def write_run_page(
@@ -36,200 +43,154 @@ def run_page(
     """The page as one HTML text that needs nothing else.
 
     Args:
-        facts: what `examine` measured.
+        facts: what `dear.workflows.examine.examine` measured.
         log: lines of the training log.
         notes: how the model came about, name -> value.
     """
-    method, seen = facts.method, facts.seen
-    show = Figures()
-    accuracy = seen.accuracies()
-    gain = accuracy[facts.mode] - accuracy["zero-shot"]
-    title = f"{method.title} on {seen.images.name}"
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{len(method.classes)} classes, {len(seen.labels)} test images, answers in mode '
-        f"“{escape(facts.mode)}”, against the frozen {escape(method.clip.name)}.</p>",
-        _tiles(facts, gain),
-        section(
-            "Accuracy of each class",
-            "Grey is the frozen model, blue the adapted one."
-            + (" The classes that changed most are shown." if len(method.classes) > 40 else ""),
-            show.html(
-                figures.class_accuracy(seen.frozen.per_class["default"], seen.adapted.per_class[facts.mode]),
-                "Accuracy of each class before and after adaptation",
-            ),
-            _class_table(seen),
+    trained = facts.trained
+    groups = trained.changes()
+    return render(
+        "run.html",
+        title=f"{facts.method} on {trained.images.name}",
+        facts=facts,
+        trained=trained,
+        tiles=_tiles(facts),
+        terms=TERMS,
+        modes=_modes(facts),
+        accuracy=figures.class_accuracy(
+            trained.frozen.per_class["default"], trained.adapted.per_class[trained.mode]
         ),
-        _confusion(seen, show),
-        section(
-            "The most wrong images",
-            "Wrong answers the model was surest of. Often the label is at fault, or the image shows both.",
-            _images(seen, seen.most_wrong(WRONG)) or "<p>There is none: every answer was right.</p>",
-        ),
-        _changed(seen, show),
-        _unseen(facts, show),
-    ]
-    if facts.fusion_weights:
-        parts.append(
-            section(
-                "What the decision listens to",
-                "Learned weights of the class token and of each attribute’s own feature; all started at the "
-                "dotted line.",
-                show.html(figures.fusion_weights(facts.fusion_weights), _spoken(facts.fusion_weights)),
-            )
-        )
-    history = dict(method.named_buffers()).get("history")
-    if history is not None and history.numel():
-        parts.append(
-            section(
-                "Which heads were strengthened",
-                "Head purification weighs every head of the image tower; white is as before. Move the slider "
-                "to see how training came to these gates.",
-                show.html(gates_figure(history), "Gates of all heads, layer by layer"),
-            )
-        )
-    if log:
-        parts.append(
-            section(
-                "Training",
-                "The loss and its parts, unweighted.",
-                show.html(figures.training_curve(log), "Loss over training steps"),
-            )
-        )
-    parts.append(_notes(facts, notes or {}))
-    return document(title, parts)
+        classes=_class_table(trained),
+        gained=_changed_classes(trained, better=True),
+        lost=_changed_classes(trained, better=False),
+        changes={name: len(rows) for name, rows in groups.items()},
+        changes_figure=figures.changes({name: len(rows) for name, rows in groups.items()}),
+        galleries={name: gallery(trained, _some(groups[name]), before=True) for name in ("fixed", "broken")},
+        confusion=figures.confusion(trained.confusion(), trained.adapted.classes),
+        mistakes=_mistakes(trained),
+        most_wrong=gallery(trained, trained.most_wrong(WRONG)),
+        new=_new(facts),
+        fusion=figures.fusion_weights(facts.fusion_weights) if facts.fusion_weights else None,
+        fusion_words=", ".join(f"{name} {value:.3f}" for name, value in facts.fusion_weights.items()),
+        gates=None if facts.gates is None else gates_figure(facts.gates),
+        curve=figures.training_curve(log) if log else None,
+        notes={
+            "method": facts.method,
+            "backbone": facts.backbone,
+            "prompt": facts.template,
+            "learned parameters": f"{facts.parameters:,}",
+            **(notes or {}),
+        },
+    )
 
 
-def _tiles(facts: RunFacts, gain: float) -> str:
+def _tiles(facts: RunFacts) -> list[tuple[str, str]]:
     """The few numbers to take away."""
-    accuracy = facts.seen.accuracies()
-    tiles = [(percent(accuracy[facts.mode]), "right answers now")]
-    tiles.append((f"{100 * gain:+.1f}", f"points against zero-shot’s {percent(accuracy['zero-shot'])}"))
-    if facts.unseen is not None:
-        unseen = facts.unseen.alone.accuracies()
-        delta = 100 * (unseen[facts.mode] - unseen["zero-shot"])
-        tiles.append((percent(unseen[facts.mode]), f"on classes never trained ({delta:+.1f} points)"))
-    tiles.append((f"{facts.method.trainable_parameters:,}", "learned numbers"))
-    items = "".join(
-        f"<li><b>{escape(number)}</b><span>{escape(words)}</span></li>" for number, words in tiles
-    )
-    return f'<ul class="tiles">{items}</ul>'
+    accuracy, mode = facts.trained.accuracies(), facts.trained.mode
+    gain = 100 * (accuracy[mode] - accuracy["zero-shot"])
+    tiles = [
+        (percent(accuracy[mode]), "accuracy on trained classes"),
+        (f"{gain:+.1f}", f"points against zero-shot’s {percent(accuracy['zero-shot'])}"),
+    ]
+    if facts.new is not None:
+        alone = facts.new.alone
+        new = alone.accuracies()
+        delta = 100 * (new[alone.mode] - new["zero-shot"])
+        tiles.append((percent(new[alone.mode]), f"accuracy on new classes ({delta:+.1f} points)"))
+    return [*tiles, (f"{facts.parameters:,}", "learned parameters")]
 
 
-def _class_table(seen: Compared) -> str:
-    before, counts = seen.frozen.per_class["default"], seen.confusion().sum(dim=1).tolist()
-    places = {name: place for place, name in enumerate(seen.adapted.classes)}
-    modes = list(seen.adapted.per_class)
-    rows = []
-    for name in sorted(before, key=str.casefold):
-        after = [seen.adapted.per_class[mode][name] for mode in modes]
-        rows.append(
-            [
-                name,
-                str(int(counts[places[name]])),
-                percent(before[name]),
-                *(percent(value) for value in after),
-            ]
+def _modes(facts: RunFacts) -> Table:
+    """Accuracy of zero-shot and every mode; recommended modes are marked."""
+    trained = facts.trained.accuracies()
+    new = facts.new.alone.accuracies() if facts.new else {}
+    good_for = {facts.trained.mode: ["trained"]}
+    if facts.new:
+        good_for.setdefault(facts.new.alone.mode, []).append("new")
+    rows, classes = [], []
+    for mode, value in trained.items():
+        kinds = good_for.get(mode, [])
+        name = f"{mode} (recommended for {' and '.join(kinds)} classes)" if kinds else mode
+        rows.append((name, percent(value), *((percent(new[mode]),) if new else ())))
+        classes.append("best" if kinds else "")
+    columns = ("mode", "trained classes", *(("new classes",) if new else ()))
+    return Table(columns, tuple(rows), classes=tuple(classes))
+
+
+def _class_table(trained: Compared) -> Table:
+    before, counts = trained.frozen.per_class["default"], trained.confusion().sum(dim=1).tolist()
+    places = {name: place for place, name in enumerate(trained.adapted.classes)}
+    modes = trained.adapted.per_class
+    rows = tuple(
+        (
+            name,
+            str(int(counts[places[name]])),
+            percent(before[name]),
+            *(percent(values[name]) for values in modes.values()),
         )
-    return (
-        f"<details><summary>All {len(rows)} classes as a table</summary>"
-        + table(["class", "images", "zero-shot", *modes], rows)
-        + "</details>"
+        for name in sorted(before, key=str.casefold)
+    )
+    return Table(("class", "images", "zero-shot", *modes), rows)
+
+
+def _changed_classes(trained: Compared, better: bool) -> Table:
+    """The classes that gained, or lost, most."""
+    rows = trained.class_changes()
+    found = [row for row in reversed(rows) if row[2] > row[1]] if better else rows
+    found = [row for row in found if (row[2] > row[1]) == better and row[2] != row[1]][:CLASSES]
+    return Table(
+        ("class", "before", "after", "points"),
+        tuple((name, percent(b), percent(a), f"{100 * (a - b):+.1f}") for name, b, a in found),
     )
 
 
-def _confusion(seen: Compared, show: Figures) -> str:
-    pairs = seen.confused_pairs(10)
-    if not pairs:
-        return section("What is taken for what", "Nothing is: no image was answered wrongly.")
-    many = len(seen.adapted.classes) > 30
-    words = "Rows are the truth, columns the answer, in per cent of the row’s images."
-    rows = [[f"{truth} → {answer}", f"{count} of {total}"] for truth, answer, count, total in pairs]
-    return section(
-        "What is taken for what",
-        words + (" The thirty classes with most mistakes are shown." if many else ""),
-        show.html(
-            figures.confusion(seen.confusion(), seen.adapted.classes), "Confusion matrix; see the table below"
-        ),
-        "<h3>The commonest mistakes</h3>",
-        table(["truth → answer", "images"], rows),
-    )
+def _mistakes(trained: Compared) -> Table:
+    pairs = trained.confused_pairs(10)
+    rows = tuple((f"{truth} → {answer}", f"{count} of {total}") for truth, answer, count, total in pairs)
+    return Table(("truth → answer", "images"), rows)
 
 
-def _images(seen: Compared, rows: Sequence[int], before: bool = False) -> str:
-    """A grid of images with truth and answers in words."""
+def _some(rows: Sequence[int]) -> Sequence[int]:
+    """A few of the rows, spread evenly."""
+    return rows[:: max(1, len(rows) // CHANGED)][:CHANGED]
+
+
+def gallery(compared: Compared, rows: Sequence[int], before: bool = False) -> list[Thumbnail]:
+    """Images with truth and answers in words."""
     items = []
-    names, sure = seen.adapted.classes, seen.adapted.confidence[seen.mode]
+    names, sure = compared.adapted.classes, compared.adapted.confidence[compared.mode]
     for row in rows:
-        truth, answer = names[int(seen.labels[row])], names[int(seen.answers[row])]
+        truth, answer = names[int(compared.labels[row])], names[int(compared.answers[row])]
         good = truth == answer
-        words = f"{truth}" if good else f"{truth}, not {answer}"
-        lines = [f"<b>{escape(truth)}</b>"]
-        lines.append(
-            f'<span class="{"right" if good else "wrong"}">{"✓" if good else "✗"} {escape(answer)} '
-            f"({100 * float(sure[row]):.0f}\N{NO-BREAK SPACE}%)</span>"
-        )
+        lines = [
+            ("name", truth),
+            (
+                "right" if good else "wrong",
+                f"{'✓' if good else '✗'} {answer} ({100 * float(sure[row]):.0f} %)",
+            ),
+        ]
         if before:
-            lines.append(f'<span class="soft">before: {escape(names[int(seen.before[row])])}</span>')
-        items.append(
-            f'<li><img alt="{escape(words)}" src="{thumbnail(seen.images.image(row))}" loading="lazy">'
-            f"<p>{'<br>'.join(lines)}</p></li>"
-        )
-    return f'<ul class="images">{"".join(items)}</ul>' if items else ""
+            lines.append(("soft", f"before: {names[int(compared.before[row])]}"))
+        text = f"{truth}, answered {'rightly' if good else 'as ' + answer}"
+        items.append(Thumbnail(thumbnail(compared.images.image(row)), text, tuple(lines)))
+    return items
 
 
-def _changed(seen: Compared, show: Figures) -> str:
-    groups = seen.changes()
-    counts = {name: len(rows) for name, rows in groups.items()}
-    spoken = ", ".join(f"{name} {count}" for name, count in counts.items())
-    parts = [show.html(figures.changes(counts), f"Images by what adaptation did to them: {spoken}")]
-    for name, words in (("fixed", "Fixed"), ("broken", "Broken")):
-        if groups[name]:
-            chosen = groups[name][:: max(1, len(groups[name]) // CHANGED)][:CHANGED]
-            parts.append(f"<h3>{words}: {counts[name]}</h3>{_images(seen, chosen, before=True)}")
+def _new(facts: RunFacts) -> dict[str, object]:
+    """The section about new classes."""
+    if facts.new is None:
+        return {"sentence": facts.why_no_new, "figure": None, "more": ""}
+    alone, among_all = facts.new.alone, facts.new.among_all
+    groups = {"trained classes": facts.trained.accuracies(), "new classes": alone.accuracies()}
+    if among_all is not None:
+        groups["new classes, all names offered"] = among_all.accuracies()
+    before, now = (groups["new classes"][name] for name in ("zero-shot", alone.mode))
+    count = len(alone.adapted.classes)
     sentence = (
-        f"Of {len(seen.labels)} images the adaptation put {counts['fixed']} right that zero-shot got wrong "
-        f"and {counts['broken']} wrong that it got right."
+        f"On {len(alone.labels)} images of {count} new class{'' if count == 1 else 'es'} the adapter "
+        f"{'loses' if now < before else 'gains'} {abs(100 * (now - before)):.1f} points against zero-shot "
+        f"({percent(before)} to {percent(now)}, mode {alone.mode})."
     )
-    return section("What changed against zero-shot", sentence, *parts)
-
-
-def _unseen(facts: RunFacts, show: Figures) -> str:
-    heading = "Classes it was not trained on"
-    if facts.unseen is None:
-        return section(heading, facts.why_no_unseen)
-    unseen = facts.unseen
-    groups = {"trained classes": facts.seen.accuracies(), "unseen classes": unseen.alone.accuracies()}
-    if unseen.among_all is not None:
-        groups["unseen, among all classes"] = unseen.among_all.accuracies()
-    before, now = (groups["unseen classes"][name] for name in ("zero-shot", facts.mode))
-    verdict, count = "loses" if now < before else "gains", len(unseen.alone.adapted.classes)
-    classes = "1 class" if count == 1 else f"{count} classes"
-    sentence = (
-        f"On {len(unseen.alone.labels)} images of {classes} the adapter "
-        f"has never met, it {verdict} {abs(100 * (now - before)):.1f} points against zero-shot "
-        f"({percent(before)} to {percent(now)})."
-    )
-    drawn = unseen.drawn_to_trained()
-    more = ""
-    if drawn:
-        shares = ", ".join(f"{name} {percent(share)}" for name, share in drawn.items())
-        more = f"<p>Taken for a trained class when all are on offer: {escape(shares)}.</p>"
-    return section(heading, sentence, show.html(figures.accuracy_bars(groups), sentence), more)
-
-
-def _notes(facts: RunFacts, notes: Mapping[str, str]) -> str:
-    method = facts.method
-    rows: dict[str, Any] = {
-        "method": method.title,
-        "backbone": f"{method.clip.name} ({method.clip.fingerprint[:19]}…)",
-        "prompt": method.template,
-        "learned numbers": f"{method.trainable_parameters:,}",
-        **notes,
-    }
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in rows.items())
-    return f"<section><h2>How it was made</h2><dl>{items}</dl></section>"
-
-
-def _spoken(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in facts.new.taken_for_trained().items())
+    more = f"Images of new classes answered as a trained class when all names are offered: {shares}."
+    return {"sentence": sentence, "figure": figures.accuracy_bars(groups), "more": more if shares else ""}

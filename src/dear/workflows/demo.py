@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,13 @@ from dear.data import few_shot, halves, open_data
 from dear.data.images import ImageSet
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, build_method
+from dear.report.demo_page import AccuracyRow, DemoFacts, TaskFacts
+from dear.report.page import Thumbnail, thumbnail
+from dear.report.run_facts import Compared
+from dear.report.run_page import CHANGED, gallery
 from dear.train import Recipe, evaluate, train
+from dear.workflows.examine import recommended_modes
+from dear.workflows.retrieve import gallery_features, rank
 from dear.world.measure import mini_roles
 
 Tell = Callable[[str], None]
@@ -48,6 +54,7 @@ class Story:
     base: ImageSet
     novel: ImageSet
     model: DeAR
+    compared: Compared  #: on the images of the trained classes
 
 
 def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story]:
@@ -90,7 +97,7 @@ def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story
             for story in stories
         },
     )
-    write_demo_page(folder / "index.html", clip, roles, stories)
+    write_demo_page(folder / "index.html", demo_facts(roles, stories))
     return stories
 
 
@@ -106,9 +113,55 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, epochs: int | N
     trained = train(model, shots, recipe, run, resume=True)  # a second demo goes on where the first was
     frozen = build_method("zeroshot", clip, base, template=whole.template)
     rows = []
+    on_base = {"zero-shot": evaluate(frozen, known), "DeAR": evaluate(model, known)}
     for method, title in ((frozen, "zero-shot"), (model, "DeAR")):
-        on_base, on_novel = (evaluate(method, part).accuracy for part in (known, fresh))
-        for mode in on_base:
+        on_novel = evaluate(method, fresh).accuracy
+        for mode, accuracy in on_base[title].accuracy.items():
             label = title if mode == "default" else f"{title}, {mode}"
-            rows.append(Row(label, on_base[mode], on_novel[mode]))
-    return Story(name, base, tuple(rows), model.fusion_weights(), trained.seconds, known, fresh, model)
+            rows.append(Row(label, accuracy, on_novel[mode]))
+    compared = Compared(known, on_base["DeAR"], on_base["zero-shot"], recommended_modes(model)[0])
+    weights = model.fusion_weights()
+    return Story(name, base, tuple(rows), weights, trained.seconds, known, fresh, model, compared)
+
+
+def demo_facts(roles: RoleMap, stories: Sequence[Story], top: int = 6) -> DemoFacts:
+    """What the page shows: the tasks, and a retrieval with one query in every attribute."""
+    first = stories[0]
+    images = first.base.subset(range(0, len(first.base), 2))
+    query = first.base.image(1)
+    name = first.base.classes[int(first.base.labels[1])]
+    found = rank(first.model, query, gallery_features(first.model, images), images, top)
+    similar = {
+        one.attribute: tuple(
+            Thumbnail(
+                thumbnail(images.image(index)),
+                images.classes[int(images.labels[index])],
+                (("soft", f"{similarity:.2f}"),),
+            )
+            for index, similarity in zip(one.indices, one.similarity, strict=True)
+        )
+        for one in found
+    }
+    shown = Thumbnail(thumbnail(query), f"the query: {name}", (("soft", name),))
+    return DemoFacts(roles, tuple(_task_facts(story) for story in stories), shown, similar)
+
+
+def _task_facts(story: Story) -> TaskFacts:
+    trained, new = recommended_modes(story.model)
+    good_for = {f"DeAR, {trained}": "trained", f"DeAR, {new}": "new"}
+    rows = tuple(
+        AccuracyRow(row.title, row.base, row.novel, row.hm, good_for.get(row.title, "")) for row in story.rows
+    )
+    groups = story.compared.changes()
+    some = {name: rows[:: max(1, len(rows) // CHANGED)][:CHANGED] for name, rows in groups.items()}
+    return TaskFacts(
+        name=story.task,
+        classes=(len(story.classes), len(story.novel.classes)),
+        shots=SHOTS,
+        seconds=story.seconds,
+        rows=rows,
+        weights=story.weights,
+        fixed=tuple(gallery(story.compared, some["fixed"], before=True)),
+        broken=tuple(gallery(story.compared, some["broken"], before=True)),
+        counts=(len(groups["fixed"]), len(groups["broken"])),
+    )

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const cells = [...document.querySelectorAll("table.map button")];
+  const cells = [...document.querySelectorAll(".dear-map button")];
   const panel = document.getElementById("panel");
   const make = (name, text, parent, attributes = {}) => {
     const node = document.createElement(name);
@@ -39,9 +39,10 @@
       other.setAttribute("aria-pressed", String(other === cell));
       other.tabIndex = other === cell ? 0 : -1;
     }
-    const head = data.heads[cell.dataset.key];
+    const head = data.heads[cell.dataset.head];
     panel.replaceChildren();
     make("h3", `Layer ${head.layer}, head ${head.head}: ${head.title}`, panel);
+    make("p", `Such a head ${head.kind}.`, panel);
     const facts = [];
     if (head.entropy !== null) facts.push(`Concept Entropy ${head.entropy.toFixed(2)} bits`);
     if (head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)} % of its variance`);
@@ -50,7 +51,7 @@
       const bar = make("div", null, panel, { class: "bar" });
       make("span", concept, bar);
       const level = make("span", null, bar);
-      make("b", null, level, { style: `width:${100 * share}%;background:${color}` });
+      make("i", null, level, { style: `width:${100 * share}%;background:${color}` });
       make("span", `${(100 * share).toFixed(0)} %`, bar);
     }
     const first = head.entropy === null ? "Its phrases" : "Its phrases, the strongest first";
@@ -59,13 +60,13 @@
     for (const phrase of head.phrases) make("li", phrase, list);
     if (head.most) {
       const along = head.along === null ? "its strongest direction" : `“${head.along}”`;
-      const pair = make("div", null, panel, { class: "pair" });
+      const pair = make("div", null, panel, { class: "two" });
       strip(`Images it pushes most towards ${along}`, head.most, pair);
       strip("Images it pushes away from it", head.least, pair);
       make("p", "Below each image: where the head looks; what it passes over is dark.", panel, { class: "soft" });
     }
   };
-  const width = Number(document.querySelector("table.map").dataset.heads);
+  const width = Number(document.querySelector(".dear-map table").dataset.heads);
   const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: width, ArrowUp: -width };
   cells.forEach((cell, place) => {
     cell.addEventListener("click", () => show(cell));
@@ -81,6 +82,6 @@
       }
     });
   });
-  const wished = document.querySelector(`table.map button[data-key="${CSS.escape(location.hash.slice(1))}"]`);
+  const wished = document.querySelector(`.dear-map button[data-head="${CSS.escape(location.hash.slice(1))}"]`);
   show(wished || cells[0]);
 })();

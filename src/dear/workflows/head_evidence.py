@@ -1,11 +1,8 @@
-"""What the page about roles shows beyond the map itself: measured here, drawn in `roles_page`."""
+"""Measures what the page about roles shows beyond the map itself."""
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,56 +18,22 @@ from dear.heads.batches import Images, ImageSource, batches
 from dear.heads.embed import sentence_embedder
 from dear.heads.explain import excitement, gaze
 from dear.heads.roles import RoleMap
+from dear.report.page import thumbnail
+from dear.report.roles_facts import Evidence, Key, Seen
 
-Key = tuple[int, int]
 
-_THUMB = 104  # pixels a side
+_THUMB = 104  # pixels per side
 _LEVELS = "0123456789"
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One image as a head sees it: its number, the score, and where it looks (digits, row by row)."""
-
-    image: int
-    score: float
-    gaze: str
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Everything measured for the page; parts that could not be measured are empty.
-
-    Attributes:
-        thumbnails: data URLs by image number.
-        names: what to call each image.
-        heads: most and least exciting images of each head, and the phrase that gave the direction.
-        side: patches a side of the gaze.
-        layers: rows of `layer_effects`; empty without labels.
-        roles: rows of `role_effects`; empty without labels.
-        accuracy: zero-shot accuracy with nothing ablated.
-        images: how many images the page looked at.
-        plane: phrase to its place in the plane.
-    """
-
-    thumbnails: Mapping[int, str] = field(default_factory=dict)
-    names: Mapping[int, str] = field(default_factory=dict)
-    heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
-    side: int = 0
-    layers: tuple[Mapping[str, float], ...] = ()
-    roles: tuple[Mapping[str, Any], ...] = ()
-    accuracy: float | None = None
-    images: int = 0
-    plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-
-def gather(
+def measure_heads(
     roles: RoleMap,
     clip: Clip | None = None,
     images: Images | None = None,
     heads: Sequence[Key] | None = None,
     limit: int = 1000,
     top: int = 4,
+    allow_other: bool = False,
     progress: Progress | None = None,
 ) -> Evidence:
     """Measure what the page shows.
@@ -82,8 +45,14 @@ def gather(
         heads: heads whose images are shown; None for all.
         limit: most images looked at, spread evenly over the set.
         top: images at either end.
+        allow_other: accept a map that was made on other weights.
         progress: told about each stage.
+
+    Raises:
+        RoleError: the map belongs to other weights than `clip`'s, or has no such head.
     """
+    if clip is not None:
+        roles.check(clip, allow_other)
     tell = progress or (lambda stage, done, total: None)
     tell("plane", 0, None)
     plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
@@ -91,7 +60,7 @@ def gather(
         return Evidence(plane=plane)
     chosen = [key for key, _ in roles] if heads is None else list(heads)
     for key in chosen:
-        roles[key]  # a head that does not exist is told here
+        roles[key]  # raises for a head that does not exist
     some, numbers = _some(clip, images, limit)
     kept = collect(clip, some, progress=lambda done: tell("images", done, len(numbers)))
     found = {}
@@ -197,10 +166,8 @@ def _thumbnail(clip: Clip, images: Images, number: int) -> str:
         assert isinstance(images, Tensor)
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (clip.config.mean, clip.config.std))
         pixels = ((images[number].cpu() * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
-    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).resize((_THUMB, _THUMB))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    return thumbnail(image.resize((_THUMB, _THUMB)), _THUMB)
 
 
 def _name(images: Images, number: int) -> str:

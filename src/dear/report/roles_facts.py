@@ -1,0 +1,125 @@
+"""What was measured about a role map beyond the map itself; `dear.workflows.head_evidence` measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dear.heads.roles import RoleMap
+from dear.report.page import percent
+
+Key = tuple[int, int]
+ENOUGH_IMAGES = 1000  #: below it a map changes much with the images; see docs/mini.md
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image as a head sees it: its number, the score, and where it looks (digits, row by row)."""
+
+    image: int
+    score: float
+    gaze: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything measured for the page; parts that could not be measured are empty.
+
+    Attributes:
+        thumbnails: data URLs by image number.
+        names: what to call each image.
+        heads: most and least exciting images of each head, and the phrase that gave the direction.
+        side: patches per side of the gaze.
+        layers: rows of `layer_effects`; empty without labels.
+        roles: rows of `role_effects`; empty without labels.
+        accuracy: zero-shot accuracy with nothing ablated.
+        images: how many images were looked at.
+        plane: phrase to its place in the plane.
+    """
+
+    thumbnails: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
+    side: int = 0
+    layers: tuple[Mapping[str, float], ...] = ()
+    roles: tuple[Mapping[str, Any], ...] = ()
+    accuracy: float | None = None
+    images: int = 0
+    plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about the quality of a map; `doubtful` ones are marked."""
+
+    sentence: str
+    doubtful: bool = False
+
+
+def map_quality(roles: RoleMap, evidence: Evidence) -> list[Finding]:
+    """How good a map is, in sentences, from what its discovery and this page measured.
+
+    >>> map_quality(RoleMap.table2(), Evidence())[0].doubtful
+    True
+    """
+    found: list[Finding] = []
+    count = roles.evidence.get("image_count")
+    if not count:
+        found.append(
+            Finding("This map does not say on which images it was made, so its quality is unknown.", True)
+        )
+    elif count < ENOUGH_IMAGES:
+        found.append(
+            Finding(
+                f"It was made from {count:,} images. With fewer than {ENOUGH_IMAGES:,} varied images, "
+                "another set of images would give other roles to many heads.",
+                True,
+            )
+        )
+    else:
+        found.append(Finding(f"It was made from {count:,} images."))
+    found += _stability(roles.evidence.get("stability"))
+    explained = roles.evidence.get("explained") or {}
+    shares = [float(value) for row in explained.values() for value in row]
+    if shares:
+        mean = sum(shares) / len(shares)
+        found.append(
+            Finding(f"The phrases explain {percent(mean)} of the variance of a head on average.", mean < 0.3)
+        )
+    counts = roles.counts()
+    shielded = counts["other"] + counts["generalization"]
+    found.append(
+        Finding(
+            f"{shielded} of {len(roles)} heads are shielded from new tokens and {counts['core']} read only "
+            "the token of their own attribute."
+            + ("" if shielded else " A map that shields nothing keeps nothing."),
+            shielded == 0,
+        )
+    )
+    return found + _ablation(evidence)
+
+
+def _stability(stability: Any) -> list[Finding]:
+    """What a bootstrap over images found, where the map has it."""
+    share = stability.get("share") if isinstance(stability, Mapping) else stability
+    if not isinstance(share, int | float):
+        return []
+    sentence = f"{percent(float(share))} of the heads keep their role when the images are drawn again."
+    return [Finding(sentence, share < 0.7)]
+
+
+def _ablation(evidence: Evidence) -> list[Finding]:
+    """Whether the core heads matter more than random ones, where labels were given."""
+    core = [row for row in evidence.roles if row["kind"] == "core" and not row["concept"]]
+    if not core or evidence.accuracy is None:
+        return []
+    cost = 100 * (evidence.accuracy - core[0]["accuracy"])
+    control = 100 * (evidence.accuracy - core[0]["control"])
+    return [
+        Finding(
+            f"Replacing the {core[0]['heads']} core heads by their mean costs {cost:.1f} points of zero-shot "
+            f"accuracy; as many random heads of the same layers cost {control:.1f}.",
+            cost <= control,
+        )
+    ]
