@@ -30,8 +30,7 @@ from dear.report.run_page import run_page
 from dear.studio.classify import Verdict, verdicts_html
 from dear.studio.compare import compare
 from dear.studio.heads import HeadView, describe_html, map_html
-from dear.studio.tabs import status_html
-from dear.studio.training import Watched
+from dear.studio.training import Watched, status_html
 from dear.workflows.examine import examine
 from dear.workflows.head_evidence import measure_heads
 
@@ -261,7 +260,7 @@ def test_the_studio() -> None:
     roles = hostile_roles()
     harmless(map_html(roles))
     role = roles[3, 0]
-    harmless(describe_html(HeadView((3, 0), role, role.phrases[0], [], [], [], [])))
+    harmless(describe_html(HeadView((3, 0), role, role.phrases[0], [], [], [], [], [])))
 
 
 def test_errors_on_the_studios_page_are_escaped() -> None:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from studio_desk import backbone, desk, images, model, roles
 
+from dear.data import open_data
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
 from dear.methods import ZeroShot
 from dear.studio import compare as comparing
@@ -19,14 +20,17 @@ from dear.studio.classify import (
     classify,
     open_uploads,
     parse_classes,
+    readable_uploads,
     share_rows,
     verdicts_html,
+    which_to_trust,
 )
+from dear.studio.compare_runs import FROZEN, compare_models, model_names
 from dear.studio.desk import Stopped, open_desk
 from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
 from dear.studio.search import Search
 from dear.studio.training import Plan, Trainer
-from dear.train import load_run
+from dear.train import evaluate, load_run
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -124,6 +128,33 @@ def test_names_of_images_and_classes_are_escaped(tmp_path):
     html = verdicts_html(verdicts)
     assert "<img src=x" not in html
     assert "&lt;img src=x" in html
+
+
+def test_the_answer_to_trust_depends_on_what_was_trained():
+    trained = list(model().classes)
+    assert which_to_trust(model(), trained)[0] == "fused"
+    mode, why = which_to_trust(model(), [*trained, "zeppelin"])
+    assert mode == "decoupled"
+    assert "1 of the" in why
+    assert "zeppelin" in why
+    assert which_to_trust(ZeroShot(backbone(), trained), ["a", "b"])[0] == "default"
+    verdicts = classify(desk(Path("unused")), [("a.png", images().image(0))], trained, "a {}.")
+    html = verdicts_html(verdicts, "fused", "Trust it.", ["b.png: is no image"])
+    assert html.count("trust this one") == 1
+    assert "b.png: is no image" in html
+
+
+def test_one_unreadable_file_is_one_sentence_among_answers(tmp_path):
+    images().image(0).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_text("no image")
+    good, bad = str(tmp_path / "good.png"), str(tmp_path / "bad.png")
+    found, complaints = readable_uploads([bad, good])
+    assert [name for name, _ in found] == ["good.png"]
+    assert len(complaints) == 1
+    assert complaints[0].startswith("bad.png: ")
+    for paths in ([bad], [bad, bad], [], [good] * (MOST_IMAGES + 1)):
+        with pytest.raises(InputError):
+            readable_uploads(paths)
 
 
 def test_class_names_are_read_from_lines_and_commas():
@@ -233,7 +264,97 @@ def test_nothing_to_train_on_is_a_sentence(tmp_path):
         Trainer(desk(tmp_path, local=False)).start(Plan(str(tmp_path)))
 
 
+def test_a_training_takes_another_backbone_and_roles(tmp_path):
+    opened = desk(tmp_path)
+    opened.roles.save(tmp_path / "roles.json")
+    trainer = Trainer(opened)
+    with pytest.raises(DearError, match="no such"):
+        trainer.start(Plan("world:vehicles", roles=str(tmp_path / "none.json")))
+    with pytest.raises(UsageError, match="its own backbone or mini"):
+        Trainer(desk(tmp_path, local=False)).start(Plan("world:vehicles", backbone="ViT-B-16"))
+    before = opened.version
+    for choice, kinds in (("all heads mixed", {"mixed"}), (str(tmp_path / "roles.json"), {"core", "other"})):
+        trainer.start(Plan("world:vehicles", shots=1, epochs=1, roles=choice))
+        done = trainer.wait(120)
+        assert done.state == "finished", done.message
+        assert kinds <= {role.kind for _, role in opened.model.roles}
+    assert opened.version == before + 2
+    assert opened.classes == opened.model.classes
+    assert opened.images.name == "world:vehicles"
+
+
+def test_only_who_began_a_training_may_stop_it_on_an_open_studio(tmp_path):
+    trainer = Trainer(desk(tmp_path, local=False))
+    trainer.owner = "anna"
+    assert trainer.may_stop("anna")
+    assert not trainer.may_stop("ben")
+    assert Trainer(desk(tmp_path)).may_stop("ben")
+
+
+# --- visitors ------------------------------------------------------------------------------------------
+
+
+def test_stop_ends_the_work_of_one_visitor_only():
+    pytest.importorskip("gradio", reason="the extra `studio` is not installed")
+    from dear.studio.parts import Work
+
+    work = Work()
+    anna = work.tell(lambda *args, **options: None, "anna")
+    ben = work.tell(lambda *args, **options: None, "ben")
+    work.stop("anna")
+    with pytest.raises(Stopped):
+        anna("images", 1, 2)
+    ben("images", 1, 2)
+    again = work.tell(lambda *args, **options: None, "anna")
+    again("images", 1, 2)
+    work.stop("nobody")
+    again("images", 2, 2)
+
+
+def test_an_error_takes_the_place_of_answers():
+    pytest.importorskip("gradio", reason="the extra `studio` is not installed")
+    from dear.studio.parts import answered
+
+    def ask(wrong):
+        if wrong:
+            raise DearError(EVIL)
+        return ["answers", "plot"]
+
+    asked = answered(ask, lambda problem: [problem, None])
+    assert asked(False) == ["answers", "plot"]
+    problem, plot = asked(True)
+    assert plot is None
+    assert "&lt;img src=x" in problem
+    assert 'role="alert"' in problem
+
+
 # --- compare -------------------------------------------------------------------------------------------
+
+
+def test_two_models_are_compared_on_the_same_images(tmp_path):
+    opened = desk(tmp_path)
+    names = model_names(opened)
+    assert names == [FROZEN, "1. a model of the tests"]
+    html = compare_models(opened, names[0], names[1], "world:vehicles")
+    data = open_data("world:vehicles", "test")
+    step = -(-len(data) // 600)
+    some = data.subset(range(0, len(data), step))
+    mode = "decoupled"  # half of the classes are new
+    right = evaluate(model().with_classes(some.classes), some)
+    frozen = evaluate(ZeroShot(backbone(), some.classes, template=some.template), some)
+    now, then = right.answers[mode] == some.labels, frozen.answers["default"] == some.labels
+    assert f"answers {int((now & ~then).sum())} rightly" in html
+    assert f"{int((then & ~now).sum())} wrongly" in html
+    assert f"{100 * frozen.accuracy['default']:.1f}" in html
+    with pytest.raises(UsageError, match="two different"):
+        compare_models(opened, names[0], names[0], "")
+    with pytest.raises(DearError, match="not a folder"):
+        compare_models(opened, names[0], str(tmp_path / "none"), "")
+    with pytest.raises(UsageError, match="cannot be named"):
+        compare_models(desk(tmp_path, local=False), FROZEN, str(tmp_path), "")
+
+
+# --- results --------------------------------------------------------------------------------------------
 
 
 def cell_file(folder, method, base, novel, seed=1):

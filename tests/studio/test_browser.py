@@ -117,6 +117,8 @@ def test_a_image_is_classified_among_edited_classes(page, tmp_path):
     words = card.inner_text()
     for part in ("zero-shot CLIP", "adapted, fused", "adapted, decoupled", "zeppelin <b>x</b>"):
         assert part in words
+    assert "trust this one" in card.locator(".trusted").inner_text()
+    assert "are new to the model" in page.locator("#classify-answers .dear-advice").inner_text()
     page.locator("#classify-shares .js-plotly-plot").wait_for()
 
 
@@ -126,7 +128,13 @@ def test_a_wrong_file_gets_a_sentence(page, tmp_path):
     page.locator("#classify-files input[type=file]").set_input_files(str(tmp_path / "letter.png"))
     page.wait_for_function("document.querySelector('#classify-files').innerText.includes('letter')")
     page.locator("#classify-go").click()
-    page.get_by_text("letter.png: is a text file, not an image").wait_for()
+    page.locator("#classify-answers").get_by_text("letter.png: is a text file, not an image").wait_for()
+    assert page.locator("#classify-answers article").count() == 1  # the image from before is answered again
+    page.locator("#classify-names textarea").fill("car")
+    page.locator("#classify-go").click()
+    page.locator("#classify-answers").get_by_text("at least two class names").wait_for()
+    assert page.locator("#classify-answers article").count() == 0  # no answers from before under an error
+    page.locator("#classify-shares .js-plotly-plot").wait_for(state="hidden")
     assert "Traceback" not in page.content()
 
 
@@ -152,6 +160,31 @@ def test_a_training_is_started_stopped_and_resumed(page):
     with page.expect_download() as waiting:
         page.locator("#train-download").click()
     assert waiting.value.suggested_filename.endswith(".zip")
+
+
+def test_after_a_training_all_tabs_show_the_new_model(page):
+    from dear.data import open_data
+
+    classes = open_data(page.locator("#train-data input").input_value(), "test").classes
+    header = page.locator("#studio-header")
+    header.get_by_text("trained here on").wait_for()
+    assert classes[0] in header.inner_text()
+    open_tab(page, "Classify")
+    assert page.locator("#classify-names textarea").input_value().split("\n") == list(classes)
+    open_tab(page, "Compare")
+    page.locator("#runs-go").click()
+    page.locator("#runs-answer table").first.wait_for()
+    words = page.locator("#runs-answer").inner_text()
+    assert "against zero-shot CLIP" in words
+    assert "trained here on" in words
+
+
+def test_every_image_has_an_alternative_text(page):
+    for name in ("Heads", "Classify", "Retrieve"):
+        open_tab(page, name)
+        texts = page.locator("main img:visible").evaluate_all("all => all.map((one) => one.alt)")
+        assert texts, name
+        assert all(texts), name
 
 
 def test_results_are_compared(page, tmp_path):

@@ -70,11 +70,11 @@ def _environment() -> Environment:
     )
     environment.filters["percent"] = percent
     environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
-    environment.globals["asset"] = _asset
+    environment.globals["asset"] = asset
     return environment
 
 
-def _asset(name: str) -> Markup:
+def asset(name: str) -> Markup:
     """A style sheet or script of the package, as it is."""
     source, _, _ = _environment().loader.get_source(_environment(), name)  # type: ignore[union-attr]
     return Markup(source)

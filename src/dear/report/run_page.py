@@ -61,11 +61,11 @@ def run_page(
             trained.frozen.per_class["default"], trained.adapted.per_class[trained.mode]
         ),
         classes=_class_table(trained),
-        gained=_changed_classes(trained, better=True),
-        lost=_changed_classes(trained, better=False),
+        gained=changed_classes(trained, better=True),
+        lost=changed_classes(trained, better=False),
         changes={name: len(rows) for name, rows in groups.items()},
         changes_figure=figures.changes({name: len(rows) for name, rows in groups.items()}),
-        galleries={name: gallery(trained, _some(groups[name]), before=True) for name in ("fixed", "broken")},
+        galleries={name: gallery(trained, some(groups[name]), before=True) for name in ("fixed", "broken")},
         confusion=figures.confusion(trained.confusion(), trained.adapted.classes),
         mistakes=_mistakes(trained),
         most_wrong=gallery(trained, trained.most_wrong(WRONG)),
@@ -133,7 +133,7 @@ def _class_table(trained: Compared) -> Table:
     return Table(("class", "images", "zero-shot", *modes), rows)
 
 
-def _changed_classes(trained: Compared, better: bool) -> Table:
+def changed_classes(trained: Compared, better: bool) -> Table:
     """The classes that gained, or lost, most."""
     rows = trained.class_changes()
     found = [row for row in reversed(rows) if row[2] > row[1]] if better else rows
@@ -150,7 +150,7 @@ def _mistakes(trained: Compared) -> Table:
     return Table(("truth → answer", "images"), rows)
 
 
-def _some(rows: Sequence[int]) -> Sequence[int]:
+def some(rows: Sequence[int]) -> Sequence[int]:
     """A few of the rows, spread evenly."""
     return rows[:: max(1, len(rows) // CHANGED)][:CHANGED]
 

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,10 @@ import gradio as gr
 
 from dear._io.memory import tidy
 from dear.errors import UsageError
-from dear.studio import tabs
+from dear.report.page import asset, render
+from dear.studio import tabs_look, tabs_work
 from dear.studio.desk import Desk, open_desk
+from dear.studio.parts import Samples
 from dear.studio.training import Trainer
 
 # The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
@@ -78,23 +79,48 @@ class OwnServerOnly:
 
 def build(desk: Desk, trainer: Trainer | None = None) -> Any:
     """The page as gradio Blocks."""
-    words = f"Working on {desk.clip.name}" + (
-        f" with {desk.source}" if desk.source else " and example images"
-    )
+    samples = Samples(desk)
     with gr.Blocks(title="dear studio", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.HTML(f'<header class="dear-top"><h1>dear studio</h1><p>{escape(words)}.</p></header>')
+        version = gr.State(desk.version)  # of the desk, as this visitor's page shows it
+        header = gr.HTML(header_html(desk), elem_id="studio-header")
         with gr.Tabs():
             with gr.Tab("Heads", id="heads"):
-                tabs.heads_tab(desk, page)
+                fill_heads, heads = tabs_look.heads_tab(desk)
             with gr.Tab("Classify", id="classify"):
-                tabs.classify_tab(desk)
+                classify = tabs_look.classify_tab(desk, samples, version)
             with gr.Tab("Retrieve", id="retrieve"):
-                tabs.retrieve_tab(desk)
+                retrieve = tabs_look.retrieve_tab(desk, samples, version)
             with gr.Tab("Train", id="train"):
-                tabs.train_tab(desk, trainer or Trainer(desk), page)
+                trained = tabs_work.train_tab(desk, trainer or Trainer(desk), page)
             with gr.Tab("Compare", id="compare"):
-                tabs.compare_tab(desk)
+                compare = tabs_work.compare_tab(desk)
+        parts = (classify, retrieve, compare)
+        outputs = [version, header, *(one for part in parts for one in part.components)]
+
+        def refresh(seen: int) -> list[Any]:
+            """Show the desk's new model; a page that shows it already stays as it is."""
+            if seen == desk.version:
+                return [gr.skip()] * len(outputs)
+            return [desk.version, header_html(desk), *(value for part in parts for value in part.values())]
+
+        def fill_new_heads(seen: int, shown: int, request: gr.Request) -> list[Any]:
+            return [gr.skip()] * (len(heads) + 1) if seen == shown else [seen, *fill_heads(request)]
+
+        quiet: dict[str, Any] = {"show_progress": "hidden"}
+        shown = gr.State(desk.version)  # of the desk, as the Heads tab shows it
+        page.load(refresh, version, outputs, **quiet)
+        page.load(fill_heads, None, heads, show_progress_on=[heads[2]])
+        for event in trained:
+            event.then(refresh, version, outputs, **quiet).then(
+                fill_new_heads, [version, shown], [shown, *heads], **quiet
+            )
     return page
+
+
+def header_html(desk: Desk) -> str:
+    """What the studio works on, in words."""
+    classes = desk.model.classes if desk.model is not None else ()
+    return render("studio/header.html", backbone=desk.clip.name, source=desk.source, classes=classes)
 
 
 def is_local(host: str) -> bool:
@@ -181,7 +207,8 @@ def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:
     from fastapi.middleware import Middleware
 
     system = ["system-ui", "sans-serif"]
-    style = resources.files("dear.studio").joinpath("studio.css").read_text(encoding="utf-8")
+    own = resources.files("dear.studio").joinpath("studio.css").read_text(encoding="utf-8")
+    style = asset("components.css") + own
     try:
         _, url, _ = page.queue().launch(
             server_name=host,

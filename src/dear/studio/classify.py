@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import torch
@@ -14,12 +11,20 @@ from PIL import Image
 
 from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear.errors import InputError, UsageError
+from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
-from dear.studio.desk import Desk, Tell
+from dear.report.page import render, thumbnail
+from dear.studio.desk import Desk, Tell, pixels_of
+from dear.workflows.examine import recommended_modes
 
 MOST_IMAGES, MOST_CLASSES = 24, 1000
-TITLES = {"zero-shot": "zero-shot CLIP", "fused": "adapted, fused", "decoupled": "adapted, decoupled"}
+TITLES = {
+    "zero-shot": "zero-shot CLIP",
+    "fused": "adapted, fused",
+    "decoupled": "adapted, decoupled",
+    "default": "adapted",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Verdict:
 
 
 def parse_classes(text: str) -> list[str]:
-    r"""Class names from a text: one a line, or with commas between; repeated ones count once.
+    r"""Class names from a text: one per line, or with commas between; repeated ones count once.
 
     >>> parse_classes("cat, dog\n\n cat")
     ['cat', 'dog']
@@ -53,7 +58,7 @@ def parse_classes(text: str) -> list[str]:
     """
     names = list(dict.fromkeys(part.strip() for part in text.replace("\n", ",").split(",") if part.strip()))
     if len(names) < 2:
-        raise UsageError("write at least two class names, one a line")
+        raise UsageError("write at least two class names, one per line")
     if len(names) > MOST_CLASSES:
         raise UsageError(f"{len(names)} classes are too many for the studio; it takes {MOST_CLASSES}")
     return names
@@ -86,6 +91,29 @@ def open_uploads(paths: Sequence[str]) -> list[tuple[str, Image.Image]]:
     return found
 
 
+def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]], list[str]]:
+    """The images of the uploaded files that can be read, and a sentence for each other file.
+
+    Raises:
+        InputError: none can be read, or there are none or too many.
+    """
+    try:
+        return open_uploads(paths), []
+    except InputError as error:
+        if len(paths) < 2 or len(paths) > MOST_IMAGES:
+            raise
+        first = error
+    found, complaints = [], []
+    for path in paths:
+        try:
+            found += open_uploads([path])
+        except InputError as error:
+            complaints.append(str(error))
+    if not found or not complaints:  # nothing to show, or too large together
+        raise first
+    return found, complaints
+
+
 @torch.no_grad()
 def classify(
     desk: Desk,
@@ -103,7 +131,7 @@ def classify(
         classes: any class names; the adapter is put on them.
         template: prompt with `{}`.
         top: answers kept of each model.
-        tell: told what is being done.
+        tell: called with what is being done.
 
     Raises:
         DearError: the method cannot name these classes, or the template has no `{}`.
@@ -111,8 +139,8 @@ def classify(
     trained = desk.find_model(tell)
     same = tuple(classes) == trained.classes and template == trained.template
     model = trained if same else trained.with_classes(classes, template)
-    frozen = ZeroShot(desk.clip, classes, template=template)
-    pixels = desk.pixels([image for _, image in images])
+    frozen = ZeroShot(trained.clip, classes, template=template)
+    pixels = pixels_of(trained.clip, [image for _, image in images])
     logits = {"zero-shot": frozen.logits(pixels), **model.all_logits(pixels)}
     votes = model.votes(pixels) if isinstance(model, DeAR) else None  # [B, 1 + A, C]
     verdicts = []
@@ -135,7 +163,7 @@ def _best(logits: torch.Tensor, classes: Sequence[str], top: int) -> tuple[tuple
 
 
 def share_rows(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
-    """For `figures.decision_shares`: a row an image that says what was weighed against what."""
+    """For `figures.decision_shares`: a row per image that says which class was weighed against which."""
     rows: dict[str, dict[str, float]] = {}
     for number, verdict in enumerate(verdicts, 1):
         if verdict.shares:
@@ -144,31 +172,39 @@ def share_rows(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
     return rows
 
 
-def verdicts_html(verdicts: Sequence[Verdict]) -> str:
-    """The answers as cards: an image, and a column a model with bars."""
-    return (
-        f'<div class="dear-cards">{"".join(_card(number, v) for number, v in enumerate(verdicts, 1))}</div>'
-    )
+def verdicts_html(
+    verdicts: Sequence[Verdict], trusted: str = "", advice: str = "", complaints: Sequence[str] = ()
+) -> str:
+    """The answers as cards: an image, and a column per model or mode with bars.
+
+    Args:
+        verdicts: the answers.
+        trusted: the mode to trust, which is marked.
+        advice: a sentence that says why.
+        complaints: sentences about files that could not be read.
+    """
+    cards = [
+        {
+            "name": verdict.name,
+            "source": thumbnail(square(verdict.image, 192), 192),
+            "columns": [
+                (TITLES.get(mode, mode), mode == trusted, answers)
+                for mode, answers in verdict.answers.items()
+            ],
+        }
+        for verdict in verdicts
+    ]
+    return render("studio/cards.html", cards=cards, advice=advice, complaints=complaints)
 
 
-def _card(number: int, verdict: Verdict) -> str:
-    columns = []
-    for mode, answers in verdict.answers.items():
-        rows = "".join(
-            f"<li><span>{escape(name)}</span><span>{100 * share:.0f}&nbsp;%</span>"
-            f'<i style="width:{100 * share:.1f}%"></i></li>'
-            for name, share in answers
-        )
-        columns.append(f"<div><h4>{escape(TITLES.get(mode, mode))}</h4><ol>{rows}</ol></div>")
-    name = escape(verdict.name)
-    return (
-        f'<article aria-label="{name}"><figure><img alt="{name}" src="{_data_url(verdict.image)}">'
-        f"<figcaption>{number}. {name}</figcaption></figure>"
-        f'<div class="dear-answers">{"".join(columns)}</div></article>'
-    )
-
-
-def _data_url(image: Image.Image, side: int = 192) -> str:
-    file = io.BytesIO()
-    square(image, side).save(file, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+def which_to_trust(model: Method, classes: Sequence[str]) -> tuple[str, str]:
+    """The mode to trust for these classes, and a sentence that says why."""
+    trained, new = recommended_modes(model)
+    unknown = [name for name in classes if name not in set(model.classes)]
+    if not unknown:
+        return trained, f"Trust “{TITLES.get(trained, trained)}”: the model was trained on all these classes."
+    if len(unknown) == len(classes):
+        why = "the model was trained on none of these classes"
+    else:
+        why = f"{len(unknown)} of the {len(classes)} classes are new to the model, such as “{unknown[0]}”"
+    return new, f"Trust “{TITLES.get(new, new)}”: {why}."

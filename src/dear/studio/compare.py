@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ from dear.bench.protocols import PROTOCOLS
 from dear.bench.records import Result
 from dear.bench.tables import Sheet
 from dear.errors import DearError, UsageError
+from dear.report.page import render
+from dear.report.results_page import sheet_table
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 
@@ -83,15 +84,6 @@ def compare(files: Sequence[Path]) -> dict[str, Shown]:
 
 
 def sheet_html(sheet: Sheet) -> str:
-    """A table of results, escaped; published rows are marked."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (*sheet.labels, *sheet.columns))
-    body = []
-    for row, numbers in zip(sheet.rows, texts_of(sheet), strict=True):
-        labels = "".join(f'<th scope="row">{escape(label)}</th>' for label in row.labels)
-        values = "".join(f"<td>{escape(number)}</td>" for number in numbers)
-        body.append(f'<tr class="{"dear-published" if row.published else ""}">{labels}{values}</tr>')
-    notes = "".join(f"<li>{escape(note)}</li>" for note in sheet.notes)
-    return (
-        f'<div class="dear-table"><h3>{escape(sheet.title)}</h3><div><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div><ul>{notes}</ul></div>"
-    )
+    """A table of results; published rows are marked."""
+    table = sheet_table(sheet, texts_of(sheet))
+    return render("studio/sheet.html", title=sheet.title, table=table, notes=sheet.notes)

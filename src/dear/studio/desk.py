@@ -19,6 +19,7 @@ from dear.errors import DearError
 from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
+from dear.report.page import Thumbnail, render, thumbnail
 from dear.train import load_run, read_config
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ Tell = Callable[[str, int, int | None], None]
 EXAMPLE = "world:emblems"  #: what the example model learns when no run is given
 EXAMPLES = ("world:emblems", "world:vehicles", "world:fauna", "world:textures", "world:scenes")
 _EACH = 60  # images of every example task on the desk
+MOST_MODELS = 20  #: models kept for comparison
 
 
 class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed Stop)
@@ -49,6 +51,8 @@ class Desk:
         source: where the model came from, in words.
         local: the page is served to this computer only, so it may name folders of this computer.
         example: the model is the example that `find_model` trains.
+        version: how many models were taken since the desk was set; pages refresh when it rises.
+        models: models that can be compared, by name.
     """
 
     clip: Clip
@@ -59,6 +63,8 @@ class Desk:
     source: str = ""
     local: bool = True
     example: bool = False
+    version: int = 0
+    models: dict[str, Method] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -99,23 +105,44 @@ class Desk:
                     shots=16,
                     progress=lambda step, steps, line: say("training an example model", step, steps),
                 )
-                self.use(
-                    done.method, f"an example trained just now on {len(base.classes)} classes of {EXAMPLE}"
-                )
-                self.example = True
+                self.model, self.example = done.method, True
+                self.source = f"an example trained just now on {len(base.classes)} classes of {EXAMPLE}"
+                self.models["the example model"] = done.method
             assert self.model is not None
             return self.model
 
-    def use(self, model: Method, source: str) -> None:
-        """Take another adapted model."""
+    def use(self, model: Method, source: str, images: ImageSet | None = None) -> None:
+        """Take another adapted model, its backbone and, where given, images that fit it."""
         with self.lock:
-            self.model, self.source, self.example = model, source, False
-            if model.roles is not None:
-                self.roles = model.roles
+            moved = model.clip is not self.clip
+            self.model, self.source, self.example, self.clip = model, source, False, model.clip
+            if model.roles is not None or moved:
+                self.roles = model.roles if model.roles is not None else known_roles(model.clip)
+            if images is not None and len(images):
+                self.images = images
+            self.version += 1
+            self.models[f"{len(self.models) + 1}. {source}"] = model
+            while len(self.models) > MOST_MODELS:
+                del self.models[next(iter(self.models))]
 
-    def pixels(self, images: Sequence[Image.Image]) -> Tensor:
-        """Normalized pixels of images, [n, 3, S, S]."""
-        return torch.stack([self.clip.preprocess(image) for image in images]).to(self.clip.device)
+
+def pixels_of(clip: Clip, images: Sequence[Image.Image]) -> Tensor:
+    """Normalized pixels of images, [n, 3, S, S], where the backbone computes."""
+    return torch.stack([clip.preprocess(image) for image in images]).to(clip.device)
+
+
+def name_of(images: ImageSet, index: int) -> str:
+    """What to call an image: its file, or else its class."""
+    key = images.key(index)
+    if key.startswith("item ") and len(images.classes) > 1:
+        return images.classes[int(images.labels[index])]
+    return Path(key).name
+
+
+def gallery_html(title: str, images: Sequence[tuple[Image.Image, str]]) -> str:
+    """Images with their names as the shared gallery component."""
+    shown = [Thumbnail(thumbnail(image, 160), name, (("soft", name),)) for image, name in images]
+    return render("studio/gallery.html", title=title, images=shown)
 
 
 def open_desk(
@@ -146,7 +173,8 @@ def open_desk(
     model = load_run(run, backbone=backbone, device=device)
     images = open_data(data, "all") if data else _own_images(run)
     roles = model.roles if model.roles is not None else known_roles(model.clip)
-    return Desk(model.clip, roles, images, folder, model, f"the run in {run}", local)
+    source = f"the run in {run}"
+    return Desk(model.clip, roles, images, folder, model, source, local, models={f"1. {source}": model})
 
 
 def examples(each: int = _EACH) -> ImageSet:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import torch
@@ -19,12 +18,11 @@ from dear.heads.batches import batches
 from dear.heads.explain import excitement, gaze
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
-from dear.report.figures import ATTRIBUTES
-from dear.studio.desk import Desk, Tell
+from dear.report.headmap import KIND_MEANINGS, head_map, role_title
+from dear.report.page import render
+from dear.studio.desk import Desk, Tell, gallery_html, name_of, pixels_of
 
 Key = tuple[int, int]
-KIND_COLORS = {"other": "#b9b4c7", "generalization": "#7cc3ee", "mixed": "#eceae3"}
-_DARK = {"#D55E00", "#009E73", "#0072B2"}
 _LOOKED_AT, _SHOWN = 400, 6
 
 
@@ -37,8 +35,8 @@ class Viewer:
 
     def collected(self, tell: Tell | None = None) -> tuple[RoleMap, ImageSet, Collected]:
         """The role map, the images looked at, and what every head adds to each of them."""
-        roles = self.desk.find_roles(tell)
         with self.desk.lock:
+            roles = self.desk.find_roles(tell)
             if self._kept is None or self._kept[0] is not roles:
                 every = self.desk.images
                 some = every.subset(_spread(len(every), _LOOKED_AT))
@@ -60,18 +58,21 @@ class Viewer:
         looks = torch.cat([gaze(clip, part, [key])[0].cpu() for part in batches(clip, images.subset(rows))])
         shown = [overlay(images.image(row), look) for row, look in zip(rows, looks, strict=True)]
         plain = [images.image(row) for row in rows]
+        names = [name_of(images, row) for row in rows]
         middle = len(found.most)
-        return HeadView(key, role, phrase, plain[:middle], shown[:middle], plain[middle:], shown[middle:])
+        return HeadView(
+            key, role, phrase, plain[:middle], shown[:middle], plain[middle:], names[:middle], names[middle:]
+        )
 
     def look(self, key: Key, image: Image.Image) -> Image.Image:
         """Where a head looks in a given image."""
-        self.desk.find_roles()[key]  # a head that does not exist is told here
-        return overlay(image, gaze(self.desk.clip, self.desk.pixels([image]), [key])[0, 0].cpu())
+        self.desk.find_roles()[key]  # raises for a head that does not exist
+        return overlay(image, gaze(self.desk.clip, pixels_of(self.desk.clip, [image]), [key])[0, 0].cpu())
 
 
 @dataclass(frozen=True)
 class HeadView:
-    """A head as the tab shows it: images that excite it most and least, plain and with its gaze on them."""
+    """A head as the tab shows it: images that excite it most (plain and with its gaze) and least."""
 
     key: Key
     role: Role
@@ -79,7 +80,8 @@ class HeadView:
     most: list[Image.Image]
     most_seen: list[Image.Image]
     least: list[Image.Image]
-    least_seen: list[Image.Image]
+    most_names: list[str]
+    least_names: list[str]
 
 
 def overlay(image: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
@@ -125,60 +127,38 @@ def first_key(roles: RoleMap) -> Key:
 
 
 def map_html(roles: RoleMap, chosen: Key | None = None) -> str:
-    """The map as a table of buttons: one row a layer, one button a head, colored by role.
-
-    Each button carries `data-head`; arrow keys move between them (see `app`).
-    """
-    head = "".join(f'<th scope="col">{number}</th>' for number in range(roles.heads))
-    rows = []
-    for layer in reversed(roles.layers):
-        cells = "".join(_cell((layer, number), roles[layer, number], chosen) for number in range(roles.heads))
-        rows.append(f'<tr><th scope="row">{layer}</th>{cells}</tr>')
-    legend = [(f"Core: {name}", ATTRIBUTES.get(name, "#7A5195")) for name in roles.core]
-    legend += [(KIND_TITLES[kind], KIND_COLORS[kind]) for kind in KINDS if kind != "core"]
-    items = "".join(f'<li><i style="background:{color}"></i>{escape(name)}</li>' for name, color in legend)
-    return (
-        '<div class="dear-map"><table aria-label="Heads by layer; choose one"><thead><tr>'
-        f'<th scope="col"><span class="dear-hidden">layer</span></th>{head}</tr></thead>'
-        f'<tbody>{"".join(rows)}</tbody></table></div><ul class="dear-legend">{items}</ul>'
-    )
-
-
-def _cell(key: Key, role: Role, chosen: Key | None) -> str:
-    color = ATTRIBUTES.get(str(role.concept), "#7A5195") if role.kind == "core" else KIND_COLORS[role.kind]
-    ink = "#fff" if color in _DARK else "#111"
-    words = KIND_TITLES[role.kind] + (f", {role.concept}" if role.concept else "")
-    pressed = "true" if key == chosen else "false"
-    return (
-        f'<td><button type="button" data-head="{key[0]}-{key[1]}" aria-pressed="{pressed}" '
-        f'style="background:{color};color:{ink}" title="{escape(words)}" '
-        f'aria-label="layer {key[0]}, head {key[1]}: {escape(words)}">'
-        f"{escape(role.concept or role.kind)}</button></td>"
-    )
+    """The map as a table of buttons that carry `data-head`, with a legend; arrow keys move between them."""
+    name = "" if chosen is None else f"{chosen[0]}-{chosen[1]}"
+    kinds = {KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS}
+    return render("studio/map.html", map=head_map(roles), chosen=name, kinds=kinds)
 
 
 def describe_html(view: HeadView) -> str:
     """Role, entropy, shares of concepts and phrases of a head, in words."""
     role = view.role
-    title = KIND_TITLES[role.kind] + (f": {role.concept}" if role.concept else "")
-    entropy = "not measured" if role.entropy is None else f"{role.entropy:.2f} bits"
-    shares = "".join(
-        f"<li><span>{escape(name)}</span><meter min=0 max=1 value={share:.3f}>{share:.0%}</meter></li>"
-        for name, share in list(role.shares.items())[:6]
+    return render(
+        "studio/head.html",
+        key=view.key,
+        title=role_title(role),
+        meaning=KIND_MEANINGS[role.kind],
+        entropy="not measured" if role.entropy is None else f"{role.entropy:.2f} bits",
+        phrase=view.phrase,
+        shares=list(role.shares.items())[:6],
+        phrases=role.phrases,
     )
-    phrases = "".join(f"<li>{escape(phrase)}</li>" for phrase in role.phrases)
-    along = (
-        f"Images are ordered along the head’s first phrase, “{escape(view.phrase)}”."
-        if view.phrase
-        else "Images are ordered along the direction in which the head’s output varies most."
+
+
+def galleries_html(view: HeadView) -> list[str]:
+    """The images that excite a head most, where it looks in them, and those that excite it least."""
+    parts = (
+        ("Images that excite it most", "", view.most, view.most_names),
+        ("Where it looks in them", "where the head looks in: ", view.most_seen, view.most_names),
+        ("Images that excite it least", "", view.least, view.least_names),
     )
-    listed = f"<h4>Its phrases</h4><ol>{phrases}</ol>" if phrases else ""
-    return (
-        f'<div class="dear-head"><h3>Layer {view.key[0]}, head {view.key[1]}: {escape(title)}</h3>'
-        f"<p>Concept Entropy {entropy}. {along}</p>"
-        + (f'<ul class="dear-shares">{shares}</ul>' if shares else "")
-        + f"{listed}</div>"
-    )
+    return [
+        gallery_html(title, [(image, said + name) for image, name in zip(images, names, strict=True)])
+        for title, said, images, names in parts
+    ]
 
 
 def _spread(total: int, most: int) -> Sequence[int]:

@@ -16,13 +16,15 @@ from PIL import Image
 
 from dear._io.files import write_atomic
 from dear.errors import DearError
-from dear.studio.desk import Desk, Stopped, Tell
+from dear.report.page import render
+from dear.studio.desk import Desk, Stopped, Tell, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_VISITORS = 1000
 
 
 def spoken(function: F) -> F:
-    """What a person can mend becomes a sentence on the page; our own faults go to the terminal."""
+    """Errors that a person can correct become a sentence on the page; others go to the terminal."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
@@ -37,38 +39,84 @@ def spoken(function: F) -> F:
 
 
 def _sentence(error: Exception) -> Any:
+    title = "Stopped" if isinstance(error, Stopped) else "That did not work"
+    sentence = escape(_plain_sentence(error))
+    return gr.Error(sentence, title=title, duration=20, print_exception=False)
+
+
+def _plain_sentence(error: Exception) -> str:
     if isinstance(error, Stopped):
-        return gr.Error("Stopped.", title="Stopped", duration=4, print_exception=False)
+        return "Stopped."
     if isinstance(error, DearError):
-        return gr.Error(escape(str(error)), title="That did not work", duration=20, print_exception=False)
+        return str(error)
     traceback.print_exception(error)
-    return gr.Error(
-        "Something broke inside dear; the terminal says what.", title="Sorry", print_exception=False
-    )
+    return "Something broke inside dear; the terminal says what."
+
+
+def answered(function: F, empty: Callable[[str], list[Any]]) -> F:
+    """As `spoken`, but the sentence takes the place of the answers: none stay from before.
+
+    Args:
+        function: gives a list of outputs.
+        empty: the outputs for an error, from HTML that says what is wrong.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            return empty(render("studio/problem.html", sentence=_plain_sentence(error)))
+
+    return cast(F, wrapped)
 
 
 class Work:
-    """Long work of a tab: shows progress, and ends when its Stop button was pressed."""
+    """Long work of a tab: shows progress, and ends when the visitor who began it presses Stop."""
 
     def __init__(self) -> None:
-        self.stop = threading.Event()
+        self._stops: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
 
-    def tell(self, progress: Any) -> Tell:
-        """A callback for work that begins now."""
-        self.stop.clear()
+    def tell(self, progress: Any, visitor: str) -> Tell:
+        """A callback for work that begins now; earlier work of the same visitor in this tab ends."""
+        stop = threading.Event()
+        with self._lock:
+            before = self._stops.pop(visitor, None)
+            self._stops[visitor] = stop
+            while len(self._stops) > _MOST_VISITORS:
+                del self._stops[next(iter(self._stops))]
+        if before is not None:
+            before.set()
 
         def told(what: str, done: int, total: int | None) -> None:
-            if self.stop.is_set():
+            if stop.is_set():
                 raise Stopped
             progress((done, total) if total else None, desc=what)
 
         return told
 
+    def stop(self, visitor: str) -> None:
+        """End the work of one visitor at its next step."""
+        with self._lock:
+            event = self._stops.get(visitor)
+        if event is not None:
+            event.set()
+
     def button(self, name: str) -> Any:
-        """A Stop button that ends the work at its next step."""
+        """A Stop button for the visitor who presses it."""
         button = gr.Button("Stop", variant="secondary", elem_id=f"{name}-stop")
-        button.click(self.stop.set, queue=False, show_progress="hidden")
+
+        def press(request: gr.Request) -> None:
+            self.stop(visitor_of(request))
+
+        button.click(press, queue=False, show_progress="hidden")
         return button
+
+
+def visitor_of(request: Any) -> str:
+    """Which open page a request comes from."""
+    return str(getattr(request, "session_hash", None) or "")
 
 
 def shown(desk: Desk, image: Image.Image) -> str:
@@ -85,14 +133,25 @@ def shown(desk: Desk, image: Image.Image) -> str:
     return str(path)
 
 
-def samples_of(desk: Desk, count: int = 12) -> list[tuple[Any, str]]:
-    """Images to click on, spread over those on the desk, with their names."""
-    images = desk.images
-    chosen = [
-        (place * 2 + 1) * len(images) // (2 * min(count, len(images)))
-        for place in range(min(count, len(images)))
-    ]
-    return [(images.image(i), images.classes[int(images.labels[i])]) for i in chosen]
+class Samples:
+    """Images to click on, with their names, of every version of the desk that a page may still show."""
+
+    def __init__(self, desk: Desk, count: int = 12) -> None:
+        self.desk, self.count = desk, count
+        self._kept: dict[int, list[tuple[Image.Image, str]]] = {}
+
+    def at(self, version: int) -> list[tuple[Image.Image, str]]:
+        """Images spread over those that are, or were, on the desk."""
+        if version not in self._kept:
+            images = self.desk.images
+            count = min(self.count, len(images))
+            chosen = [(place * 2 + 1) * len(images) // (2 * count) for place in range(count)]
+            self._kept[version] = [(images.image(i), name_of(images, i)) for i in chosen]
+        return self._kept[version]
+
+    def shown(self, version: int) -> list[tuple[str, str]]:
+        """The same as files, for gradio's gallery; the names are the alternative texts."""
+        return [(shown(self.desk, image), name) for image, name in self.at(version)]
 
 
 def gallery_look(columns: int, name: str) -> dict[str, Any]:

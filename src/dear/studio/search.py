@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -12,7 +11,7 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
-from dear.studio.desk import Desk, Tell
+from dear.studio.desk import Desk, Tell, name_of
 from dear.workflows.retrieve import gallery_features, gallery_of, rank
 
 MOST = 20_000
@@ -61,7 +60,7 @@ class Search:
         images, features = self._features(model, folder, tell)
         found = next(one for one in rank(model, query, features, images, top) if one.attribute == wanted)
         return [
-            (images.image(index), _name(images, index), cosine)
+            (images.image(index), name_of(images, index), cosine)
             for index, cosine in zip(found.indices, found.similarity, strict=True)
         ]
 
@@ -95,16 +94,3 @@ def check_folder(desk: Desk, name: str) -> Path:
     if not path.is_dir():
         raise DataError(f"{name}: is not a folder on this computer")
     return path
-
-
-def _name(images: ImageSet, index: int) -> str:
-    """What to call an image of a gallery: its file, or else its class."""
-    key = images.key(index)
-    if key.startswith("item ") and len(images.classes) > 1:
-        return images.classes[int(images.labels[index])]
-    return Path(key).name
-
-
-def captions(found: Sequence[tuple[Image.Image, str, float]]) -> list[tuple[Image.Image, str]]:
-    """For a gallery of images: each with its name and cosine."""
-    return [(image, f"{cosine:.3f} {name}") for image, name, cosine in found]

@@ -13,10 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dear._io.files import write_atomic
+from dear.clip.factory import load
+from dear.clip.model import Clip
 from dear.data import ImageSet, few_shot, open_data
 from dear.errors import DearError, RunError, UsageError
+from dear.heads.discover import discover_roles
+from dear.heads.known import known_roles
+from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
+from dear.report.page import render
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train import Paused, Recipe, evaluate, train
@@ -24,6 +30,11 @@ from dear.workflows.adapt import check_task
 
 _TESTED = 120  # images for the accuracy that is shown while training
 FILES = ("config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl")
+
+
+AUTOMATIC, DISCOVER, MIXED = "automatic", "found on these images", "all heads mixed"
+ROLE_CHOICES = (AUTOMATIC, DISCOVER, MIXED)
+"""Where roles come from: the backbone's own map or else found; always found; no head treated differently."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class Plan:
     shots: int = 16
     epochs: int = 10
     seed: int = 1
+    backbone: str = ""  #: empty: the one on the desk
+    roles: str = AUTOMATIC  #: one of `ROLE_CHOICES`, or a role map file
 
 
 @dataclass
@@ -71,11 +84,13 @@ class Trainer:
         self.watched = Watched()
         self.run: Path | None = None
         self.plan: Plan | None = None
+        self.owner = ""  #: the visitor who began the training
+        self._prepared: tuple[Clip, RoleMap | None] | None = None  #: of the plan, kept for `resume`
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._number = 0
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: Plan, owner: str = "") -> None:
         """Begin a new training.
 
         Raises:
@@ -86,9 +101,10 @@ class Trainer:
             raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
         with self.desk.lock:
             self._refuse_second()
+            self._check_choices(plan)
             images, test = self._open(plan)
             self._number += 1
-            self.plan = plan
+            self.plan, self.owner, self._prepared = plan, owner, None
             self.run = self.desk.folder / f"run-{self._number}"
             self._launch(plan, images, test, resume=False)
 
@@ -109,6 +125,10 @@ class Trainer:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(wait)
+
+    def may_stop(self, visitor: str) -> bool:
+        """Whether this visitor may stop the training: its owner, or anybody at this computer."""
+        return self.desk.local or visitor == self.owner
 
     def wait(self, seconds: float) -> Watched:
         """What there is to see, after `seconds` or as soon as the training ends."""
@@ -138,6 +158,13 @@ class Trainer:
     def _refuse_second(self) -> None:
         if self.watched.busy:
             raise UsageError("a training is running; stop it first, or wait until it is done")
+
+    def _check_choices(self, plan: Plan) -> None:
+        """Refuse a backbone or a role map before any work begins."""
+        if plan.backbone and not self.desk.local and plan.backbone not in ("mini", self.desk.clip.name):
+            raise UsageError("this studio is open to other computers; choose its own backbone or mini")
+        if plan.roles not in ROLE_CHOICES:
+            RoleMap.load(plan.roles)
 
     def _open(self, plan: Plan) -> tuple[ImageSet, ImageSet | None]:
         name = plan.data.strip()
@@ -180,7 +207,7 @@ class Trainer:
             traceback.print_exc()
             watched.state, watched.message = "failed", "Something broke inside dear; see the terminal."
         else:
-            self.desk.use(method, f"{method.title} trained here on {plan.data}")
+            self.desk.use(method, f"{method.title} trained here on {plan.data}", test or images)
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
             watched.state = "finished"
 
@@ -188,14 +215,11 @@ class Trainer:
         self, plan: Plan, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched
     ) -> Method:
         images = few_shot(images, plan.shots, plan.seed) if plan.shots else images
-        roles = self.desk.find_roles() if find_method(plan.method).uses_roles else None
+        if self._prepared is None:
+            self._prepared = self._prepare(plan, images, watched)
+        clip, roles = self._prepared
         method = build_method(
-            plan.method,
-            self.desk.clip,
-            images.classes,
-            roles=roles,
-            template=images.template,
-            seed=plan.seed,
+            plan.method, clip, images.classes, roles=roles, template=images.template, seed=plan.seed
         )
         recipe = Recipe.of(method, epochs=plan.epochs, seed=plan.seed)
         began, first = time.monotonic(), -1
@@ -214,3 +238,34 @@ class Trainer:
 
         train(method, images, recipe, self.run, resume, progress, self._stop.is_set)
         return method
+
+    def _prepare(self, plan: Plan, images: ImageSet, watched: Watched) -> tuple[Clip, RoleMap | None]:
+        """The backbone and the role map of a plan."""
+        clip = self.desk.clip
+        if plan.backbone and plan.backbone != clip.name:
+            watched.message = f"Loading the backbone {plan.backbone} …"
+            clip = load(plan.backbone, device=str(clip.device))
+        if not find_method(plan.method).uses_roles:
+            return clip, None
+        if plan.roles == MIXED:
+            vision = clip.config.vision
+            return clip, RoleMap.uniform("mixed", vision.last_third, vision.heads)
+        if plan.roles not in ROLE_CHOICES:
+            return clip, RoleMap.load(plan.roles)
+        known = self.desk.roles if clip is self.desk.clip else known_roles(clip)
+        if plan.roles == AUTOMATIC and known is not None:
+            return clip, known
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            if self._stop.is_set():
+                raise UsageError("stopped while the roles were being found; start again")
+            watched.message = f"Finding the roles of the heads: {stage} {done}" + (
+                f" of {total}" if total else ""
+            )
+
+        return clip, discover_roles(clip, images, concepts="tags", progress=tell)
+
+
+def status_html(watched: Watched) -> str:
+    """Where training stands, for eyes and for screen readers."""
+    return render("studio/status.html", watched=watched)

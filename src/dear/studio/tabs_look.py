@@ -1,0 +1,258 @@
+"""The tabs that look at a model: Heads, Classify and Retrieve; each gives what changes with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from dear._io.image_file import open_image
+from dear.heads.names import CORE
+from dear.report import figures
+from dear.studio import classify as asking
+from dear.studio import heads as watching
+from dear.studio.desk import Desk, gallery_html
+from dear.studio.parts import Samples, Work, answered, gallery_look, plot_look, visitor_of
+from dear.studio.search import Search
+
+_CLICK = """
+element.addEventListener('click', (event) => {
+  const button = event.target.closest('button[data-head]');
+  if (!button) return;
+  const pressed = element.querySelectorAll('button[aria-pressed=true]');
+  pressed.forEach((other) => other.setAttribute('aria-pressed', 'false'));
+  button.setAttribute('aria-pressed', 'true');
+  trigger('select', {value: button.dataset.head, index: 0});
+});
+element.addEventListener('keydown', (event) => {
+  const button = event.target.closest('button[data-head]');
+  const step = {ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [1, 0], ArrowDown: [-1, 0]}[event.key];
+  if (!button || !step) return;
+  const [layer, head] = button.dataset.head.split('-').map(Number);
+  const next = element.querySelector(`button[data-head="${layer + step[0]}-${head + step[1]}"]`);
+  if (next) { next.focus(); event.preventDefault(); }
+});
+"""
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """Components of a tab that change when the desk takes another model, and their new values."""
+
+    components: list[Any]
+    values: Callable[[], list[Any]]
+
+
+def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
+    """The map; click a head to see what it does. Gives the function that fills the tab, and its outputs."""
+    viewer, work = watching.Viewer(desk), Work()
+    chosen = gr.State("")
+    gr.Markdown(
+        "Each cell is one attention head. Choose one (mouse, or Tab and the arrow keys) to see what it does."
+    )
+    grid = gr.HTML("<p>Looking at the heads …</p>", js_on_load=_CLICK, elem_id="heads-map")
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            about = gr.HTML(elem_id="head-about", elem_classes=["dear-room"])
+            work.button("heads")
+        with gr.Column(scale=3, min_width=280):
+            most = gr.HTML(elem_id="head-most")
+            seen = gr.HTML(elem_id="head-gaze")
+            with gr.Accordion("Images that excite it least", open=False):
+                least = gr.HTML(elem_id="head-least")
+    with gr.Accordion("Where does it look in my image?", open=False), gr.Row():
+        own = gr.File(label="An image", file_count="single", elem_id="look-file")
+        looked = gr.HTML(elem_id="look-answer")
+
+    def show(key_text: str, progress: Any, visitor: str) -> list[Any]:
+        tell = work.tell(progress, visitor)
+        roles = desk.find_roles(tell)
+        key = watching.parse_key(key_text, roles) if key_text else watching.first_key(roles)
+        view = viewer.view(key, tell)
+        return [f"{key[0]}-{key[1]}", watching.describe_html(view), *watching.galleries_html(view)]
+
+    def begin(request: gr.Request, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008 (gradio's way)
+        first = show("", progress, visitor_of(request))
+        roles = desk.find_roles()
+        return [watching.map_html(roles, watching.parse_key(first[0], roles)), *first]
+
+    def select(
+        event: gr.SelectData,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        return show(str(event.value), progress, visitor_of(request))
+
+    def look(path: str | None, key_text: str) -> list[Any]:
+        if not path:
+            return [""]
+        roles = desk.find_roles()
+        key = watching.parse_key(key_text, roles) if key_text else watching.first_key(roles)
+        name, image = asking.open_uploads([path])[0]
+        return [gallery_html(f"Where head {key[0]}-{key[1]} looks", [(viewer.look(key, image), name)])]
+
+    outputs = [chosen, about, most, seen, least]
+    grid.select(
+        answered(select, lambda problem: ["", problem, "", "", ""]), None, outputs, show_progress_on=[about]
+    )
+    gr.on([own.change, chosen.change], answered(look, lambda problem: [problem]), [own, chosen], looked)
+    return answered(begin, lambda problem: [problem, "", "", "", "", ""]), [grid, *outputs]
+
+
+def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
+    """Any images and any class names."""
+    work = Work()
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            files = gr.File(label="Drop images here", file_count="multiple", elem_id="classify-files")
+            with gr.Accordion("Camera", open=False):
+                camera = gr.Image(label="Camera", sources=["webcam"], type="pil", elem_id="classify-camera")
+            example = gr.Gallery(
+                samples.shown(desk.version),
+                label="… or click an example",
+                allow_preview=False,
+                **gallery_look(6, "classify-examples"),
+            )
+            names = gr.Textbox(
+                "\n".join(desk.classes),
+                label="Class names, one per line; any words will do",
+                lines=6,
+                max_lines=14,
+                elem_id="classify-names",
+            )
+            template = gr.Textbox(desk.template, label="Prompt around a name", elem_id="classify-template")
+            with gr.Row():
+                go = gr.Button("Classify", variant="primary", elem_id="classify-go")
+                work.button("classify")
+        with gr.Column(scale=3, min_width=300):
+            cards = gr.HTML(_HINT, elem_id="classify-answers", elem_classes=["dear-room"])
+            shares = gr.Plot(
+                label="What each attribute added to the decision",
+                visible=False,
+                **plot_look("classify-shares"),
+            )
+            source = gr.Markdown(elem_id="classify-source")
+
+    def ask(
+        images: list[tuple[str, Any]], complaints: list[str], text: str, prompt: str, tell: Any
+    ) -> list[Any]:
+        classes = asking.parse_classes(text)
+        verdicts = asking.classify(desk, images, classes, prompt, tell=tell)
+        trusted, advice = asking.which_to_trust(desk.find_model(), classes)
+        rows = asking.share_rows(verdicts)
+        figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
+        html = asking.verdicts_html(verdicts, trusted, advice, complaints)
+        return [html, figure, f"Adapted model: {desk.source}."]
+
+    def run(
+        paths: list[str] | None,
+        photo: Any,
+        text: str,
+        prompt: str,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        shots = [] if photo is None else [("camera", open_image(photo))]
+        found, complaints = asking.readable_uploads(paths or []) if paths or not shots else ([], [])
+        return ask([*found, *shots], complaints, text, prompt, work.tell(progress, visitor_of(request)))
+
+    def pick(
+        event: gr.SelectData,
+        text: str,
+        prompt: str,
+        seen: int,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        image, name = samples.at(seen)[event.index]
+        return ask([(name, image)], [], text, prompt, work.tell(progress, visitor_of(request)))
+
+    def empty(problem: str) -> list[Any]:
+        return [problem, gr.update(value=None, visible=False), ""]
+
+    outputs = [cards, shares, source]
+    go.click(answered(run, empty), [files, camera, names, template], outputs, show_progress_on=[cards])
+    example.select(answered(pick, empty), [names, template, version], outputs, show_progress_on=[cards])
+
+    def values() -> list[Any]:
+        return ["\n".join(desk.classes), desk.template, samples.shown(desk.version), *empty(_HINT)]
+
+    return Refreshed([names, template, example, *outputs], values)
+
+
+_HINT = "<p>Choose images; the answers appear here.</p>"
+
+
+def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
+    """Nearest images in one attribute."""
+    search, work = Search(desk), Work()
+    attributes = _attributes(desk)
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            attribute = gr.Radio(
+                attributes, value=attributes[0], label="Find images similar in", elem_id="retrieve-attribute"
+            )
+            query = gr.File(label="A query image", file_count="single", elem_id="retrieve-file")
+            example = gr.Gallery(
+                samples.shown(desk.version),
+                label="… or click an example",
+                allow_preview=False,
+                **gallery_look(6, "retrieve-examples"),
+            )
+            folder = gr.Textbox(
+                label="Folder of images on this computer; empty: the images on the desk",
+                visible=desk.local,
+                elem_id="retrieve-folder",
+            )
+            with gr.Row():
+                go = gr.Button("Find", variant="primary", elem_id="retrieve-go")
+                work.button("retrieve")
+        with gr.Column(scale=3, min_width=300):
+            asked = gr.HTML(elem_id="retrieve-query")
+            found = gr.HTML(
+                "<p>Choose a query; similar images appear here.</p>",
+                elem_id="retrieve-found",
+                elem_classes=["dear-room"],
+            )
+    picked = gr.State(None)
+
+    def run(
+        path: str | None,
+        number: int | None,
+        wanted: str,
+        where: str,
+        seen: int,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        chosen = samples.at(seen)[number] if not path and number is not None else None
+        image, name = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][::-1]
+        alike = search.find(image, wanted, where, tell=work.tell(progress, visitor_of(request)))
+        answers = [(one, f"{cosine:.3f} {label}") for one, label, cosine in alike]
+        return [
+            gallery_html("Query", [(image, name)]),
+            gallery_html(f"Most similar in {wanted}, with the cosine", answers),
+        ]
+
+    def pick(event: gr.SelectData) -> list[Any]:
+        return [event.index, None]  # the example counts now, not a file from before
+
+    inputs, outputs = [query, picked, attribute, folder, version], [asked, found]
+    find = answered(run, lambda problem: ["", problem])
+    go.click(find, inputs, outputs, show_progress_on=[found])
+    example.select(pick, None, [picked, query], show_progress="hidden").then(
+        find, inputs, outputs, show_progress_on=[found]
+    )
+    query.upload(lambda: None, None, picked, show_progress="hidden")
+
+    def values() -> list[Any]:
+        names = _attributes(desk)
+        return [gr.update(choices=names, value=names[0]), samples.shown(desk.version), None, "", ""]
+
+    return Refreshed([attribute, example, picked, *outputs], values)
+
+
+def _attributes(desk: Desk) -> list[str]:
+    return list(desk.roles.core) if desk.roles is not None else list(CORE)

@@ -1,0 +1,223 @@
+"""The tabs that make and compare models: Train and Compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import gradio as gr
+
+from dear.clip.factory import list_backbones
+from dear.data import list_datasets
+from dear.errors import RunError, UsageError
+from dear.methods import list_methods
+from dear.report import figures
+from dear.studio import compare as comparing
+from dear.studio import compare_runs as comparing_runs
+from dear.studio.desk import Desk
+from dear.studio.parts import Work, answered, plot_look, spoken, visitor_of
+from dear.studio.tabs_look import Refreshed
+from dear.studio.training import AUTOMATIC, ROLE_CHOICES, Plan, Trainer, Watched, status_html
+
+
+def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
+    """Train on a folder, watch, stop, resume, download. Gives the events after which a model may be new."""
+    tasks = _tasks()
+    where = "a task of the attribute world, or a folder on this computer" if desk.local else "a task"
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            data = gr.Dropdown(
+                tasks,
+                value=tasks[0],
+                allow_custom_value=True,
+                label=f"Images: {where}",
+                elem_id="train-data",
+            )
+            method = gr.Dropdown(list_methods(), value="dear", label="Method", elem_id="train-method")
+            backbone = gr.Dropdown(
+                backbone_choices(desk),
+                value=desk.clip.name,
+                allow_custom_value=desk.local,
+                label="Backbone" + (": a name, or a folder on this computer" if desk.local else ""),
+                elem_id="train-backbone",
+            )
+            roles = gr.Dropdown(
+                list(ROLE_CHOICES),
+                value=AUTOMATIC,
+                label="Roles of the heads (methods that use roles)",
+                info="automatic: the map of the backbone, or found on these images where it has none",
+                elem_id="train-roles",
+            )
+            roles_file = gr.File(
+                label="… or a role map (roles.json)",
+                file_count="single",
+                elem_id="train-roles-file",
+                height=90,
+            )
+            shots = gr.Slider(0, 64, 16, step=1, label="Images per class (0: all)", elem_id="train-shots")
+            epochs = gr.Slider(1, 50, 10, step=1, label="Epochs", elem_id="train-epochs")
+            seed = gr.Number(1, label="Seed", precision=0, minimum=0, elem_id="train-seed")
+            with gr.Row():
+                start = gr.Button("Start", variant="primary", elem_id="train-start")
+                stop = gr.Button("Stop", elem_id="train-stop")
+                resume = gr.Button("Resume", elem_id="train-resume")
+            download = gr.DownloadButton("Download the adapter", interactive=False, elem_id="train-download")
+        with gr.Column(scale=3, min_width=300):
+            status = gr.HTML(status_html(trainer.watched), elem_id="train-status")
+            loss = gr.Plot(label="Loss", visible=False, **plot_look("train-loss"))
+            accuracy = gr.Plot(label="Accuracy on test images", visible=False, **plot_look("train-accuracy"))
+
+    def watch() -> Iterator[list[Any]]:
+        seen = (-1, -1)
+        while True:
+            watched = trainer.wait(0.7)
+            now = (len(watched.lines), len(watched.accuracy))
+            plots = [gr.skip(), gr.skip()] if now == seen else training_plots(watched)
+            seen = now
+            path = None
+            if watched.state == "finished":
+                with suppress(RunError):  # somebody began the next training just now
+                    path = str(trainer.download())
+            yield [status_html(watched), *plots, gr.update(interactive=path is not None, value=path)]
+            if not watched.busy:
+                return
+
+    @spoken
+    def begin(
+        spec: str,
+        name: str,
+        count: int,
+        rounds: int,
+        number: int,
+        weights: str | None,
+        choice: str,
+        file: str | None,
+        request: gr.Request,
+    ) -> None:
+        plan = Plan(
+            str(spec or ""), name, int(count), int(rounds), int(number or 0), weights or "", file or choice
+        )
+        trainer.start(plan, visitor_of(request))
+
+    @spoken
+    def end(request: gr.Request) -> None:
+        if not trainer.may_stop(visitor_of(request)):
+            raise UsageError("this training was started by somebody else; only they can stop it")
+        trainer.stop(0)
+
+    resumed = spoken(trainer.resume)
+    parts = [status, loss, accuracy, download]
+    quiet: dict[str, Any] = {"show_progress": "hidden"}
+    # Watching only waits: everybody may do so at once, or the second visitor would see nothing until the end.
+    waiting = {**quiet, "concurrency_limit": None}
+    fields = [data, method, shots, epochs, seed, backbone, roles, roles_file]
+    began = start.click(begin, fields, None, **quiet).success(watch, None, parts, **waiting)
+    again = resume.click(resumed, None, None, **quiet).success(watch, None, parts, **waiting)
+    stop.click(end, None, None, queue=False, **quiet)
+    return [began, again, page.load(watch, None, parts, **waiting)]
+
+
+def backbone_choices(desk: Desk) -> list[str]:
+    """Backbones to choose from; visitors of other computers cannot make this one download any."""
+    names = [name for name in list_backbones() if name != desk.clip.name] if desk.local else ["mini"]
+    return list(dict.fromkeys([desk.clip.name, *names]))
+
+
+def training_plots(watched: Watched) -> list[Any]:
+    """Loss and accuracy as figures, shown once there is something to see."""
+    curve = figures.training_curve(watched.lines, watched.steps) if watched.lines else None
+    points = [{"step": step, **dict(row)} for step, row in watched.accuracy]
+    reached = figures.accuracy_curve(points, watched.steps) if points else None
+    return [gr.update(value=figure, visible=figure is not None) for figure in (curve, reached)]
+
+
+def _tasks() -> list[str]:
+    return [name for name in list_datasets() if name.startswith("world:")]
+
+
+def compare_tab(desk: Desk) -> Refreshed:
+    """Two models on the same images, and result files as tables and plots."""
+    refreshed = _compare_models(desk)
+    gr.Markdown("### Results of a benchmark grid")
+    _compare_results(desk)
+    return refreshed
+
+
+def _compare_models(desk: Desk) -> Refreshed:
+    work = Work()
+    gr.Markdown("### Two models on the same images")
+    names = comparing_runs.model_names(desk)
+    own = {"allow_custom_value": desk.local}
+    with gr.Row():
+        where = ", or a run folder on this computer" if desk.local else ""
+        first = gr.Dropdown(names, value=names[0], label=f"First model{where}", elem_id="runs-first", **own)
+        second = gr.Dropdown(
+            names, value=names[-1], label=f"Second model{where}", elem_id="runs-second", **own
+        )
+        data = gr.Dropdown(
+            ["", *_tasks()],
+            value="",
+            allow_custom_value=desk.local,
+            label="Labeled images; empty: those on the desk",
+            elem_id="runs-data",
+        )
+    with gr.Row():
+        go = gr.Button("Compare the two", variant="primary", elem_id="runs-go")
+        work.button("runs")
+    answer = gr.HTML(elem_id="runs-answer", elem_classes=["dear-room"])
+
+    def run(
+        one: str,
+        two: str,
+        images: str | None,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        tell = work.tell(progress, visitor_of(request))
+        return [comparing_runs.compare_models(desk, one, two, images or "", tell)]
+
+    go.click(
+        answered(run, lambda problem: [problem]), [first, second, data], answer, show_progress_on=[answer]
+    )
+
+    def values() -> list[Any]:
+        names = comparing_runs.model_names(desk)
+        return [gr.update(choices=names), gr.update(choices=names, value=names[-1]), ""]
+
+    return Refreshed([first, second, answer], values)
+
+
+def _compare_results(desk: Desk) -> None:
+    with gr.Row():
+        files = gr.File(
+            label="Result files (.json) of dear bench", file_count="multiple", elem_id="compare-files"
+        )
+        folder = gr.Textbox(
+            label="… or the folder of a grid on this computer", visible=desk.local, elem_id="compare-folder"
+        )
+    go = gr.Button("Compare", variant="primary", elem_id="compare-go")
+    protocol = gr.Radio([], label="Protocol", visible=False, elem_id="compare-protocol")
+    table = gr.HTML("<p>Tables and plots appear here.</p>", elem_id="compare-table")
+    plots = [gr.Plot(visible=False, **plot_look(f"compare-plot-{number}")) for number in range(3)]
+    kept = gr.State({})
+
+    def page(shown: dict[str, comparing.Shown], name: str) -> list[Any]:
+        one = shown[name]
+        filled = [gr.update(value=figure, label=head, visible=True) for head, figure in one.figures[:3]]
+        return [one.table, *filled, *[gr.update(visible=False)] * (3 - len(filled))]
+
+    def run(uploads: list[str] | None, where: str) -> list[Any]:
+        shown = comparing.compare(comparing.result_files(desk, uploads or [], where))
+        names = list(shown)
+        return [
+            shown,
+            gr.update(choices=names, value=names[0], visible=len(names) > 1),
+            *page(shown, names[0]),
+        ]
+
+    def empty(problem: str) -> list[Any]:
+        return [{}, gr.update(visible=False), problem, *[gr.update(visible=False)] * 3]
+
+    go.click(answered(run, empty), [files, folder], [kept, protocol, table, *plots], show_progress_on=[table])
+    protocol.input(page, [kept, protocol], [table, *plots], show_progress="hidden")
