@@ -50,12 +50,12 @@ def run(photos, tmp_path_factory):
     return out
 
 
-def test_a_report_is_one_page_with_trained_and_unseen_classes(run, photos, tmp_path):
+def test_a_report_is_one_page_with_trained_and_new_classes(run, photos, tmp_path):
     done = dear_command("report", run, "--data", photos, "--out", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "2 classes, 6 test images" in page
-    assert "On 3 images of 1 class the adapter" in page
+    assert "On 3 images of 1 new class the adapter" in page
     assert "<h2>Training</h2>" in page
 
 
