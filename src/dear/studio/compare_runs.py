@@ -50,7 +50,7 @@ def compare_models(desk: Desk, first: str, second: str, data: str, tell: Tell | 
     for name, model in zip((first, second), models, strict=True):
         fitting = _with_classes(model, images.classes, name)
 
-        def progress(done: int, total: int, name: str = name) -> None:
+        def progress(stage: str, done: int, total: int | None, name: str = name) -> None:
             told(f"asking {name}", done, total)
 
         found.append(evaluate(fitting, images, progress=progress))

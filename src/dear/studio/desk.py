@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data import halves, open_data
@@ -25,8 +26,8 @@ from dear.train import load_run, read_config
 if TYPE_CHECKING:
     from PIL import Image
 
-Tell = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it, and of how much; may raise `Stopped` to end the work."""
+Tell = Progress
+"""As everywhere; here it may raise `Stopped` to end the work."""
 
 EXAMPLE = "world:emblems"  #: what the example model learns when no run is given
 EXAMPLES = ("world:emblems", "world:vehicles", "world:fauna", "world:textures", "world:scenes")

@@ -11,7 +11,6 @@ from dear.report.run_facts import Compared, NewClasses, RunFacts
 from dear.train.evaluate import evaluate
 
 
-
 def examine(
     method: Method,
     images: ImageSet,
