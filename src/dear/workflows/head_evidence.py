@@ -21,7 +21,6 @@ from dear.heads.roles import RoleMap
 from dear.report.page import thumbnail
 from dear.report.roles_facts import Evidence, Key, Seen
 
-
 _THUMB = 104  # pixels per side
 _LEVELS = "0123456789"
 
