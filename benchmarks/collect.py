@@ -23,11 +23,23 @@ from typing import Any
 from dear.bench.cells import Cell, as_configured
 from dear.bench.grid import Grid
 from dear.bench.protocols import find_protocol
-from dear.bench.records import shown_names
+from dear.bench.records import preset_of, shown_names
 from dear.methods import find_method
 from dear.train import Recipe
 
-FIRST = ("date", "hardware", "torch", "backbone", "protocol", "method", "changed", "roles", "mode", "dataset")
+FIRST = (
+    "date",
+    "hardware",
+    "torch",
+    "dear",
+    "backbone",
+    "protocol",
+    "method",
+    "changed",
+    "roles",
+    "mode",
+    "dataset",
+)
 THEN = ("template", "held_out", "shots", "seed")
 METRICS = (
     "base", "novel", "hm", "joint", "joint_base", "joint_novel", "joint_hm", "ece_base", "ece_novel",
@@ -56,10 +68,12 @@ def rows_of(
 ) -> Iterable[dict[str, Any]]:
     """One row a mode; for transfer one row a mode and dataset tested."""
     made, seconds = result["made_with"], result["seconds"]
+    preset = preset_of(cell)
     common = {
-        "date": date, "hardware": made["hardware"], "torch": made["torch"],
-        "backbone": backbone or cell.backbone, "protocol": cell.protocol, "method": cell.method,
-        "changed": changed(cell), "roles": cell.roles.get("spec", ""),
+        "date": date, "hardware": made["hardware"], "torch": made["torch"], "dear": made["dear"],
+        "backbone": backbone or cell.backbone, "protocol": cell.protocol,
+        "method": f"{cell.method}@{preset}" if preset else cell.method,
+        "changed": "" if preset else changed(cell), "roles": cell.roles.get("spec", ""),
         "template": cell.setting.get("template", ""), "held_out": cell.setting.get("held_out", ""),
         "shots": cell.shots, "seed": cell.seed,
         "trainable_parameters": result["trainable_parameters"], "adapter_bytes": result["adapter_bytes"],
@@ -90,7 +104,7 @@ def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list
                 rows.append({k: f"{v:.4g}" if k in METRICS and v is not None else v for k, v in row.items()})
     shown = shown_names(row["dataset"] for row in rows)  # paths of one machine mean nothing on another
     rows = [{**row, "dataset": shown[row["dataset"]]} for row in rows]
-    return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[3:] + THEN))
+    return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[4:] + THEN))
 
 
 def read(path: str) -> list[dict[str, Any]]:

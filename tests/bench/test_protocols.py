@@ -13,10 +13,12 @@ from dear.bench.engines import Local
 from dear.bench.grid import Grid
 from dear.bench.plan import Request, plan, plan_study
 from dear.bench.protocols import compute, held_out
+from dear.bench.records import variant_names
 from dear.bench.session import Session
 from dear.data.open import open_data
 from dear.errors import DataError, RoleError, RunError, UsageError
 from dear.heads.roles import RoleMap
+from dear.methods import find_method
 
 FAST = {"epochs": 2, "batch": 8}
 
@@ -265,6 +267,23 @@ def test_names_of_methods_are_the_same_in_upper_and_lower_case(asked):
     assert [cell.options["beta"] for cell in cells] == [0.1, 0.1]
     (study_cell,) = plan_study(study("inference"), asked(options={"DEAR": {"beta": 0.1}}))[0][1]
     assert study_cell.key == cells[0].key
+
+
+def test_presets_of_a_method_are_planned_and_named(asked, monkeypatch):
+    presets = {
+        "paper": {"options": {}, "recipe": {"batch": 16}},
+        "quick": {"options": {"beta": 0.5}, "recipe": {"batch": 4}},
+    }
+    monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)
+    cells = plan("base-to-novel", asked(methods=["dear@paper", "dear@quick"], recipe={}))
+    assert [(cell.options["beta"], cell.recipe["batch"]) for cell in cells] == [(0.9, 16), (0.5, 4)]
+    assert list(variant_names(cells).values()) == ["dear@paper", "dear@quick"]
+    (changed,) = plan("base-to-novel", asked(methods=["dear@quick"], options={"dear": {"beta": 0.2}}))
+    assert changed.options["beta"] == 0.2
+    with pytest.raises(UsageError, match="no preset 'slow'; it has paper, quick"):
+        plan("base-to-novel", asked(methods=["dear@slow"]))
+    with pytest.raises(UsageError, match="it has none"):
+        plan("base-to-novel", asked(methods=["coop@slow"]))
 
 
 def test_a_cell_that_two_studies_share_is_computed_once(asked, tmp_path):

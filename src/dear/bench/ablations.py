@@ -24,12 +24,16 @@ class Variant:
         options: options of the method that differ from the defaults.
         roles: change of the role map, see `dear.bench.rolespec.derive`; "{seed}" stands for the seed.
         mode: the way to predict; None: the method's usual one.
+        recipe: parts of the training recipe that differ from the method's own.
+        fixed: whether the options hold against what a user asks for, as in a study.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     roles: str = ""
     mode: str | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    fixed: bool = True
 
 
 @dataclass(frozen=True)

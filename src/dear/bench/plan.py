@@ -27,7 +27,7 @@ class Request:
         backbone: name of the backbone, for people.
         fingerprint: of its weights.
         roles: the role map to start from; None where no method needs one.
-        methods: names of methods.
+        methods: names of methods; METHOD@PRESET takes the method with a preset of options and recipe.
         datasets: datasets to train on.
         seeds: one cell each.
         shots: images per class; None: the protocol's own (16; 1 to 16 for few-shot; all for domains).
@@ -64,7 +64,7 @@ class Request:
         Raises:
             UsageError: an option is for a method, or a template for a dataset, that is not planned.
         """
-        planned = {find_method(name).name.lower() for name in methods}
+        planned = {_method(name)[0].name.lower() for name in methods}
         for name in self.options:
             if name.lower() not in planned:
                 raise UsageError(
@@ -93,10 +93,11 @@ def plan(protocol: str, request: Request) -> list[Cell]:
         raise UsageError("name at least one method and one seed")
     request.check(request.methods)
     shots = found.shots if request.shots is None else tuple(request.shots)
+    methods = [_method(name) for name in request.methods]
     return [
-        _cell(found.name, request, find_method(method), dataset, seed, count, setting)
+        _cell(found.name, request, kind, dataset, seed, count, setting, preset)
         for dataset, setting in found.settings(request)
-        for method in request.methods
+        for kind, preset in methods
         for count in shots
         for seed in request.seeds
     ]
@@ -112,10 +113,10 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
     """
     found = find_protocol(study.protocol)
     request.check([study.method])
+    kind, _ = _method(study.method)
     shots = found.shots if request.shots is None else tuple(request.shots)
     if len(shots) > 1:
         raise UsageError(f"a study compares its variants at one number of shots; got {len(shots)}")
-    kind = find_method(study.method)
     return [
         (
             variant,
@@ -130,6 +131,23 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
     ]
 
 
+def _method(name: str) -> tuple[type[Method], Variant]:
+    """The class of METHOD or METHOD@PRESET, and the preset's options and recipe.
+
+    Raises:
+        UsageError: there is no such method or preset.
+    """
+    method, at, preset = name.partition("@")
+    kind = find_method(method)
+    if not at:
+        return kind, Variant(kind.name)
+    presets = getattr(kind, "presets", {})
+    if preset not in presets:
+        offer = f"it has {', '.join(presets)}" if presets else "it has none"
+        raise UsageError(f"the method {kind.name!r} has no preset {preset!r}; {offer}")
+    return kind, Variant(name, presets[preset]["options"], recipe=presets[preset]["recipe"], fixed=False)
+
+
 def _cell(
     protocol: str,
     request: Request,
@@ -138,11 +156,12 @@ def _cell(
     seed: int,
     shots: int,
     setting: Mapping[str, Any],
-    variant: Variant | None = None,
+    variant: Variant,
 ) -> Cell:
     """One cell with the method's options and the recipe written out in full."""
-    given = {**request.options_of(kind.name), **(variant.options if variant else {})}
-    recipe = as_written(Recipe.of(kind, **request.recipe))
+    asked = request.options_of(kind.name)
+    given = {**asked, **variant.options} if variant.fixed else {**variant.options, **asked}
+    recipe = as_written(Recipe.of(kind, **{**variant.recipe, **request.recipe}))
     del recipe["seed"]
     extra = dict(setting)
     if dataset in request.templates:
@@ -161,7 +180,7 @@ def _cell(
         fingerprint=request.fingerprint,
         options=as_written(kind.configure(given)),
         recipe=recipe,
-        roles=_roles(request, variant.roles.format(seed=seed) if variant else "") if kind.uses_roles else {},
+        roles=_roles(request, variant.roles.format(seed=seed)) if kind.uses_roles else {},
         setting=extra,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from dear.bench.cells import Cell
+from dear.bench.cells import Cell, as_written, canonical
 from dear.bench.published import harmonic_mean
 
 Result = Mapping[str, Any]
@@ -127,7 +127,13 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
             same_run[run].append({("setting", k): cell.setting.get(k) for k in ("draw", "template")})
         differing += sorted({key for settings in same_run.values() for key in _differing(settings)})
         options = {name for part, name in differing if part == "options"}
+        inside = {key for key in differing if key[0] in ("options", "recipe")}
         for cell, known in zip(group, configured, strict=True):
+            preset = preset_of(cell) if inside else None
+            if preset is not None:
+                rest = ", ".join(f"{key[1]}={known.get(key)}" for key in differing if key not in inside)
+                names[cell.key] = f"{method}@{preset}" + (f" ({rest})" if rest else "")
+                continue
             values = {**known, **{("setting", k): v for k, v in cell.setting.items()}}
             words = ", ".join(
                 f"{'recipe ' if part == 'recipe' and name in options else ''}{name}={values.get(key)}"
@@ -136,6 +142,21 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
             )
             names[cell.key] = f"{method} ({words})" if words else method
     return names
+
+
+def preset_of(cell: Cell) -> str | None:
+    """The preset whose options and recipe a cell has, as in METHOD@PRESET; None where it is none."""
+    from dear.methods import METHODS
+    from dear.train import Recipe
+
+    kind = METHODS.get(cell.method)
+    for name, chosen in getattr(kind, "presets", {}).items() if kind is not None else ():
+        recipe = as_written(Recipe.of(kind, **chosen["recipe"]))
+        recipe.pop("seed")
+        wanted = {"options": as_written(kind.configure(chosen["options"])), "recipe": recipe}
+        if canonical(wanted) == canonical({"options": dict(cell.options), "recipe": dict(cell.recipe)}):
+            return str(name)
+    return None
 
 
 def _configuration(cell: Cell) -> Configuration:

@@ -86,7 +86,7 @@ def bench(
     out: Out,
     backbone: Backbone = "mini",
     methods: Annotated[
-        str, typer.Option("--methods", help="Comma-separated names of methods.")
+        str, typer.Option("--methods", help="Comma-separated methods; METHOD@PRESET takes a preset.")
     ] = "zeroshot,dear",
     datasets: Datasets = None,
     seeds: Seeds = "1,2,3",
@@ -224,7 +224,9 @@ def _prepare(
     from dear.errors import UsageError
     from dear.methods import find_method
 
-    if asked.roles is not None and not any(find_method(name).uses_roles for name in methods):
+    if asked.roles is not None and not any(
+        find_method(name.partition("@")[0]).uses_roles for name in methods
+    ):
         raise UsageError(f"--roles {asked.roles}: none of the methods ({', '.join(methods)}) uses roles")
     seeds, shots = _numbers(asked.seeds, "--seeds"), asked.shots and _numbers(asked.shots, "--shots")
     by_method: dict[str, dict[str, Any]] = {}
