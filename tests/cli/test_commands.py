@@ -106,6 +106,12 @@ def test_roles_of_the_paper_can_be_shown() -> None:
     assert "#" in masks.stdout
 
 
+def test_table2_needs_no_images(tmp_path: Path) -> None:
+    done = dear("roles", "discover", "--rule", "table2", "--out", str(tmp_path / "roles.json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "roles.json").read_text())["rule"] == "table2"
+
+
 def test_backbones_and_data_sets_are_listed() -> None:
     assert "openai/clip-vit-base-patch16" in dear("backbones").stdout
     names = json.loads(dear("data", "list", "--json").stdout)["datasets"]

@@ -201,6 +201,14 @@ retrieve probe --query photos/red/0.png --gallery photos
     'linear-probe' has no features per attribute
 roles show note.txt
     note.txt: is not a valid role map
+roles discover
+    the rule dominant judges heads by images & --images
+roles discover --rule table2 --images photos
+    --rule table2 & takes no --images
+roles discover --rule table2 --value 0.5
+    takes no --value
+roles discover --images photos --sentences nowhere
+    the sentence model 'nowhere' cannot be loaded
 roles discover --images photos --layers nine
     --layers nine: write layers as 9-12 or 9,11
 roles discover --images photos --layers 12-9

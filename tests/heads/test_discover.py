@@ -1,13 +1,15 @@
 """Discovery from end to end on a small random backbone."""
 
+import sys
+
 import pytest
 import torch
 from heads_oracles import literal_textspan, tiny_clip
 
-from dear.errors import RoleError
+from dear.errors import DearError, RoleError
 from dear.heads.contributions import decompose
 from dear.heads.corpus import Corpus, Phrase, load_corpus
-from dear.heads.discover import default_corpus, default_phrases, discover_roles, text_features
+from dear.heads.discover import RoleOptions, default_corpus, default_phrases, discover_roles, text_features
 from dear.heads.roles import RoleMap
 
 WORDS = Corpus("some", load_corpus().phrases[::20])
@@ -85,15 +87,46 @@ def test_wrong_options_are_told_before_the_work(found):
         raise AssertionError("images were read")
         yield
 
-    for options in ({"rule": "best"}, {"rule": "quantile", "value": 0.9}):
-        with pytest.raises(RoleError):
-            discover_roles(clip, never(), corpus=WORDS, **options)
+    bare = Corpus("bare", tuple(Phrase(text) for text in WORDS.texts))
+    for options in (
+        {"rule": "best"},
+        {"rule": "quantile", "value": 0.9},
+        {"phrases": 0},
+        {"batch_size": 0},
+        {"concepts": {}},
+        {"concepts": {"Color": []}},
+        {"concepts": "tags", "corpus": bare},
+        {"colour": 1},
+        {"sentences": "no/such-model"},
+    ):
+        with pytest.raises(DearError):
+            discover_roles(clip, never(), **{"corpus": WORDS, **options})
     with pytest.raises(RoleError, match="at least two images"):
         discover_roles(clip, torch.zeros(1, 3, 32, 32), corpus=WORDS)
     with pytest.raises(RoleError, match="that differ"):
         discover_roles(clip, torch.zeros(4, 3, 32, 32), corpus=WORDS)
     with pytest.raises(RoleError, match="'clusters', 'fixed' or 'tags'"):
         discover_roles(clip, found[1], corpus=WORDS, concepts="magic")
+
+
+def test_a_missing_extra_is_told_before_the_images_are_read(found, monkeypatch):
+    def never():
+        raise AssertionError("images were read")
+        yield
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    for concepts in ("clusters", "fixed", {"Color": ["red"]}):
+        with pytest.raises(DearError, match=r"pip install 'dear-vlm\[roles\]'"):
+            discover_roles(found[0], never(), corpus=WORDS, concepts=concepts)
+
+
+def test_options_as_one_value_or_by_name(found):
+    clip, pixels, _, _ = found
+    options = RoleOptions(layers=[4], corpus=WORDS, phrases=12, concepts="tags")
+    assert discover_roles(clip, pixels, options) == discover_roles(
+        clip, pixels, layers=[4], corpus=WORDS, phrases=12, concepts="tags"
+    )
+    assert discover_roles(clip, pixels, options, rule="quantile").rule == "quantile"
 
 
 def test_phrases_that_read_alike_are_kept_once():

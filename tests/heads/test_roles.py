@@ -2,12 +2,15 @@
 
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from dear.clip.config import ClipConfig
 from dear.errors import DearError, RoleError
 from dear.heads.entropy import concept_entropy, concept_shares
+from dear.heads.known import known_roles, read_roles
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import Measured, assign, dominant, quantile, rerule
@@ -265,3 +268,32 @@ def test_chance_of_reaching_the_default_threshold():
     rng = random.Random(0)
     hits = sum(max(map([rng.randrange(12) for _ in range(20)].count, range(12))) >= 7 for _ in range(3000))
     assert hits / 3000 < 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "known"),
+    [
+        ("openai/clip-vit-base-patch16", {}, True),
+        ("clip-vit-base-patch16", {}, True),  # a folder downloaded from the hub
+        ("ViT-B-16.pt", {}, True),  # OpenAI's own file
+        ("ViT-B-16.pt", {"activation": "gelu"}, False),  # LAION's weights in the same shape
+        ("openai/clip-vit-base-patch16", {"patch_size": 32}, False),
+        ("laion/CLIP-ViT-B-16-laion2B-s34B-b88K", {"activation": "gelu"}, False),
+        ("openai/clip-vit-base-patch32", {}, False),
+        ("my-finetuned-b16", {}, False),
+        ("random", {}, False),
+    ],
+)
+def test_table2_is_taken_by_itself_for_openais_b16_alone(name, changes, known):
+    config = ClipConfig.named("ViT-B-16")
+    config = replace(config, vision=replace(config.vision, **changes))
+    clip = SimpleNamespace(name=name, config=config, fingerprint="sha256:0")
+    found = known_roles(clip)
+    assert (found is not None) == known
+    assert found is None or found.rule == "table2"
+
+
+def test_table2_can_be_asked_for_by_name(tmp_path):
+    assert read_roles("table2") == RoleMap.table2()
+    small_map().save(tmp_path / "roles.json")
+    assert read_roles(tmp_path / "roles.json") == small_map()

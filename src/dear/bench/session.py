@@ -25,7 +25,7 @@ from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
 from dear.errors import DearError, RoleError, RunError
-from dear.heads.known import known_roles
+from dear.heads.known import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
@@ -42,8 +42,8 @@ def backbone(name: str, device: str) -> Clip:
 
 
 def starting_roles(clip: Clip, file: str | None) -> RoleMap | None:
-    """The role map that a grid starts from: the given file, or the one known for the backbone."""
-    return known_roles(clip) if file is None else RoleMap.load(file)
+    """The role map that a grid starts from: a file, "table2", or (None) the one known for the backbone."""
+    return known_roles(clip) if file is None else read_roles(file)
 
 
 def of_labels(images: ImageSet, labels: Sequence[int]) -> ImageSet:

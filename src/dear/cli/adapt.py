@@ -37,7 +37,8 @@ def adapt(
     ] = "dear",
     backbone: Backbone = "mini",
     roles: Annotated[
-        str | None, typer.Option("--roles", help="Role map of this backbone (dear roles discover).")
+        str | None,
+        typer.Option("--roles", help="Role map of this backbone (dear roles discover), or table2."),
     ] = None,
     allow_other_roles: Annotated[
         bool, typer.Option("--allow-other-roles", help="Use a role map that was made on other weights.")
@@ -113,8 +114,6 @@ def adapt(
             allow_other_roles=allow_other_roles,
             progress=told,
         )
-    if trained.method.notice:
-        say(trained.method.notice)
     if as_json:
         print_json({"run": str(out), "steps": trained.steps, "seconds": round(trained.seconds, 3)})
         return

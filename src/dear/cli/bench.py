@@ -40,7 +40,9 @@ Datasets = Annotated[
 ]
 Seeds = Annotated[str, typer.Option("--seeds", help="Comma-separated seeds.")]
 Shots = Annotated[str | None, typer.Option("--shots", help="Images per class, comma-separated; 0 takes all.")]
-Roles = Annotated[str | None, typer.Option("--roles", help="Role map of the backbone (roles.json).")]
+Roles = Annotated[
+    str | None, typer.Option("--roles", help="Role map of the backbone (roles.json), or table2.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Option of a method, METHOD.OPTION=VALUE (dear.beta=0.8); may be repeated."),
@@ -238,7 +240,7 @@ def _prepare(
     place = Place(
         backbone=_path(asked.backbone) if Path(asked.backbone).exists() else asked.backbone,
         data_root=None if asked.data_root is None else _path(asked.data_root),
-        roles_file=None if asked.roles is None else _path(asked.roles),
+        roles_file=asked.roles if asked.roles in (None, "table2") else _path(asked.roles),
         device=device_named(asked.device),
         threads=asked.threads,
         draws=None if asked.draws is None else _path(asked.draws),

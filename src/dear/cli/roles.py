@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dear.cli.common import Backbone, DataRoot, Device, Json, device_named, print_json, say, stages, stoppable
+from dear.errors import UsageError
 
 if TYPE_CHECKING:
     from dear.heads.roles import RoleMap
@@ -24,8 +25,9 @@ def add_to(app: typer.Typer) -> None:
 @group.command("discover")
 def discover(
     images: Annotated[
-        str, typer.Option("--images", "-i", help="Images to judge by: what --data takes. No labels used.")
-    ],
+        str | None,
+        typer.Option("--images", "-i", help="Images to judge by: what --data takes. No labels used."),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
     backbone: Backbone = "mini",
     data_root: DataRoot = None,
@@ -67,11 +69,16 @@ def discover(
     from dear.data import open_data
     from dear.heads.discover import discover_roles
     from dear.heads.embed import DEFAULT
+    from dear.heads.known import TABLE2, read_roles
     from dear.heads.resume import resume_path
-    from dear.heads.roles import RoleMap
 
-    if rule == "table2":
-        found = RoleMap.table2()
+    if rule == TABLE2:
+        _refuse_unused(
+            images=images, value=value, layers=layers, corpus=corpus, phrases=phrases, sentences=sentences
+        )
+        found = read_roles(TABLE2)
+    elif images is None:
+        raise UsageError(f"the rule {rule} judges heads by images: name some with --images")
     else:
         image_set = open_data(images, split, root=data_root)
         clip = load(backbone, device=device_named(device))
@@ -191,9 +198,16 @@ def report(
 
 
 def _read(file: Path) -> RoleMap:
-    from dear.heads.roles import RoleMap
+    from dear.heads.known import read_roles
 
-    return RoleMap.table2() if str(file) == "table2" else RoleMap.load(file)
+    return read_roles(file)
+
+
+def _refuse_unused(**options: object) -> None:
+    """Options that the paper's fixed map would leave without effect."""
+    given = next((name for name, value in options.items() if value is not None), None)
+    if given is not None:
+        raise UsageError(f"--rule table2 is the paper's own map and takes no --{given}; leave it out")
 
 
 def _table(roles: RoleMap, phrases: int) -> None:
@@ -220,8 +234,6 @@ def _table(roles: RoleMap, phrases: int) -> None:
 
 def _layers(text: str | None) -> list[int] | None:
     """`9-12` or `9,11` as numbers."""
-    from dear.errors import UsageError
-
     if text is None:
         return None
     result: list[int] = []

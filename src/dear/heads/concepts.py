@@ -120,6 +120,16 @@ def cluster_concepts(
     return Concepts(of, clusters, "clusters", float((labels < 0).mean()), agreement)
 
 
+def check_prototypes(prototypes: Mapping[str, Sequence[str]]) -> None:
+    """Refuse concepts without a sentence.
+
+    Raises:
+        RoleError: there is no concept, or one has no sentence.
+    """
+    if not prototypes or not all(prototypes.values()):
+        raise RoleError("fixed concepts need a name and at least one sentence each")
+
+
 def fixed_concepts(
     phrases: Sequence[str],
     embed: Embedder,
@@ -131,8 +141,7 @@ def fixed_concepts(
     Raises:
         RoleError: a concept has no sentence.
     """
-    if not prototypes or not all(prototypes.values()):
-        raise RoleError("fixed concepts need a name and at least one sentence each")
+    check_prototypes(prototypes)
     names = tuple(prototypes)
     centroids = unit(np.stack([embed(list(prototypes[name])).mean(axis=0) for name in names]))
     nearest = (embed(phrases) @ centroids.T).argmax(axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any
 
@@ -14,10 +15,16 @@ from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.batches import Images, batches, count
-from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
+from dear.heads.concepts import (
+    Concepts,
+    check_prototypes,
+    cluster_concepts,
+    fixed_concepts,
+    tagged_concepts,
+)
 from dear.heads.contributions import check_layers, head_maps
 from dear.heads.corpus import Corpus, load_corpus
-from dear.heads.embed import DEFAULT, sentence_embedder
+from dear.heads.embed import DEFAULT, Embedder, sentence_embedder
 from dear.heads.moments import Moments, moments
 from dear.heads.names import CORE, PROTOTYPES
 from dear.heads.resume import EVERY, Kept, NamedImages
@@ -29,21 +36,57 @@ WAYS = ("clusters", "fixed", "tags")  #: how concepts are found
 _TEXTS_AT_ONCE = 256
 
 
+@dataclass(frozen=True)
+class RoleOptions:
+    """How roles are found.
+
+    Attributes:
+        rule: "dominant" or "quantile".
+        value: the rule's threshold, its tau or q; None: 0.35 and 0.20.
+        layers: layers counted from 1; None: the last third (9-12 of 12).
+        corpus: "general", "world", a .txt or .jsonl file, or a `Corpus`. None: "world" for the embedded
+            backbone, whose text tower knows no other words, else "general".
+        phrases: how many phrases describe one head; None: `default_phrases`.
+        concepts: "clusters" (HDBSCAN, the paper's way), "fixed" (the twelve named concepts), "tags" (the
+            concepts that the corpus names), or your own names with a few sentences each.
+        core: concepts that get an attribute token.
+        sentences: sentence-transformers model that measures how alike phrases are.
+        batch_size: images at once.
+    """
+
+    rule: str = "dominant"
+    value: float | None = None
+    layers: Iterable[int] | None = None
+    corpus: str | PathLike[str] | Corpus | None = None
+    phrases: int | None = None
+    concepts: str | Mapping[str, Sequence[str]] = "clusters"
+    core: tuple[str, ...] = CORE
+    sentences: str = DEFAULT
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        assign({}, self.rule, self.value)
+        if isinstance(self.concepts, str) and self.concepts not in WAYS:
+            raise RoleError(
+                f"concepts = {self.concepts!r} is not a way to find concepts; "
+                "use 'clusters', 'fixed' or 'tags'"
+            )
+        if isinstance(self.concepts, Mapping):
+            check_prototypes(self.concepts)
+        if self.phrases is not None and self.phrases < 1:
+            raise RoleError(f"phrases = {self.phrases}: a head is described by at least one phrase")
+        if self.batch_size < 1:
+            raise RoleError(f"batch_size = {self.batch_size} must be at least 1")
+
+
 def discover_roles(
     clip: Clip,
     images: Images,
+    options: RoleOptions | None = None,
     *,
-    rule: str = "dominant",
-    value: float | None = None,
-    layers: Iterable[int] | None = None,
-    corpus: str | PathLike[str] | Corpus | None = None,
-    phrases: int | None = None,
-    concepts: str | Mapping[str, Sequence[str]] = "clusters",
-    core: tuple[str, ...] = CORE,
-    sentences: str = DEFAULT,
-    batch_size: int = 64,
     progress: Progress | None = None,
     keep: str | PathLike[str] | None = None,
+    **changes: Any,
 ) -> RoleMap:
     """Find what every head of the last layers does.
 
@@ -51,59 +94,39 @@ def discover_roles(
         clip: the backbone.
         images: an image set, normalized pixels [n, 3, S, S], or an iterable of such batches. Labels are not
             used. Thousands of varied images are best.
-        rule: "dominant" or "quantile"; `value` is its tau or q (defaults 0.35 and 0.20).
-        value: the rule's threshold.
-        layers: layers counted from 1; None for the last third (9-12 of 12).
-        corpus: "general", "world", a .txt or .jsonl file, or a `Corpus`. None: "world" for the embedded
-            backbone, whose text tower knows no other words, else "general".
-        phrases: how many phrases describe a head; None: `default_phrases`.
-        concepts: "clusters" (HDBSCAN, the paper's way), "fixed" (the twelve named concepts), "tags" (what
-            the corpus' writer said), or your own names with a few sentences each.
-        core: concepts that get an attribute token.
-        sentences: sentence-transformers model that tells phrases apart.
-        batch_size: images at once.
-        progress: told about each stage.
+        options: see `RoleOptions`; its fields can also be given by name, as in `rule="quantile"`.
+        progress: told about each stage: "phrases", "images", "heads", "concepts".
         keep: file in which what was measured is kept until the end; the same call after an interruption
             continues from it, to the same roles. Needs images with names (an image set).
+        changes: fields of `options`.
 
     Returns:
         A role map bound to the backbone's weights.
 
     Raises:
         RoleError: an option does not exist, or there is too little to judge by.
+        DearError: the sentence model is missing or cannot be loaded. Both before any image is read.
     """
     tell = progress or (lambda stage, done, total: None)
-    chosen = clip.config.vision.last_third if layers is None else check_layers(clip, layers)
-    words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus or default_corpus(clip))
-    phrases = default_phrases(clip) if phrases is None else phrases
-    # What cannot be is told before the work, not after it.
-    assign({}, rule, value)
-    if isinstance(concepts, str) and concepts not in WAYS:
-        raise RoleError(
-            f"concepts = {concepts!r} is not a way to find concepts; use 'clusters', 'fixed' or 'tags'"
-        )
-    if phrases < 1:
-        raise RoleError(f"phrases = {phrases}: a head is described by at least one phrase")
+    options = _changed(options or RoleOptions(), changes)
+    chosen = clip.config.vision.last_third if options.layers is None else check_layers(clip, options.layers)
+    words = _words(clip, options)
+    total = count(images)
+    if total is not None and total < 2:
+        raise RoleError(f"roles need at least two images; {total} came")
+    embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, tell)
-    seen, kept = _read(clip, images, chosen, batch_size, tell, keep)
+    seen, kept = _read(clip, images, chosen, options.batch_size, tell, keep)
     if seen.count < 2:
         raise RoleError(f"roles need at least two images; {seen.count} came")
     tell("heads", 0, None)
+    phrases = options.phrases or default_phrases(clip)
     spans = textspan_moments(seen, features, phrases)
     picked = _phrases(spans, texts, chosen)
     tell("concepts", 0, None)
-    found = _concepts(picked, concepts, words.tags, sentences)
+    found = _concepts(picked, options.concepts, words.tags, embed)
     heads = {key: Measured.of(said, [found.of[phrase] for phrase in said]) for key, said in picked.items()}
-    table, parameters = assign(heads, rule, value, core)
-    evidence: dict[str, Any] = {
-        "image_count": seen.count,
-        "image_source": name if isinstance(name := getattr(images, "name", None), str) else "",
-        "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
-        "phrases_per_head": phrases,
-        "concepts": found.summary(),
-        "explained": _explained(spans, chosen),
-        "concept_of": dict(sorted(found.of.items())),
-    }
+    table, parameters = assign(heads, options.rule, options.value, options.core)
     if kept is not None:
         kept.remove()
     return RoleMap(
@@ -112,11 +135,36 @@ def discover_roles(
         backbone=clip.name,
         fingerprint=clip.fingerprint,
         depth=clip.config.vision.layers,
-        rule=rule,
+        rule=options.rule,
         parameters=parameters,
-        core=core,
-        evidence=evidence,
+        core=options.core,
+        evidence={
+            "image_count": seen.count,
+            "image_source": name if isinstance(name := getattr(images, "name", None), str) else "",
+            "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
+            "phrases_per_head": phrases,
+            "concepts": found.summary(),
+            "explained": _explained(spans, chosen),
+            "concept_of": dict(sorted(found.of.items())),
+        },
     )
+
+
+def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
+    known = [field.name for field in fields(RoleOptions)]
+    unknown = next((name for name in changes if name not in known), None)
+    if unknown is not None:
+        raise RoleError(f"roles have no option {unknown!r}; there are {', '.join(known)}")
+    return replace(options, **changes)
+
+
+def _words(clip: Clip, options: RoleOptions) -> Corpus:
+    """The corpus; where concepts are its tags, every phrase must have one."""
+    corpus = options.corpus
+    words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus or default_corpus(clip))
+    if options.concepts == "tags":
+        tagged_concepts(words.texts, words.tags)
+    return words
 
 
 def _read(
@@ -152,7 +200,7 @@ def _read(
 
 
 def default_phrases(clip: Clip) -> int:
-    """The paper's 20 phrases for heads of 64 numbers, in proportion fewer for narrower heads.
+    """The paper's 20 phrases for heads that are 64 wide, in proportion fewer for narrower heads.
 
     A head's contributions span no more directions than it is wide. Twenty phrases describe the strongest
     third of a head of 64; of a head of 16 they would span everything: the last picks would say nothing, and
@@ -209,7 +257,7 @@ def _phrases(
 
 
 def _explained(spans: Spans, layers: Sequence[int]) -> dict[str, list[float]]:
-    """Share of each head's variance that its phrases explain, a list a layer."""
+    """Share of each head's variance that its phrases explain, one list per layer."""
     total = spans.explained.sum(dim=-1)  # [L, H]
     return {
         str(layer): [round(share, 4) for share in total[place].tolist()] for place, layer in enumerate(layers)
@@ -220,16 +268,14 @@ def _concepts(
     picked: Mapping[tuple[int, int], tuple[str, ...]],
     way: str | Mapping[str, Sequence[str]],
     tags: Mapping[str, str],
-    sentences: str,
+    embed: Embedder | None,
 ) -> Concepts:
-    """The concepts of all picked phrases, by the asked way."""
+    """The concepts of all picked phrases, by the asked way; `embed` is needed for all but the tags."""
     different = list(dict.fromkeys(phrase for _, said in sorted(picked.items()) for phrase in said))
     if not different:
         raise RoleError("no head's output varies over these images; give images that differ")
-    if way == "tags":
+    if embed is None:
         return tagged_concepts(different, tags)
-    if isinstance(way, Mapping):
-        return fixed_concepts(different, sentence_embedder(sentences), way, tags)
-    if way == "fixed":
-        return fixed_concepts(different, sentence_embedder(sentences), PROTOTYPES, tags)
-    return cluster_concepts(different, sentence_embedder(sentences), tags)
+    if isinstance(way, Mapping) or way == "fixed":
+        return fixed_concepts(different, embed, way if isinstance(way, Mapping) else PROTOTYPES, tags)
+    return cluster_concepts(different, embed, tags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
-from dear.heads.known import known_roles
+from dear.heads.known import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
@@ -23,6 +24,8 @@ from dear.train.loop import Progress
 from dear.train.recipe import Recipe
 from dear.train.run import Trained, train
 from dear.workflows.options import AdaptOptions, PathLike
+
+_log = logging.getLogger("dear")
 
 
 def adapt(
@@ -77,7 +80,7 @@ def build(images: ImageSet, asked: AdaptOptions, options: dict[str, Any]) -> Met
     )
     roles = asked.roles
     if roles is not None and not isinstance(roles, RoleMap):
-        roles = RoleMap.load(roles)
+        roles = read_roles(roles)
     if roles is None and find_method(asked.method).uses_roles:
         roles = known_roles(clip)
     method = build_method(
@@ -91,6 +94,8 @@ def build(images: ImageSet, asked: AdaptOptions, options: dict[str, Any]) -> Met
         **options,
     )
     method.pick_mode(asked.mode)
+    if method.notice:
+        _log.warning("dear: %s", method.notice)
     return method
 
 
