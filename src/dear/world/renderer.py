@@ -145,20 +145,17 @@ def compose(scenes: Scenes, tones: Tensor | None = None, background: Tensor | No
 
 
 def paste(pixels: Tensor, scenes: Scenes, corner: Tensor) -> None:
-    """Draw each scene's subject small into a corner of `pixels` [B, 3, side, side], in place.
+    """Draw each scene's subject into a corner of `pixels` [B, 3, side, side], in place.
 
     Args:
         pixels: images in 0..1.
-        scenes: what to draw; color and texture count, place and count do not.
+        scenes: what to draw; place and count do not matter.
         corner: int64 [B], 0 to 3: top left, top right, bottom left, bottom right.
     """
-    small = scenes.replace(count=torch.full_like(scenes.count, 5))
-    coat = _coat(small, palette(str(scenes.device)))
-    for number, rows in groups(corner, 4):
-        part = pixels[rows]
-        # The layout of five has its copies 0, 1, 3 and 4 in the corners.
-        _stamp(part, coat[rows], small[rows], (0, 1, 3, 4)[number])
-        pixels[rows] = part
+    half = torch.full_like(scenes.free("size"), SIDE / 4)
+    right, low = (corner % 2).to(half), (corner // 2).to(half)
+    where = (half, SIDE / 4 + right * SIDE / 2, SIDE / 4 + low * SIDE / 2)
+    _draw(pixels, _coat(scenes, palette(str(scenes.device))), scenes, where, 0)
 
 
 def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
@@ -180,10 +177,7 @@ def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
 
 def _stamp(pixels: Tensor, coat: Tensor, scenes: Scenes, copy: int) -> None:
     """Draw one copy of every scene's subject onto `pixels` [b, 3, side, side]."""
-    device = str(scenes.device)
-    sprites = atlas(device)
-    sizes, centers = _layouts(device)
-    kind = scenes.kind
+    sizes, centers = _layouts(str(scenes.device))
     single = scenes.count == 1
     size = scenes.free("size")
     half = sizes[scenes.count - 1] * torch.where(single, 0.78 + 0.44 * size, 0.9 + 0.16 * size)
@@ -191,6 +185,16 @@ def _stamp(pixels: Tensor, coat: Tensor, scenes: Scenes, copy: int) -> None:
     room = torch.where(single, (31.0 - half).clamp_min(0) * 0.9, 1.5)
     cx = 32.0 + center[:, 0] + (scenes.free("x") - 0.5) * 2.0 * room
     cy = 32.0 + center[:, 1] + (scenes.free("y") - 0.5) * 2.0 * room
+    _draw(pixels, coat, scenes, (half, cx, cy), copy)
+
+
+def _draw(
+    pixels: Tensor, coat: Tensor, scenes: Scenes, where: tuple[Tensor, Tensor, Tensor], copy: int
+) -> None:
+    """Draw every scene's subject with half size and center `where`, each [b], in pixels."""
+    half, cx, cy = where
+    device = str(scenes.device)
+    sprites, kind = atlas(device), scenes.kind
     # Copies lean a little differently; letters and figures stay upright enough to be read.
     turn = scenes.free("turn")
     lean = (turn if copy == 0 else fraction(turn + copy * 0.37)) - 0.5

@@ -17,7 +17,7 @@ from dear.data.images import find_classes, renumber
 from dear.errors import DataError
 from dear.world import factors as F
 from dear.world.renderer import SIDE, compose, in_style, palette, paste, to_bytes
-from dear.world.scenes import Scenes, sample
+from dear.world.scenes import NUISANCES, Scenes, sample
 from dear.world.shortcuts import TEST
 from dear.world.tasks import Task, find_task
 
@@ -184,10 +184,29 @@ def scenes(name: str, split: str) -> Scenes:
     for factor in ("subject", "color", "texture", "place"):
         fixed = torch.tensor([-1 if (v := getattr(m, factor)) is None else v for m in task.meanings])[labels]
         values[factor] = torch.where(fixed >= 0, fixed, getattr(drawn, factor))
-    if task.shortcut is not None and task.shortcut.factor != "letter":
-        planted = torch.tensor(task.shortcut.values)
-        values[task.shortcut.factor] = planted[torch.tensor([row.value for row in plan])]
+    if task.shortcut is None:
+        return drawn.replace(**values)
+    if task.shortcut.factor == "letter":
+        return _apart(drawn.replace(**values))
+    values[task.shortcut.factor] = torch.tensor(task.shortcut.values)[
+        torch.tensor([row.value for row in plan])
+    ]
     return drawn.replace(**values)
+
+
+def _apart(drawn: Scenes) -> Scenes:
+    """The same scenes with a small subject in the corner across from the letter's, so that both are seen."""
+    corner, free = _corner(drawn), drawn.nuisance.clone()
+    x, y, size = (NUISANCES.index(name) for name in ("x", "y", "size"))
+    free[:, size] *= 0.3
+    free[:, x] = 0.25 * free[:, x] + 0.75 * (corner % 2 == 0)
+    free[:, y] = 0.25 * free[:, y] + 0.75 * (corner // 2 == 0)
+    return drawn.replace(nuisance=free)
+
+
+def _corner(drawn: Scenes) -> Tensor:
+    """int64 [B], 0 to 3: where the letter goes."""
+    return (drawn.free("style_0") * 4).long().clamp_max(3)
 
 
 def _letters(task: Task, split: str, part: slice, pixels: Tensor, drawn: Scenes) -> None:
@@ -196,11 +215,8 @@ def _letters(task: Task, split: str, part: slice, pixels: Tensor, drawn: Scenes)
     letters = torch.tensor(task.shortcut.values)[
         torch.tensor([row.value for row in _plan(task, split)[part]])
     ]
-    white = torch.full_like(letters, F.color_id("white"))
-    corner = (drawn.free("style_0") * 4).long().clamp_max(3)
-    paste(
-        pixels, drawn.replace(subject=letters, color=white, texture=torch.full_like(letters, F.PLAIN)), corner
-    )
+    white, plain = torch.full_like(letters, F.color_id("white")), torch.full_like(letters, F.PLAIN)
+    paste(pixels, drawn.replace(subject=letters, color=white, texture=plain), _corner(drawn))
 
 
 @lru_cache(maxsize=256)
