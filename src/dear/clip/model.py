@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.config import ClipConfig, TextConfig, VisionConfig
+from dear.clip.correction import Correction, Head, folded
 from dear.clip.edit import Edit
 from dear.clip.tower import Block, LayerNorm, Record, Tower
+from dear.clip.without import norm_without_heads, without_heads
 from dear.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +52,10 @@ class Patches(nn.Module):
 
 
 class VisionTower(Tower):
-    """The image tower: patches, positions, blocks, final norm, projection."""
+    """The image tower: patches, positions, blocks, final norm, projection, and a correction if it has one."""
+
+    correction_matrix: Tensor | None
+    correction_bias: Tensor | None
 
     def __init__(self, config: VisionConfig, embed_dim: int) -> None:
         super().__init__(config, causal=False)
@@ -60,6 +66,10 @@ class VisionTower(Tower):
         self.ln_pre = LayerNorm(config.width, config.eps)
         self.ln_post = LayerNorm(config.width, config.eps)
         self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
+        self.left_out: tuple[Head, ...] = ()  # heads whose terms the feature goes without
+        # Not persistent: a correction is no weight of the backbone.
+        self.register_buffer("correction_matrix", None, persistent=False)
+        self.register_buffer("correction_bias", None, persistent=False)
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Normalized pixels [B, 3, S, S] to the input of layer 1, [B, N, D], class token first."""
@@ -71,10 +81,37 @@ class VisionTower(Tower):
         x: Tensor = self.ln_pre(torch.cat([first, patches], dim=1) + self.positions)
         return x
 
+    def run(
+        self,
+        x: Tensor,
+        first: int = 1,
+        last: int | None = None,
+        edit: Edit | None = None,
+        read: Tensor | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        """As `Tower.run`; where heads are left out, rows of the last layer are what `norm_rows` expects."""
+        last = self.config.layers if last is None else last
+        if not self.left_out or last < self.config.layers:
+            return super().run(x, first, last, edit, read, record)
+        return without_heads(self, super().run, x, first, edit, read, record)
+
+    def norm_rows(self, x: Tensor) -> Tensor:
+        """Final norm of rows [..., D] that `run` returned for the last layer."""
+        if not self.left_out:
+            normed: Tensor = self.ln_post(x)
+            return normed
+        return norm_without_heads(self.ln_post, x)
+
+    def correct(self, features: Tensor) -> Tensor:
+        """The affine part of the correction, on features [..., E]; without one they stay as they are."""
+        if self.correction_matrix is None or self.correction_bias is None:
+            return features
+        return features @ self.correction_matrix.to(features.dtype) + self.correction_bias.to(features.dtype)
+
     def project(self, x: Tensor) -> Tensor:
-        """Final norm and projection of rows [..., D] to features [..., E]."""
-        normed: Tensor = self.ln_post(x)
-        return normed @ self.proj
+        """Final norm, projection and correction of rows [..., D] to features [..., E]."""
+        return self.correct(self.norm_rows(x) @ self.proj)
 
     def forward(self, pixels: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
         """Images to features [B, E]: the class token's last state, normed and projected."""
@@ -150,6 +187,7 @@ class Clip(nn.Module):
         self.text = TextTower(config.text, config.embed_dim, token_rows)
         self.log_scale = nn.Parameter(torch.empty(()))
         self._scale: tuple[int, int, float] | None = None
+        self._correction: Correction | None = None
         if self.log_scale.device.type != "meta":
             self._start()
         self.requires_grad_(False)
@@ -218,6 +256,53 @@ class Clip(nn.Module):
         from dear.clip.fingerprint import fingerprint
 
         return fingerprint(self.visual)
+
+    @property
+    def correction(self) -> Correction | None:
+        """The change of the image feature that this backbone applies; None: it is the plain backbone."""
+        return self._correction
+
+    def corrected(self, correction: Correction | None) -> Clip:
+        """The same weights with (another) correction of the image feature; this object stays as it is.
+
+        Raises:
+            UsageError: the correction does not fit the tower.
+
+        Example:
+            >>> from dear.clip.correction import Correction
+            >>> clip = Clip(ClipConfig.named("ViT-B-32"))
+            >>> half = clip.corrected(Correction(torch.eye(512) / 2, torch.zeros(512)))
+            >>> pixels = torch.zeros(1, 3, 224, 224)
+            >>> torch.equal(half.encode_image(pixels) * 2, clip.encode_image(pixels))
+            True
+        """
+        if correction is not None:
+            vision = self.config.vision
+            correction.check(vision.layers, vision.heads, self.config.embed_dim)
+        other, visual = copy.copy(self), copy.copy(self.visual)
+        other._modules = dict(self._modules)
+        visual._buffers = dict(self.visual._buffers)
+        other._modules["visual"] = visual
+        other._correction = correction
+        visual.left_out = () if correction is None else tuple(sorted(correction.heads))
+        matrix, bias = (None, None) if correction is None else (correction.matrix, correction.bias)
+        visual.correction_matrix = None if matrix is None else matrix.to(self.device)
+        visual.correction_bias = None if bias is None else bias.to(self.device)
+        return other
+
+    def folded(self) -> Clip:
+        """A plain CLIP of its own whose weights hold the correction.
+
+        Raises:
+            UsageError: the correction leaves out heads, which no weights can say.
+        """
+        plain = copy.deepcopy(self.corrected(None))
+        plain.__dict__.pop("fingerprint", None)
+        if self.correction is not None:
+            visual = plain.visual
+            proj, bias = folded(visual.proj, visual.ln_post.weight, visual.ln_post.bias, self.correction)
+            visual.proj.data, visual.ln_post.bias.data = proj, bias
+        return plain
 
     def use_fused(self, fused: bool) -> Clip:
         """Switch both towers to the fused kernel (the default) or to the written-out attention."""

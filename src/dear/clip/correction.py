@@ -1,0 +1,100 @@
+"""A fixed change of the image feature: some heads left out of the sum, then an affine map.
+
+The feature is the sum of what every head adds and a rest (`dear.heads.contributions`). A correction leaves
+out the terms of some heads, exactly (the rest of the computation stays as it is), and applies `f A + b`.
+Where it comes from is no matter of the towers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dear.errors import UsageError
+
+Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """`f' = (f - sum of the terms of `heads`) A + b`.
+
+    Attributes:
+        matrix: A, float32 [E, E].
+        bias: b, float32 [E].
+        heads: (layer, head) pairs whose terms are left out.
+    """
+
+    matrix: Tensor
+    bias: Tensor
+    heads: tuple[Head, ...] = ()
+    digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        width = self.bias.numel()
+        if self.bias.shape != (width,) or self.matrix.shape != (width, width):
+            raise UsageError(
+                f"a correction is a matrix [E, E] and a bias [E]; got {list(self.matrix.shape)} and "
+                f"{list(self.bias.shape)}"
+            )
+        if not (bool(self.matrix.isfinite().all()) and bool(self.bias.isfinite().all())):
+            raise UsageError("a correction must be made of finite numbers")
+        if len(set(self.heads)) != len(self.heads):
+            raise UsageError("a correction names a head twice")
+        digest = hashlib.sha256(repr(self.heads).encode())
+        for tensor in (self.matrix, self.bias):
+            values = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+            digest.update(np.ascontiguousarray(values, dtype="<f4").tobytes())
+        object.__setattr__(self, "digest", f"sha256:{digest.hexdigest()}")
+
+    @property
+    def foldable(self) -> bool:
+        """Whether a plain CLIP can have it in its weights: no heads are left out."""
+        return not self.heads
+
+    def check(self, layers: int, heads: int, width: int) -> None:
+        """Refuse a correction that does not fit a tower.
+
+        Raises:
+            UsageError: a head does not exist, or features have another width.
+        """
+        if self.bias.numel() != width:
+            raise UsageError(f"the correction is for features of width {self.bias.numel()}, not {width}")
+        for layer, head in self.heads:
+            if not (1 <= layer <= layers and 0 <= head < heads):
+                raise UsageError(
+                    f"the correction leaves out head {head} of layer {layer}; the tower has layers 1 "
+                    f"to {layers} of heads 0 to {heads - 1}"
+                )
+
+
+@torch.no_grad()
+def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -> tuple[Tensor, Tensor]:
+    """Projection [D, E] and norm bias [D] that give the corrected features in a plain CLIP.
+
+    A plain CLIP has no bias after its projection. But the rows `y = n w + c` of the final norm satisfy one
+    linear equation: n sums to 0, so `y · (1/w) = c · (1/w)` is the same for every image. With `u = 1/w`,
+    `y' = y + t u` (a change of the norm's bias) and `P' = P A + u g^T`, the feature is
+    `y P A + t u P A + (c · u + t |u|²) g`; g is chosen so that all but the first term is the bias wanted.
+
+    Raises:
+        UsageError: heads are left out, or the norm hides a coordinate (a weight of 0).
+    """
+    if not correction.foldable:
+        raise UsageError(
+            "a removal of heads depends on the image and cannot be folded into a plain CLIP; remove the "
+            "concept by words or by examples"
+        )
+    P, w, c = proj.double(), weight.double(), bias.double()
+    if bool((w == 0).any()):
+        raise UsageError("the final norm has a weight of 0: the correction cannot be folded into this CLIP")
+    A, b = correction.matrix.to(P), correction.bias.to(P)
+    u = 1 / w
+    # t makes the constant as large as |u|: then g stays as small as the bias it has to give.
+    t = (u.norm() - c @ u) / (u @ u)
+    g = (b - t * (u @ P @ A)) / (c @ u + t * (u @ u))
+    return (P @ A + torch.outer(u, g)).to(proj), (c + t * u).to(bias)

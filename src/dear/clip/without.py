@@ -1,0 +1,94 @@
+"""The image feature without the terms of some heads: the direct effect of leaving them out, exactly.
+
+Write x for a row of the last layer [D], s for the standard deviation that the final norm divides it by, and d
+for the sum of what the heads left out added to this row. The feature without them is
+`(center(x - d) / s * w + c) P`: s stays that of x. The final norm does not see the mean of a row, so that is
+where s travels from `run` to `norm_rows`: the rows that `without_heads` returns are `center(x - d) + s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dear.clip.attention import take_rows
+from dear.clip.edit import Edit
+from dear.clip.tower import Block, LayerNorm, Record
+from dear.errors import UsageError
+
+if TYPE_CHECKING:
+    from dear.clip.model import VisionTower
+
+
+class _HeadRows(Record):
+    """Keeps the output of all rows in the heads of some layers, and hands everything on to another record."""
+
+    def __init__(self, layers: set[int], other: Record | None) -> None:
+        super().__init__(slice(None), pattern=other is not None and other.pattern)
+        self._names = {f"blocks.{layer}.attn.heads" for layer in layers}
+        self._other = other
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Store what is asked for."""
+        if name in self._names:
+            super().keep(name, value)
+        if self._other is not None:
+            rows = self._other.rows
+            self._other.keep(name, value[:, :, rows] if ".attn." in name else value[:, rows])
+
+
+def without_heads(
+    tower: VisionTower,
+    run: Callable[..., Tensor],
+    x: Tensor,
+    first: int,
+    edit: Edit | None,
+    read: Tensor | None,
+    record: Record | None,
+) -> Tensor:
+    """Run layers `first` to the last; rows [B, R, D] for `norm_without_heads`.
+
+    Raises:
+        UsageError: a head to leave out lies before `first`: its term is not in this run.
+    """
+    layers = {layer for layer, _ in tower.left_out}
+    if min(layers) < first:
+        raise UsageError(
+            f"heads of layer {min(layers)} are to be left out, but this method starts at layer {first}; "
+            "remove the concept by words or by examples, or with heads of later layers"
+        )
+    own = _HeadRows(layers, record)
+    last = tower.config.layers
+    rows = run(x, first, last, edit, read, own)
+    added = torch.zeros_like(rows, dtype=tower.ln_post.weight.dtype)
+    width = tower.config.head_width
+    for layer, head in tower.left_out:
+        outputs = own[f"blocks.{layer}.attn.heads"][:, head]  # [B, N or R, d]
+        if layer < last and read is not None:
+            late = edit is not None and edit.first is not None and layer < edit.first
+            outputs = _rows_of_then(outputs, read) if late else take_rows(outputs, read)
+        block = tower.blocks[layer - 1]
+        assert isinstance(block, Block)
+        weight = block.attn.o.weight[:, head * width : (head + 1) * width]  # [D, d]
+        added = added + outputs.to(added.dtype) @ weight.to(added.dtype).T
+    wide = rows.to(added.dtype)
+    spread = (wide.var(dim=-1, keepdim=True, unbiased=False) + tower.ln_post.eps).sqrt()
+    rest = wide - added
+    return (rest - rest.mean(dim=-1, keepdim=True) + spread).to(rows.dtype)
+
+
+def _rows_of_then(outputs: Tensor, read: Tensor) -> Tensor:
+    """Rows `read` of a head's outputs before extra tokens came in: those added nothing."""
+    there = read < outputs.shape[1]
+    taken = take_rows(outputs, read.clamp(max=outputs.shape[1] - 1))
+    return taken * there[..., None].to(taken.dtype)
+
+
+def norm_without_heads(norm: LayerNorm, x: Tensor) -> Tensor:
+    """The final norm of rows [..., D] that `without_heads` returned."""
+    wide = x.to(norm.weight.dtype)
+    spread = wide.mean(dim=-1, keepdim=True)
+    return ((wide - spread) / spread * norm.weight + norm.bias).to(x.dtype)

@@ -1,0 +1,228 @@
+"""Removing a concept from the image feature: by heads, by words, by examples, or several of them together.
+
+Notation of the method page, section 4: f the feature, c_h the contribution of head h, S_q the heads with role
+q, T_q the unit text features of the concept's values, B_q an orthonormal basis of the centered T_q.
+
+- by heads:    f' = f + sum over h in S_q of (mean c_h - c_h), the mean over the training images;
+- by words:    f' = f - (f - mean f) B_q^T B_q;
+- by examples: the same with B_q from the mean features of example images per value, or LEACE (Belrose et al.
+  2023): the smallest change after which no linear classifier can tell the values of the examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dear.clip.correction import Correction
+from dear.errors import UsageError
+from dear.heads.ablate import Collected, Key
+
+_TINY = 1e-4  # directions shorter than this share of the longest are rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Repair:
+    """What is removed: `g = f + sum (means - c_h)`, then `f' = g - (g - center) removed`.
+
+    Attributes:
+        concepts: what is removed, in words.
+        ways: how: "heads", "words", "examples", "leace", in the order of the concepts they serve.
+        center: mean feature of the training images, [E].
+        removed: [E, E], the projection on what is taken away; zero where only heads are removed.
+        heads: (layer, head) pairs whose contribution is replaced by its mean.
+        means: [len(heads), E], mean contribution of each over the training images.
+        rank: directions that `removed` takes away.
+    """
+
+    concepts: tuple[str, ...]
+    ways: tuple[str, ...]
+    center: Tensor
+    removed: Tensor
+    heads: tuple[Key, ...] = ()
+    means: Tensor | None = None
+    rank: int = 0
+
+    @property
+    def title(self) -> str:
+        """A few words for people: "Location by words (11 directions)"."""
+        parts = []
+        if self.heads:
+            parts.append(f"{len(self.heads)} heads")
+        if self.rank:
+            parts.append(f"{self.rank} directions")
+        return f"{', '.join(self.concepts)} by {' and '.join(dict.fromkeys(self.ways))} ({', '.join(parts)})"
+
+    def apply(self, images: Collected) -> Tensor:
+        """The repaired features [n, E] of images whose contributions were collected."""
+        features = images.features
+        if self.heads and self.means is not None:
+            features = features + self.means.sum(dim=0)
+            for key in self.heads:
+                features = features - contribution(images, key)
+        return features - (features - self.center) @ self.removed
+
+    def correction(self) -> Correction:
+        """The same as a change that a tower applies by itself."""
+        keep = torch.eye(len(self.center)) - self.removed
+        bias = self.center @ self.removed
+        if self.means is not None:
+            bias = bias + self.means.sum(dim=0) @ keep
+        return Correction(keep.contiguous(), bias.contiguous(), self.heads)
+
+
+def contribution(images: Collected, key: Key) -> Tensor:
+    """c_h of every image, [n, E].
+
+    Raises:
+        UsageError: the head was not collected.
+    """
+    layer, head = key
+    if layer not in images.layers or not 0 <= head < images.outputs.shape[2]:
+        raise UsageError(f"head ({layer}, {head}) was not collected; layers {images.layers} were")
+    place = images.layers.index(layer)
+    return images.outputs[:, place, head] @ images.maps[place, head]
+
+
+def remove_heads(images: Collected, heads: Sequence[Key], concept: str = "heads") -> Repair:
+    """Removal by heads, with means over `images` (the training images).
+
+    Raises:
+        UsageError: there are no heads, or one was not collected.
+    """
+    if not heads:
+        raise UsageError(f"the role map has no head for {concept!r}: remove it by words or by examples")
+    chosen = tuple(sorted(set(heads)))
+    means = torch.stack([contribution(images, key).mean(dim=0) for key in chosen])
+    width = images.features.shape[1]
+    return Repair(
+        (concept,), ("heads",), images.features.mean(dim=0), torch.zeros(width, width), chosen, means
+    )
+
+
+def remove_span(images: Collected, directions: Tensor, concept: str, way: str = "words") -> Repair:
+    """Removal of the span of centered `directions` [K, E]: text features of values, or means of examples."""
+    basis = span_basis(directions)
+    removed = (basis.T @ basis).to(images.features)
+    return Repair((concept,), (way,), images.features.mean(dim=0), removed, rank=len(basis))
+
+
+def span_basis(directions: Tensor) -> Tensor:
+    """B_q: an orthonormal basis of the centered rows, [at most K - 1, E] in float64.
+
+    Raises:
+        UsageError: there are fewer than two different rows.
+
+    >>> span_basis(torch.tensor([[1.0, 0.0, 2.0], [-1.0, 0.0, 2.0]])).abs().tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    rows = directions.double()
+    centered = rows - rows.mean(dim=0)
+    if len(rows) < 2 or not bool(centered.abs().max() > 0):
+        raise UsageError("a span needs at least two values that differ")
+    _, lengths, axes = torch.linalg.svd(centered, full_matrices=False)
+    return axes[: min(int((lengths > _TINY * lengths[0]).sum()), len(rows) - 1)]
+
+
+def remove_examples(
+    images: Collected, examples: Tensor, values: Tensor, concept: str, leace: bool = False
+) -> Repair:
+    """Removal by examples: features [m, E] of images whose value is known, `values` [m] from 0.
+
+    Raises:
+        UsageError: fewer than two values have examples.
+    """
+    present = values.unique()
+    if len(present) < 2:
+        raise UsageError(f"examples of {concept!r} show {len(present)} value(s); give images of two or more")
+    if leace:
+        removed, rank = leace_map(examples, values)
+        return Repair(
+            (concept,), ("leace",), images.features.mean(dim=0), removed.to(images.features), rank=rank
+        )
+    means = torch.stack([examples[values == value].double().mean(dim=0) for value in present])
+    return remove_span(images, means, concept, "examples")
+
+
+def leace_map(features: Tensor, values: Tensor, shrinkage: float | None = None) -> tuple[Tensor, int]:
+    """LEACE: `f - (f - mean) R` is the least change after which features and values are uncorrelated.
+
+    In rows, with S the covariance of the features, W = S^(-1/2), C their covariance with the one-hot values, Q
+    the projection on the columns of W C: `R = (W^+ Q W)^T` (Belrose et al. 2023, theorem 4.3).
+
+    Args:
+        features: [m, E].
+        values: int [m].
+        shrinkage: share of the mean variance mixed into the covariance, which few examples cannot tell; None:
+            the one that Ledoit and Wolf (2004) estimate.
+
+    Returns:
+        R [E, E] in float64, and its rank.
+    """
+    x = features.double()
+    x = x - x.mean(dim=0)
+    z = torch.nn.functional.one_hot(values.unique(return_inverse=True)[1]).double()
+    z = z - z.mean(dim=0)
+    if shrinkage is None:
+        from sklearn.covariance import ledoit_wolf_shrinkage
+
+        shrinkage = float(ledoit_wolf_shrinkage(x.numpy(), assume_centered=True))
+    covariance = x.T @ x / len(x)
+    middle = covariance.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype)
+    spread, axes = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * middle)
+    seen = spread > spread[-1] * max(x.shape) * torch.finfo(x.dtype).eps
+    root = spread.clamp(min=0).sqrt()
+    inverse = torch.where(seen, 1 / root.clamp(min=1e-300), 0.0)
+    white = (axes * inverse) @ axes.T  # W
+    colored = (axes * torch.where(seen, root, 0.0)) @ axes.T  # W^+
+    left, lengths, _ = torch.linalg.svd(white @ (x.T @ z / len(x)), full_matrices=False)
+    left = left[:, lengths > _TINY * lengths[0]]
+    return (colored @ left @ left.T @ white).T, left.shape[1]
+
+
+def combine(first: Repair, *others: Repair) -> Repair:
+    """Several removals as one: heads together, then the span of all directions together.
+
+    LEACE's map is not a span; it is applied after the others.
+
+    Raises:
+        UsageError: they were made on different training images.
+    """
+    result = first
+    for other in others:
+        if not torch.allclose(result.center, other.center, atol=1e-4):
+            raise UsageError("removals can be combined when they were made on the same training images")
+        keys = tuple(sorted(set(result.heads) | set(other.heads)))
+        known: dict[Key, Tensor] = {}
+        for one in (result, other):
+            if one.means is not None:
+                known |= dict(zip(one.heads, one.means, strict=True))
+        removed, rank = _joined(result, other)
+        result = replace(
+            result,
+            concepts=tuple(dict.fromkeys(result.concepts + other.concepts)),
+            ways=result.ways + other.ways,
+            removed=removed,
+            heads=keys,
+            means=torch.stack([known[key] for key in keys]) if keys else None,
+            rank=rank,
+        )
+    return result
+
+
+def _joined(first: Repair, second: Repair) -> tuple[Tensor, int]:
+    """What two removals take away together."""
+    if not first.rank or not second.rank:
+        one = first if first.rank else second
+        return one.removed, one.rank
+    if "leace" in first.ways + second.ways:
+        keep = torch.eye(len(first.center), dtype=torch.float64)
+        both = keep - (keep - first.removed.double()) @ (keep - second.removed.double())
+        return both.to(first.removed), first.rank + second.rank
+    # The projection on the sum of two spans.
+    lengths, axes = torch.linalg.eigh(first.removed.double() + second.removed.double())
+    basis = axes[:, lengths > 1e-3].T
+    return (basis.T @ basis).to(first.removed), len(basis)
