@@ -150,8 +150,8 @@ def remove_examples(
 def leace_map(features: Tensor, values: Tensor, shrinkage: float | None = None) -> tuple[Tensor, int]:
     """LEACE: `f - (f - mean) R` is the least change after which features and values are uncorrelated.
 
-    In rows, with S the covariance of the features, W = S^(-1/2), C their covariance with the one-hot values, Q
-    the projection on the columns of W C: `R = (W^+ Q W)^T` (Belrose et al. 2023, theorem 4.3).
+    In rows, with S the covariance of the features, W = S^(-1/2), C their covariance with the one-hot values,
+    Q the projection on the columns of W C: `R = (W^+ Q W)^T` (Belrose et al. 2023, theorem 4.3).
 
     Args:
         features: [m, E].

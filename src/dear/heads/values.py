@@ -81,8 +81,8 @@ def find_concept(text: str) -> Concept:
     if not colon:
         if known is None:
             raise UsageError(
-                f"{text.strip()[:_LONGEST]!r} is none of the concepts {', '.join(CONCEPTS)}; name one of them, "
-                'or your own with its values: "background: lab bench, outdoors"'
+                f"{text.strip()[:_LONGEST]!r} is none of the concepts {', '.join(CONCEPTS)}; name one of "
+                'them, or your own with its values: "background: lab bench, outdoors"'
             )
         return known_concepts()[known]
     words = tuple(dict.fromkeys(word.strip() for word in rest.split(",") if word.strip()))
