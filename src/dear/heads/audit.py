@@ -1,0 +1,261 @@
+"""Is a concept a shortcut? Association with the labels, reliance of a model, and what the classes are about.
+
+Method page, section 4. The value of a concept in an image is the one whose words the frozen model finds
+nearest; no group labels are needed. A shortcut is suspected when the values go with the labels more than
+chance allows, the model relies on the concept, and the class names themselves do not differ in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.errors import UsageError
+from dear.heads.ablate import Key
+from dear.heads.repair import span_basis
+
+PERMUTATIONS = 1000
+CERTAIN = 0.05  #: probability of any false association among all concepts that were looked at
+STRONG = 0.10  #: excess of normalized mutual information that counts
+ABOUT = 2.0  #: class names differ in the concept this many times as much as in as many random directions
+RELIES = 0.05  #: share of the margin, or of the answers, that goes with the concept
+
+SHORTCUT, ASSOCIATED, UNUSED, ABOUT_CLASSES, NONE = (
+    "shortcut", "associated", "unused", "about the classes", "none"
+)  # fmt: skip
+"""Verdicts: suspected shortcut; associated (no model was asked); associated but not used; what the classes
+are about; not associated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Association:
+    """How the values of a concept go with the labels.
+
+    Attributes:
+        concept: its name.
+        words: its values.
+        seen: int64 [n], place in `words` of the value that the frozen model sees in each image.
+        table: int64 [C, K], images per class and value.
+        information: mutual information of value and label over the entropy of the labels, 0 to 1.
+        expected: the same when labels are dealt out at random, mean over the permutations.
+        p_value: how often random labels do as well.
+        about: how much the class names differ in the concept, relative to as many random directions.
+    """
+
+    concept: str
+    words: tuple[str, ...]
+    seen: Tensor
+    table: Tensor
+    information: float
+    expected: float
+    p_value: float
+    about: float
+
+    @property
+    def excess(self) -> float:
+        """Normalized mutual information beyond chance."""
+        return self.information - self.expected
+
+
+@dataclass(frozen=True)
+class Reliance:
+    """What becomes of a model's answers when a concept is removed, without training again.
+
+    Attributes:
+        changed: share of answers that change.
+        margin: mean of the true class's score minus the best other's, before.
+        margin_without: the same with the concept removed.
+        way: how it was removed.
+    """
+
+    changed: float
+    margin: float
+    margin_without: float
+    way: str = "words"
+
+    @property
+    def lost(self) -> float:
+        """Share of the margin that goes with the concept; 0 where the margin grows."""
+        return max(0.0, (self.margin - self.margin_without) / max(abs(self.margin), 1e-9))
+
+    @property
+    def relies(self) -> bool:
+        """Whether the model uses the concept to a degree that matters."""
+        return max(self.lost, self.changed) >= RELIES
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What an audit says of one concept.
+
+    Attributes:
+        association: with the labels.
+        reliance: of the model; None where no model was asked.
+        heads: the heads with that role.
+        verdict: one of the verdicts above.
+        sentence: the verdict for people.
+    """
+
+    association: Association
+    reliance: Reliance | None
+    heads: tuple[Key, ...]
+    verdict: str
+    sentence: str
+
+
+def mutual_information(values: Tensor, labels: Tensor, kinds: int, classes: int) -> Tensor:
+    """Mutual information in nats of values [n] and each row of labels [P, n].
+
+    >>> mutual_information(torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1]]), 2, 2)
+    tensor([0.6931, 0.0000], dtype=torch.float64)
+    """
+    cells = labels * kinds + values  # [P, n]
+    counts = torch.zeros(len(labels), classes * kinds, dtype=torch.float64)
+    counts.scatter_add_(1, cells, torch.ones_like(cells, dtype=torch.float64))
+    joint = counts.view(-1, classes, kinds) / labels.shape[1]
+    product = joint.sum(2, keepdim=True) * joint.sum(1, keepdim=True)
+    return torch.where(joint > 0, joint * (joint / product.clamp(min=1e-300)).log(), 0.0).sum((1, 2))
+
+
+def associate(
+    concept: str,
+    words: Sequence[str],
+    directions: Tensor,
+    features: Tensor,
+    labels: Tensor,
+    class_features: Tensor,
+    permutations: int = PERMUTATIONS,
+    seed: int = 1,
+) -> Association:
+    """Association of a concept with the labels, by a permutation test.
+
+    Args:
+        concept: its name.
+        words: its K values.
+        directions: T_q, features of the values [K, E].
+        features: image features [n, E].
+        labels: int64 [n].
+        class_features: text features of the classes' prompts [C, E].
+        permutations: how often labels are dealt out at random.
+        seed: of the permutations.
+
+    Raises:
+        UsageError: there are fewer than two classes.
+    """
+    if len(class_features) < 2:
+        raise UsageError("an association needs images of at least two classes")
+    seen = (F.normalize(features.float(), dim=-1) @ F.normalize(directions.float(), dim=-1).T).argmax(dim=1)
+    classes, kinds = len(class_features), len(words)
+    labels = labels.to(torch.int64)
+    found = float(mutual_information(seen, labels[None], kinds, classes))
+    generator = torch.Generator().manual_seed(seed)
+    chance: list[Tensor] = []
+    at_once = max(1, 2_000_000 // max(1, len(labels)))
+    for start in range(0, permutations, at_once):
+        rows = [
+            torch.randperm(len(labels), generator=generator)
+            for _ in range(min(at_once, permutations - start))
+        ]
+        chance.append(mutual_information(seen, labels[torch.stack(rows)], kinds, classes))
+    drawn = torch.cat(chance)
+    share = torch.bincount(labels, minlength=classes).double() / len(labels)
+    entropy = max(float(-(share * share.clamp(min=1e-300).log()).sum()), 1e-12)
+    return Association(
+        concept,
+        tuple(words),
+        seen,
+        torch.bincount(labels * kinds + seen, minlength=classes * kinds).view(classes, kinds),
+        found / entropy,
+        float(drawn.mean()) / entropy,
+        (1 + int((drawn >= found - 1e-12).sum())) / (1 + permutations),
+        about_classes(directions, class_features),
+    )
+
+
+def about_classes(directions: Tensor, class_features: Tensor) -> float:
+    """Share of the class names' variance in the concept's span, over the span's share of all directions."""
+    basis = span_basis(directions)
+    rows = F.normalize(class_features.double(), dim=-1)
+    rows = rows - rows.mean(dim=0)
+    total = float((rows**2).sum())
+    inside = float(((rows @ basis.T) ** 2).sum())
+    return inside / max(total, 1e-12) / (len(basis) / rows.shape[1])
+
+
+def reliance(before: Tensor, after: Tensor, labels: Tensor, way: str = "words") -> Reliance:
+    """Reliance from scores [n, C] before and after the concept's removal."""
+    return Reliance(
+        float((before.argmax(dim=1) != after.argmax(dim=1)).double().mean()),
+        margin(before, labels),
+        margin(after, labels),
+        way,
+    )
+
+
+def margin(scores: Tensor, labels: Tensor) -> float:
+    """Mean of the true class's score minus the best other's.
+
+    >>> margin(torch.tensor([[3.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+    0.5
+    """
+    own = scores.gather(1, labels[:, None])
+    other = scores.scatter(1, labels[:, None], -math.inf).amax(dim=1, keepdim=True)
+    return float((own - other).double().mean())
+
+
+def judge(
+    association: Association,
+    reliance: Reliance | None,
+    heads: Sequence[Key] = (),
+    concepts: int = 12,
+) -> Finding:
+    """The verdict on one of `concepts` concepts that were looked at.
+
+    The permutation test is corrected for how many concepts were looked at (Bonferroni).
+    """
+    name = association.concept
+    certain = association.p_value * concepts <= CERTAIN
+    strong = association.excess >= STRONG
+    figures = (
+        f"normalized mutual information {association.information:.2f} (by chance {association.expected:.2f}, "
+        f"p = {association.p_value:.3f})"
+    )
+    if not (certain and strong):
+        verdict, sentence = NONE, f"{name} does not go with the labels: {figures}."
+    elif association.about >= ABOUT:
+        verdict = ABOUT_CLASSES
+        sentence = (
+            f"{name} goes with the labels, and the class names differ in it, too ({association.about:.1f} "
+            "times as "
+            "much as in random directions): it is what the classes are about, or this backbone cannot "
+            "tell the two "
+            f"apart; {figures}."
+        )
+    elif reliance is None:
+        verdict = ASSOCIATED
+        sentence = (
+            f"{name} goes with the labels although the class names do not differ in it: a model trained on "
+            "these "
+            f"images may answer by it; {figures}."
+        )
+    elif not reliance.relies:
+        verdict = UNUSED
+        sentence = (
+            f"{name} goes with the labels, but the model does not rely on it: without it "
+            f"{reliance.changed:.0%} of "
+            f"the answers change and the margin falls by {reliance.lost:.0%}; {figures}."
+        )
+    else:
+        verdict = SHORTCUT
+        sentence = (
+            f"{name} is a suspected shortcut: it goes with the labels although the class names do not "
+            "differ in it, "
+            f"and without it {reliance.changed:.0%} of the answers change and the margin falls by "
+            f"{reliance.lost:.0%}; {figures}."
+        )
+    return Finding(association, reliance, tuple(heads), verdict, sentence)

@@ -1,0 +1,108 @@
+"""Which way removes a concept best, told by the training images alone.
+
+Each way names a part of the feature that carries the concept. Exchange that part between images of different
+classes, and a classifier that was trained with the concept removed should still answer right, whichever way
+named the part. So every way is scored by cross-validation on the training images as they are and with the
+part exchanged that each way names; no group label is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.errors import UsageError
+from dear.heads.ablate import Collected
+from dear.heads.repair import Repair, combine
+
+ORDER = ("words", "examples", "leace", "heads")
+"""Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal."""
+
+CLOSE = 0.01
+FOLDS = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The way that was chosen, and the score of every way (share of right answers, 0 to 1)."""
+
+    way: str
+    repair: Repair
+    scores: Mapping[str, float]
+
+
+def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
+    """Images as if the part of the feature that `repair` removes came from image `partner[i]`."""
+    kept = repair.apply(images)
+    outputs = images.outputs
+    if repair.heads:
+        outputs = outputs.clone()
+        for layer, head in repair.heads:
+            place = images.layers.index(layer)
+            outputs[:, place, head] = images.outputs[partner, place, head]
+    return Collected(kept + (images.features - kept)[partner], outputs, images.maps, images.layers)
+
+
+def choose(images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: int = 1) -> Choice:
+    """The best of some ways to remove one concept, alone or two together.
+
+    Args:
+        images: contributions of the training images.
+        labels: int64 [n].
+        ways: removals by name ("words", "heads", "examples" or "leace").
+        seed: of the exchanges.
+
+    Raises:
+        UsageError: there is no way.
+    """
+    if not ways:
+        raise UsageError("there is no way to choose from")
+    names = sorted(ways, key=ORDER.index)
+    candidates = {name: ways[name] for name in names}
+    for place, first in enumerate(names):
+        for second in names[place + 1 :]:
+            if {first, second} != {"examples", "leace"}:
+                candidates[f"{first}+{second}"] = combine(ways[first], ways[second])
+    if len(names) == 1:
+        return Choice(names[0], ways[names[0]], {})
+    partner = _partners(labels, seed)
+    views = [images, *(exchange(images, ways[name], partner) for name in names)]
+    scores = {
+        name: float(np.mean([_accuracy(repair, images, view, labels) for view in views]))
+        for name, repair in candidates.items()
+    }
+    best = max(scores.values())
+    chosen = next(name for name in candidates if scores[name] >= best - CLOSE)
+    return Choice(chosen, candidates[chosen], scores)
+
+
+def _partners(labels: Tensor, seed: int) -> Tensor:
+    """For every image one of another class."""
+    rng = np.random.default_rng(seed)
+    own = labels.numpy()
+    return torch.tensor([int(rng.choice(np.flatnonzero(own != label))) for label in own])
+
+
+def _accuracy(repair: Repair, images: Collected, view: Collected, labels: Tensor) -> float:
+    """Cross-validated accuracy of a logistic regression on repaired features, tested on another view."""
+    from sklearn.linear_model import LogisticRegression
+
+    learn, test = (F.normalize(repair.apply(part), dim=-1).numpy() for part in (images, view))
+    own = labels.numpy()
+    fold = np.zeros(len(own), dtype=int)
+    for label in np.unique(own):
+        members = np.flatnonzero(own == label)
+        fold[members] = np.arange(len(members)) % FOLDS
+    right = 0
+    for number in range(FOLDS):
+        held = fold == number
+        if not held.any() or len(np.unique(own[~held])) < 2:
+            continue
+        model = LogisticRegression(C=100, max_iter=200).fit(learn[~held], own[~held])
+        right += int((model.predict(test[held]) == own[held]).sum())
+    return right / len(own)
