@@ -85,12 +85,12 @@ def test_exporting_leaves_the_method_as_it_was(clip, model, exported):
 
 def test_the_file_says_how_to_use_it_and_nothing_of_this_machine(clip, exported):
     meta = OnnxModel(exported).metadata
-    assert meta["classes"] == CLASSES
-    assert meta["fingerprint"] == clip.fingerprint
-    assert meta["method"] == "dear"
-    assert meta["modes"] == ["fused", "decoupled"]
-    assert meta["preprocessing"]["size"] == 24
-    assert meta["preprocessing"]["mean"] == list(clip.config.mean)
+    assert meta.classes == tuple(CLASSES)
+    assert meta.fingerprint == clip.fingerprint
+    assert meta.method == "dear"
+    assert meta.modes == ("fused", "decoupled")
+    assert meta.preprocessing.size == 24
+    assert meta.preprocessing.mean == tuple(clip.config.mean)
     content = exported.read_bytes()
     assert b".py" not in content
     assert b"site-packages" not in content
@@ -144,8 +144,8 @@ def test_the_encoder_alone_gives_features(clip, tmp_path):
     f_cls, f_attr = model.image_features(pixels)
     np.testing.assert_allclose(got["features"], f_cls.numpy(), atol=1e-4)
     np.testing.assert_allclose(got["attributes"], f_attr.numpy(), atol=1e-4)
-    assert runtime.metadata["attributes"] == list(model.attributes)
-    with pytest.raises(UsageError, match="encoder-only"):
+    assert runtime.metadata.attributes == tuple(model.attributes)
+    with pytest.raises(UsageError, match="an encoder alone"):
         runtime.predict([noise((30, 30))])
 
 
@@ -247,3 +247,9 @@ def test_a_wrong_image_or_mode_gets_a_sentence(exported, tmp_path):
     with pytest.raises(UsageError, match="no mode 'best'"):
         predict(exported, [noise((30, 30))], mode="best")
     assert predict(exported, []) == []
+
+
+@pytest.mark.parametrize("top", [0, -3])
+def test_fewer_than_one_answer_is_refused(exported, top):
+    with pytest.raises(UsageError, match="at least one answer"):
+        OnnxModel(exported).predict([Image.new("RGB", (9, 9))], top=top)

@@ -187,8 +187,8 @@ def onnx_description(folder: Path) -> Target:
     def read(data: bytes) -> None:
         raw = json.loads(data)
         found = _parse(raw, Path("a.onnx"))
-        assert 0 < found["preprocessing"]["size"] <= 4096
-        assert all(unprintable(name) is None for name in found.get("classes", ()))
+        assert 0 < found.preprocessing.size <= 4096
+        assert all(unprintable(name) is None for name in found.classes)
 
     def change(data: bytes, rng, pool, words) -> bytes:
         """One entry changed; all stay texts, as ONNX has them."""

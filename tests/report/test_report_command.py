@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -59,12 +60,31 @@ def test_a_report_is_one_page_with_trained_and_new_classes(run, photos, tmp_path
     assert "<h2>Training</h2>" in page
 
 
-def test_a_run_that_does_not_name_its_data_asks_for_it(run, tmp_path):
+def test_a_run_finds_its_own_images_from_any_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     done = dear_command("report", run, "--out", tmp_path / "page.html")
-    assert done.returncode == 2
-    assert "name them with --data" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "page.html").exists()
+    assert done.returncode == 0, done.stderr
+    assert "2 classes, 6 test images" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_run_without_its_images_asks_for_them(run, tmp_path):
+    from dear.studio.desk import open_desk
+
+    moved = tmp_path / "run"
+    shutil.copytree(run, moved)
+    config = json.loads((moved / "config.json").read_text())
+    for source, sentence in ((str(tmp_path / "gone"), "gone"), (None, "does not say where its images are")):
+        config["data"]["source"] = source
+        (moved / "config.json").write_text(json.dumps(config))
+        done = dear_command("report", moved, "--out", tmp_path / "page.html")
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert "name them with --data" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "page.html").exists()
+    (tmp_path / config["data"]["name"]).mkdir()  # a folder of that bare name here is not the run's data
+    (tmp_path / "desk").mkdir()
+    assert open_desk(tmp_path / "desk", run=str(moved)).images.name == "examples of the attribute world"
 
 
 def test_an_exported_run_on_mini_equals_pytorch_without_importing_it(run, photos, tmp_path):

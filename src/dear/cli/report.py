@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -45,10 +45,11 @@ def report(
     from dear.train import load_run, read_config
     from dear.train.folder import read_log
     from dear.workflows.examine import examine
+    from dear.workflows.run_data import run_images
 
-    method = load_run(run, backbone=backbone, device=device_named(device))
     config = read_config(run)
-    images = open_data(data or own_data(config, run), "test", root=data_root)
+    images = run_images(run) if data is None else open_data(data, "test", root=data_root)
+    method = load_run(run, backbone=backbone, device=device_named(device))
     unseen = None if other is None else open_data(other, "test", root=data_root)
     with stages() as told:
         facts = examine(method, images, unseen, mode, told)
@@ -61,18 +62,3 @@ def report(
     }
     write_run_page(facts, out, read_log(Path(run)), notes)
     say(f"{out}: written")
-
-
-def own_data(config: dict[str, Any], run: str) -> str:
-    """The dataset a run was trained on, as `--data` would name it.
-
-    Raises:
-        UsageError: the run does not tell.
-    """
-    from dear.errors import UsageError
-
-    data = config["data"]
-    for found in (data.get("spec"), data.get("name")):
-        if isinstance(found, str) and (found.startswith("world:") or data.get("spec")):
-            return found
-    raise UsageError(f"{run}: does not say where its images lie; name them with --data")

@@ -64,6 +64,14 @@ class ImageSet(Protocol):
         """The images of some classes; labels count into `names`."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset was opened, for `open_data`: absolute, so that it is found from anywhere."""
+
+    spec: str
+    root: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class FileImages:
     """Images that lie in files and are decoded when they are asked for.
@@ -77,6 +85,7 @@ class FileImages:
         labels: int64 [n].
         domains: one per image, or None.
         groups: a value beside the class, one an image (a background, say), or None; see `dear.data.groups`.
+        source: where the dataset was opened; None: it was not opened by `open_data`.
     """
 
     name: str
@@ -87,6 +96,7 @@ class FileImages:
     labels: Tensor
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.paths):

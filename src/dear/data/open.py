@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dear.data.benchmarks import BENCHMARKS, find_benchmark, open_benchmark
 from dear.data.folder import open_folder
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, Source
 from dear.data.names import check_template
 from dear.data.table import open_table
 from dear.errors import DataError, UsageError
@@ -48,10 +48,14 @@ def open_data(
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)
     if benchmark is not None and root is not None:
-        return open_benchmark(benchmark.name, split, root, template=template)
+        found = open_benchmark(benchmark.name, split, root, template=template)
+        return replace(found, source=Source(benchmark.name, os.path.abspath(root)))
     if os.path.isdir(path):
-        return open_folder(path, split, template=template, name=name, allow_empty=allow_empty)
-    return open_table(path, split, template=template, name=name, root=root)
+        found = open_folder(path, split, template=template, name=name, allow_empty=allow_empty)
+    else:
+        found = open_table(path, split, template=template, name=name, root=root)
+    base = None if root is None else os.path.abspath(root)
+    return replace(found, source=Source(os.path.abspath(path), base))
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:

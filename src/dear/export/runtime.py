@@ -6,14 +6,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 from PIL.Image import Image
 
 from dear._io.image_file import open_image, square
 from dear._io.printable import check_name
+from dear._io.schema import Line, Strict, check
 from dear._io.strict_json import parse_json
 from dear.errors import DearError, UsageError
 
@@ -29,6 +31,46 @@ class Answer:
 
     image: str
     top: tuple[tuple[str, float], ...]  #: (class, probability)
+
+
+Channel = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Spread = Annotated[float, Meta(gt=1e-6, le=1e6)]
+Names = tuple[Line, ...]
+_AS_JSON = ("classes", "attributes", "modes", "outputs", "preprocessing")
+
+
+class Preprocessing(Strict):
+    """How an image becomes pixels."""
+
+    size: Annotated[int, Meta(ge=1, le=4096)]
+    mean: tuple[Channel, Channel, Channel]
+    std: tuple[Spread, Spread, Spread]
+    color: Line = "RGB"
+    resize: Line = ""
+    crop: Line = ""
+    scale: Line = ""
+    layout: Line = "NCHW"
+
+
+class Description(Strict):
+    """What an exported model says about itself; lists and objects are JSON in the file."""
+
+    format: Literal["dear onnx"]
+    schema: Literal["1"]
+    modes: Annotated[Names, Meta(min_length=1)]
+    outputs: Annotated[Names, Meta(min_length=1)]
+    preprocessing: Preprocessing
+    classes: tuple[str, ...] = ()
+    attributes: Names = ()
+    dear: Line = ""
+    method: Line = ""
+    template: Line = ""
+    backbone: Line = ""
+    fingerprint: Line = ""
+
+    def __post_init__(self) -> None:
+        if self.classes and len(self.outputs) != len(self.modes):
+            raise ValueError(f"{len(self.outputs)} outputs for {len(self.modes)} modes")
 
 
 class OnnxModel:
@@ -70,14 +112,15 @@ class OnnxModel:
             raw = self._session.get_modelmeta().custom_metadata_map
         except UnicodeDecodeError:
             raise DearError(f"{path}: its description is damaged (it is not UTF-8)") from None
-        self.metadata: dict[str, Any] = _parse(raw, self.path)
-        self.outputs: tuple[str, ...] = tuple(self.metadata["outputs"])
-        self.classes: tuple[str, ...] = tuple(self.metadata.get("classes", ()))
-        self.modes: tuple[str, ...] = tuple(self.metadata["modes"])
-        preprocessing = self.metadata["preprocessing"]
-        self.size = int(preprocessing["size"])
-        self._mean = np.asarray(preprocessing["mean"], dtype=np.float32).reshape(3, 1, 1)
-        self._std = np.asarray(preprocessing["std"], dtype=np.float32).reshape(3, 1, 1)
+        self.metadata = _parse(raw, self.path)
+        self.outputs, self.classes, self.modes = (
+            self.metadata.outputs,
+            self.metadata.classes,
+            self.metadata.modes,
+        )
+        self.size = self.metadata.preprocessing.size
+        self._mean = np.asarray(self.metadata.preprocessing.mean, dtype=np.float32).reshape(3, 1, 1)
+        self._std = np.asarray(self.metadata.preprocessing.std, dtype=np.float32).reshape(3, 1, 1)
         takes = [value.name for value in self._session.get_inputs()]
         gives = {value.name for value in self._session.get_outputs()}
         if takes != ["pixels"] or not set(self.outputs) <= gives:
@@ -128,10 +171,16 @@ class OnnxModel:
         return np.concatenate(parts)
 
     def predict(self, images: Sequence[ImageLike], top: int = 5, mode: str | None = None) -> list[Answer]:
-        """The `top` likeliest classes of each image."""
+        """The `top` likeliest classes of each image.
+
+        Raises:
+            UsageError: `top` is less than 1; or as `probabilities`.
+        """
+        if top < 1:
+            raise UsageError(f"top = {top}: ask for at least one answer per image")
         answers = []
         for image, row in zip(images, self.probabilities(images, mode), strict=True):
-            order = np.argsort(-row, kind="stable")[: max(1, top)]
+            order = np.argsort(-row, kind="stable")[:top]
             name = os.fspath(image) if isinstance(image, str | os.PathLike) else "image"
             answers.append(Answer(name, tuple((self.classes[i], float(row[i])) for i in order)))
         return answers
@@ -163,47 +212,21 @@ def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     return result
 
 
-def _parse(raw: dict[str, str], path: Path) -> dict[str, Any]:
+def _parse(raw: dict[str, str], path: Path) -> Description:
     """The file's metadata, checked.
 
     Raises:
         DearError: it is not what `dear export` writes.
     """
     if raw.get("format") != "dear onnx":
-        raise DearError(f"{path}: is an ONNX model, but not one that dear exported")
+        raise DearError(f"{path}: is an ONNX model, but not one that `dear export` wrote")
     if raw.get("schema") != "1":
         raise DearError(f"{path}: has schema {raw.get('schema')!r}; this version of dear reads 1")
-    lists, objects = ("classes", "attributes", "modes", "outputs"), ("preprocessing",)
     try:
-        parsed: dict[str, Any] = {
-            key: parse_json(value, key) if key in lists + objects else value for key, value in raw.items()
-        }
+        values = {key: parse_json(value, key) if key in _AS_JSON else value for key, value in raw.items()}
+        description = check(values, Description, "metadata", "description")
+        for name in description.classes:
+            check_name(name)
     except DearError as error:
         raise DearError(f"{path}: its description is damaged ({error})") from None
-    if not _is_whole(parsed, [key for key in lists if key in parsed]):
-        raise DearError(f"{path}: its description is damaged")
-    for name in parsed.get("classes", ()):
-        check_name(name)
-    return parsed
-
-
-def _is_whole(parsed: dict[str, Any], lists: Sequence[str]) -> bool:
-    """Whether a description names its outputs and says how images are prepared."""
-    texts = all(
-        isinstance(parsed[key], list) and all(isinstance(text, str) for text in parsed[key]) for key in lists
-    )
-    given = parsed.get("preprocessing")
-    if not texts or not isinstance(given, dict) or not {"outputs", "modes"} <= set(parsed):
-        return False
-    size, mean, std = (given.get(key) for key in ("size", "mean", "std"))
-    colors = [value for triple in (mean, std) if isinstance(triple, list) for value in triple]
-    return (
-        type(size) is int
-        and 0 < size <= 4096
-        and len(colors) == 6
-        and len(mean) == 3  # type: ignore[arg-type]
-        and all(type(value) in (int, float) and abs(value) < 1e6 for value in colors)
-        and all(value > 1e-6 for value in colors[3:])
-        and bool(parsed["outputs"])
-        and ("classes" not in parsed or len(parsed["outputs"]) == len(parsed["modes"]))
-    )
+    return description

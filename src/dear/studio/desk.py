@@ -21,7 +21,8 @@ from dear.heads.known import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
-from dear.train import load_run, read_config
+from dear.train import load_run
+from dear.workflows.run_data import run_images
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -195,12 +196,8 @@ def examples(each: int = _EACH) -> ImageSet:
 
 
 def _own_images(run: str) -> ImageSet:
-    """The test images a run was made for, where it says so; else examples."""
-    data = read_config(run)["data"]
-    for spec in (data.get("spec"), data.get("name")):
-        if isinstance(spec, str):
-            try:
-                return open_data(spec, "test")
-            except DearError:
-                continue
-    return examples()
+    """The test images a run was made for, where it says so and they are still there; else examples."""
+    try:
+        return run_images(run)
+    except DearError:
+        return examples()

@@ -62,8 +62,15 @@ def describe(method: Method, recipe: Recipe, images: ImageSet) -> dict[str, Any]
         "fingerprint": method.clip.fingerprint,
         "allow_other_roles": method.allow_other_roles,
         "recipe": plain(dataclasses.asdict(recipe)),
-        "data": {"name": images.name, "images": len(images), "digest": keys.hexdigest()},
+        "data": {"name": images.name, "images": len(images), "digest": keys.hexdigest(), **_source(images)},
     }
+
+
+def _source(images: ImageSet) -> dict[str, str]:
+    """Where the images can be opened again: absolute, for reports and the studio."""
+    source = getattr(images, "source", None)
+    found = {} if source is None else {"source": source.spec, "root": source.root}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def plain(value: Any) -> Any:
@@ -84,7 +91,12 @@ def open_folder(folder: Path, config: dict[str, Any], resume: bool) -> str:
         raise RunError(f"{folder}: holds {how}, or delete it first", hint=hint)
     old = read_json(folder / "config.json", "run configuration")
     for key, value in config.items():
-        if key != "dear" and (not isinstance(old, dict) or old.get(key) != value):
+        before = old.get(key) if isinstance(old, dict) else None
+        if key == "data" and isinstance(
+            before, dict
+        ):  # data may have moved: its digest tells whether it is the same
+            before = {**value, **{name: before.get(name) for name in ("name", "images", "digest")}}
+        if key != "dear" and before != value:
             what = _difference(key, old.get(key) if isinstance(old, dict) else None, value)
             raise RunError(
                 f"{folder}: cannot be resumed: its {what} differs from what was asked for now; ask for the "

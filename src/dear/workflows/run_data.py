@@ -1,0 +1,30 @@
+"""The images that a run was made for, found again from its configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dear.data.images import ImageSet
+from dear.data.open import open_data
+from dear.errors import DataError, UsageError
+from dear.train import read_config
+
+
+def run_images(run: str | os.PathLike[str], split: str = "test") -> ImageSet:
+    """A split of the dataset a run was trained on.
+
+    Raises:
+        UsageError: the run does not say where its images are.
+        DataError: they are no longer there.
+    """
+    data: dict[str, Any] = read_config(run)["data"]
+    spec, root = data.get("source"), data.get("root")
+    if spec is None and str(data.get("name", "")).startswith("world:"):
+        spec = data["name"]
+    if not isinstance(spec, str) or not isinstance(root, str | None):
+        raise UsageError(f"{run}: does not say where its images are; name them", hint="report-data")
+    try:
+        return open_data(spec, split, root=root)
+    except DataError as error:
+        raise DataError(f"{run}: its images cannot be opened again ({error})", hint="report-data") from None
