@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure.clock import medians, peak
+from measure.count import dear_step
+from measure.task import SpeedTask
 
 import dear
-from dear.speed.clock import medians, peak
-from dear.speed.count import dear_step
-from dear.speed.table import add_rows, machine
-from dear.speed.task import SpeedTask
+from dear.workflows.speed import add_rows, machine
 
 START = {"batch": 16, "classes": 50, "tokens": 1, "pixels": 224}
 GROWTH = {

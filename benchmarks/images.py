@@ -14,10 +14,10 @@ import argparse
 from pathlib import Path
 
 import torch
+from measure.images import image_rates
 
 import dear
-from dear.speed.images import image_rates
-from dear.speed.table import add_rows, machine
+from dear.workflows.speed import add_rows, machine
 
 
 def main() -> None:

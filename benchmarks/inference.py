@@ -14,11 +14,11 @@ import argparse
 from pathlib import Path
 
 import torch
+from measure.inference import inference
+from measure.task import SpeedTask
 
 import dear
-from dear.speed.inference import inference
-from dear.speed.table import add_rows, machine
-from dear.speed.task import SpeedTask
+from dear.workflows.speed import add_rows, machine
 
 
 def main() -> None:

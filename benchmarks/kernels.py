@@ -12,10 +12,10 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from measure.task import SpeedTask
 from torch.profiler import ProfilerActivity, profile
 
 import dear
-from dear.speed.task import SpeedTask
 
 
 def show(work: Callable[[], object], rows: int) -> None:

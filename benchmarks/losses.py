@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure.literal import LiteralStep
+from measure.task import SpeedTask
 
 import dear
-from dear.speed.literal import LiteralStep
-from dear.speed.table import add_rows, machine
-from dear.speed.task import SpeedTask
+from dear.workflows.speed import add_rows, machine
 
 
 def train_both(task: SpeedTask, steps: int, lr: float) -> list[dict[str, Any]]:

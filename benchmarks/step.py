@@ -16,11 +16,11 @@ import argparse
 from pathlib import Path
 
 import torch
+from measure.steps import matrix_rate, step_rows
 
 import dear
-from dear.speed.steps import matrix_rate, step_rows
-from dear.speed.table import add_rows, machine
 from dear.train.precision import choose
+from dear.workflows.speed import add_rows, machine
 
 
 def main() -> None:

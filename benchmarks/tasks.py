@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from measure.clock import wait
+from measure.task import token_ids
 from PIL import Image
 from torch import Tensor
 
@@ -26,10 +28,8 @@ import dear
 from dear._io.pixels import resize_crop
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.speed.clock import wait
-from dear.speed.table import add_rows, machine
-from dear.speed.task import token_ids
 from dear.train import Recipe, evaluate, train
+from dear.workflows.speed import add_rows, machine
 
 SHOTS = 16
 SIZES = {"EuroSAT": (10, 8_100), "DTD": (47, 1_692), "SUN397": (397, 19_850), "ImageNet": (1000, 50_000)}

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from measure.clock import medians
+from measure.count import dear_step
+from measure.literal import LiteralStep
+from measure.mmrl import mmrlpp_step
 from tiny import mixed_roles, tiny_clip, token_ids
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
@@ -15,12 +19,7 @@ from dear.cli.app import app
 from dear.clip.config import ClipConfig
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR
-from dear.speed.clock import medians
-from dear.speed.count import dear_step
-from dear.speed.literal import LiteralStep
-from dear.speed.mmrl import mmrlpp_step
-from dear.speed.quick import QuickLook
-from dear.speed.table import add_rows
+from dear.workflows.speed import SpeedOptions, add_rows, measure
 
 
 def test_the_literal_step_has_our_losses_while_both_learn() -> None:
@@ -80,14 +79,15 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
     [
         ({"batch": -1}, "batch = -1"),
         ({"classes": 1}, "at least 2"),
-        ({"parts": ("steps",)}, "step, inference, images"),
+        ({"shots": 0}, "shots = 0"),
         ({"images": 1}, "images = 1"),
-        ({"mmrl": Path("nowhere")}, "trainers/mmrlpp"),
+        ({"shape": "ViT-X"}, "ViT-B-16"),
+        ({"method": "dera"}, "dera"),
     ],
 )
 def test_wrong_wishes_are_named(options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        QuickLook(**options)  # type: ignore[arg-type]
+        SpeedOptions(**options)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_not_mmrl_is_named(tmp_path: Path) -> None:
@@ -95,18 +95,32 @@ def test_a_folder_that_is_not_mmrl_is_named(tmp_path: Path) -> None:
         mmrlpp_step(tmp_path, ClipConfig.named("ViT-B-32"), token_ids(), torch.device("cpu"))
 
 
-def test_the_command_measures_and_keeps_a_table(tmp_path: Path) -> None:
+def test_the_estimate_follows_from_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClipConfig, "named", classmethod(lambda cls, name: tiny_clip().config))
+    options = SpeedOptions(method="dear", classes=3, shots=5, batch=4, images=8)
+    rows, adapt = measure(options, torch.device("cpu"))
+    assert [row["what"] for row in rows] == ["read", "train", "answer"]
+    assert all(row["images_per_s"] > 0 for row in rows)
+    epochs = 10
+    assert adapt["steps"] == epochs * 4  # 15 images in batches of 4
+    read, step = (next(row for row in rows if row["what"] == what) for what in ("read", "train"))
+    seconds = (15 * read["ms"] / read["images"] + adapt["steps"] * step["ms"]) / 1000
+    assert adapt["seconds"] == pytest.approx(seconds, abs=0.06)
+    rows, adapt = measure(SpeedOptions(method="zeroshot", images=8), torch.device("cpu"))
+    assert [row["what"] for row in rows] == ["read", "answer"]
+    assert adapt["steps"] == 0
+
+
+def test_the_command_measures_and_keeps_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClipConfig, "named", classmethod(lambda cls, name: tiny_clip().config))
     table = tmp_path / "speed.csv"
-    runner = CliRunner()
-    parts = ["--only", "images", "--images", "8"]
-    result = runner.invoke(
-        app, ["speed", "--device", "cpu", "--shape", "ViT-B-32", *parts, "--csv", str(table)]
-    )
+    words = ["speed", "--device", "cpu", "--method", "coop", "--images", "8", "--csv", str(table)]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "DataLoader" in result.output
+    assert "a training step" in result.output
+    assert "dear adapt --method coop on 10 classes with 16 images each" in result.output
     rows = list(csv.DictReader(table.open(newline="")))
-    assert {row["what"] for row in rows} == {"images"}
-    assert all(float(row["images_per_s"]) > 0 for row in rows)
+    assert [row["what"] for row in rows] == ["read", "train", "answer"]
 
 
 def test_an_unknown_shape_is_named() -> None:

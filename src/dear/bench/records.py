@@ -149,8 +149,10 @@ def preset_of(cell: Cell) -> str | None:
     from dear.methods import METHODS
     from dear.train import Recipe
 
-    kind = METHODS.get(cell.method)
-    for name, chosen in getattr(kind, "presets", {}).items() if kind is not None else ():
+    if cell.method not in METHODS:
+        return None
+    kind = METHODS[cell.method]
+    for name, chosen in getattr(kind, "presets", {}).items():
         recipe = as_written(Recipe.of(kind, **chosen["recipe"]))
         recipe.pop("seed")
         wanted = {"options": as_written(kind.configure(chosen["options"])), "recipe": recipe}

@@ -1,4 +1,4 @@
-"""`dear speed`: how fast this machine trains, answers and reads images, against the usual ways."""
+"""`dear speed`: how fast this machine is, and how long an adaptation will take on it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 from dear.cli.common import Device, Json, device_named, print_json, say
 
 _TITLES = {
-    "step": "One training step: ratio to the slowest code here",
-    "inference": "Pixels on the device to answers: ratio to our plain CLIP",
-    "images": "Files to training views: ratio to a PyTorch DataLoader",
+    "read": "reading and decoding files",
+    "train": "a training step",
+    "answer": "answering, pixels already on the device",
 }
 
 
@@ -24,71 +24,66 @@ def add_to(app: typer.Typer) -> None:
 def speed(
     device: Device = "auto",
     shape: Annotated[str, typer.Option("--shape", help="A model's shape: ViT-B-16, ViT-B-32 …")] = "ViT-B-16",
-    batch: Annotated[int, typer.Option("--batch", help="Images a step; 16 on a GPU, 2 on a CPU.")] = 0,
-    classes: Annotated[int, typer.Option("--classes", help="Classes; 100 on a GPU, 10 on a CPU.")] = 0,
+    method: Annotated[str, typer.Option("--method", "-m", help="The method that is trained.")] = "dear",
+    classes: Annotated[int, typer.Option("--classes", help="Number of classes.")] = 10,
+    shots: Annotated[int, typer.Option("--shots", help="Images per class.")] = 16,
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Images per step; the method's own by default.")
+    ] = None,
     precision: Annotated[
         str, typer.Option("--precision", help="auto, float32, bfloat16 or float16.")
     ] = "auto",
-    images: Annotated[int, typer.Option("--images", help="Files the data feed reads.")] = 64,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="step, inference or images; may be repeated.")
-    ] = None,
-    mmrl: Annotated[
-        Path | None,
-        typer.Option("--mmrl", help="A copy of github.com/yunncheng/MMRL: measures its step too."),
-    ] = None,
+    images: Annotated[int, typer.Option("--images", help="Files that are read.")] = 64,
     csv: Annotated[Path | None, typer.Option("--csv", help="Add the rows to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: a training step, inference and the data feed, with random weights and images.
+    """Measure this machine with random weights and images, and estimate the time of `dear adapt`.
 
-    The step is compared with one that does the same without any saving and, if you have a copy, with MMRL++'s
-    own code; inference of the adapted model with plain CLIP (and transformers, if installed); the feed with a
-    PyTorch DataLoader. All take turns, and medians count. On a CPU it takes about two minutes.
+    Comparisons with other code are scripts in benchmarks/.
 
     Examples:
 
     `dear speed`
 
-    `dear speed --device cuda --classes 500 --mmrl ../MMRL --csv speed.csv`
+    `dear speed --device cuda --classes 500 --csv speed.csv`
 
-    `dear speed --device cpu --shape ViT-B-32 --only step`
+    `dear speed --device cpu --shape ViT-B-32 --method coop`
     """
     import torch
 
-    from dear.clip.config import ClipConfig
-    from dear.errors import UsageError
-    from dear.speed.quick import PARTS, QuickLook, measure
-    from dear.speed.table import add_rows
+    from dear.workflows.speed import SpeedOptions, add_rows, measure
 
-    if shape not in ClipConfig.names():
-        raise UsageError(f"--shape {shape}: choose from {', '.join(ClipConfig.names())}")
-    look = QuickLook(shape, batch, classes, precision, images, mmrl, tuple(only or PARTS))
-    rows = list(measure(look, torch.device(device_named(device)), say))
-    if as_json:
-        print_json({"rows": rows})
-    else:
-        for what, title in _TITLES.items():
-            _print(title, [row for row in rows if row["what"] == what])
-        first = rows[0]
-        typer.echo(f"{first['machine']}, {first['threads']} threads, torch {first['torch']}")
+    options = SpeedOptions(shape, method, classes, shots, batch, None, precision, images)
+    where = torch.device(device_named(device))
+    rows, adapt = measure(options, where, lambda stage, done, total: say(f"measuring: {stage}"))
     if csv is not None:
         add_rows(csv, rows)
+    if as_json:
+        print_json({"rows": rows, "adapt": adapt})
+        return
+    _print(rows)
+    first = rows[0]
+    typer.echo(
+        f"{first['machine']}, {first['threads']} threads, torch {first['torch']}, {first['precision']}"
+    )
+    task = f"dear adapt --method {method} on {classes} classes with {shots} images each"
+    typer.echo(f"{task}: {adapt['steps']} steps, about {_words(adapt['seconds'])}")
 
 
-def _print(title: str, rows: list[dict[str, Any]]) -> None:
-    """One part as a table."""
+def _words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    if not rows:
-        return
-    table = Table(title=Text(title), header_style="bold")
+    table = Table(header_style="bold")
     table.add_column("")
-    for name in ("batch", "precision", "ms", "images/s", "ratio"):
+    for name in ("images", "ms", "images/s"):
         table.add_column(name, justify="right")
     for row in rows:
-        values = (row["batch"], row["precision"], row["ms"], row["images_per_s"], row["ratio"])
-        table.add_row(Text(str(row["name"])), *(str(value) for value in values))
+        values = (row["images"], row["ms"], row["images_per_s"])
+        table.add_row(Text(_TITLES[row["what"]]), *(str(value) for value in values))
     Console().print(table)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 
 import torch
+from torch.utils.benchmark import timer
 
 
 def wait(device: torch.device) -> None:
@@ -15,19 +15,11 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """One run: between events on the device where there are any, else by the host's clock."""
-    wait(device)
-    if device.type == "cuda":
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        work()
-        ended.record()
-        ended.synchronize()
-        return float(began.elapsed_time(ended)) / 1000
-    start = time.perf_counter()
+def seconds(work: Callable[[], object]) -> float:
+    """One run by PyTorch's clock, which waits for the device before it is read."""
+    began = timer()
     work()
-    return time.perf_counter() - start
+    return float(timer() - began)
 
 
 def medians(
@@ -44,7 +36,7 @@ def medians(
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
-            times[name].append(seconds(work, device))
+            times[name].append(seconds(work))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -13,12 +13,12 @@ from dear.clip.model import Clip
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Loss
-from dear.speed.literal import LiteralStep
 from dear.train.frozen import steps_at_once
 from dear.train.loop import optimizer_of
 from dear.train.precision import choose, in_precision
 from dear.train.recipe import Recipe
 from dear.train.recording import Inputs, Recording, can_record
+from measure.literal import LiteralStep
 
 
 def token_ids(config: ClipConfig, classes: int, shortest: int = 5, longest: int = 10) -> Tensor:

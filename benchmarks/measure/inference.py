@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dear.clip.config import ClipConfig
-from dear.speed.clock import medians
-from dear.speed.task import SpeedTask
 from dear.train.precision import cast_backbone, choose
+from measure.clock import medians
+from measure.task import SpeedTask
 
 OTHERS = ("transformers", "timm", "timm compiled")  #: measured where the package is installed
 

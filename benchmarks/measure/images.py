@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from dear.clip.augment import augment_image
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data import open_data
-from dear.speed.clock import wait
 from dear.train.feed import Feed
 from dear.train.frozen import steps_at_once
 from dear.train.recipe import Recipe
-
-
-@contextmanager
-def photo_folder(count: int, size: tuple[int, int] = (500, 375), classes: int = 4) -> Iterator[Path]:
-    """A folder of JPEG files that compress like photographs: smooth colors with some noise."""
-    generator = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as name:
-        for number in range(count):
-            coarse = generator.integers(0, 256, (8, 10, 3), dtype=np.uint8)
-            smooth = np.asarray(
-                Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.int16
-            )
-            noisy = smooth + generator.integers(-12, 13, smooth.shape, dtype=np.int16)
-            folder = Path(name) / f"class {number % classes}"
-            folder.mkdir(exist_ok=True)
-            image = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
-            image.save(folder / f"{number}.jpg", quality=90)
-        yield Path(name)
+from dear.workflows.speed import photo_folder
+from measure.clock import wait
 
 
 def image_rates(

@@ -10,10 +10,10 @@ import torch
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.speed.clock import medians, peak
-from dear.speed.count import dear_step
-from dear.speed.mmrl import mmrlpp_step
-from dear.speed.task import SpeedTask, Steps
+from measure.clock import medians, peak
+from measure.count import dear_step
+from measure.mmrl import mmrlpp_step
+from measure.task import SpeedTask, Steps
 
 OURS = "dear"
 
@@ -94,7 +94,7 @@ def compare(task: SpeedTask, dtype: torch.dtype) -> None:
     Raises:
         UsageError: they do not.
     """
-    from dear.speed.literal import LiteralStep
+    from measure.literal import LiteralStep
 
     with torch.autocast(task.device.type, dtype, enabled=dtype != torch.float32):
         theirs = LiteralStep(task.model, task.ids, task.clip).loss(*task.one()).item()
