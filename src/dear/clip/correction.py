@@ -27,11 +27,13 @@ class Correction:
         matrix: A, float32 [E, E].
         bias: b, float32 [E].
         heads: (layer, head) pairs whose terms are left out.
+        note: what it is for, for people.
     """
 
     matrix: Tensor
     bias: Tensor
     heads: tuple[Head, ...] = ()
+    note: str = ""
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

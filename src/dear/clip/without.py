@@ -31,6 +31,10 @@ class _HeadRows(Record):
         self._names = {f"blocks.{layer}.attn.heads" for layer in layers}
         self._other = other
 
+    def rows_within(self, read: Tensor, length: int) -> Tensor | None:
+        """All rows are recorded: never only those read (and no device is waited for to find out)."""
+        return None
+
     def keep(self, name: str, value: Tensor) -> None:
         """Store what is asked for."""
         if name in self._names:
@@ -66,8 +70,8 @@ def without_heads(
     added = torch.zeros_like(rows, dtype=tower.ln_post.weight.dtype)
     width = tower.config.head_width
     for layer, head in tower.left_out:
-        outputs = own[f"blocks.{layer}.attn.heads"][:, head]  # [B, N or R, d]
-        if layer < last and read is not None:
+        outputs = own[f"blocks.{layer}.attn.heads"][:, head]  # [B, N, d]
+        if read is not None:
             late = edit is not None and edit.first is not None and layer < edit.first
             outputs = _rows_of_then(outputs, read) if late else take_rows(outputs, read)
         block = tower.blocks[layer - 1]

@@ -81,6 +81,7 @@ def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
 @torch.no_grad()
 def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutputs:
     """Scaled class-token outputs of the heads of `layers`, for images [B, 3, S, S]."""
+    clip = clip.corrected(None)  # contributions are those of the plain backbone
     visual = clip.visual
     x = visual.embed(batch.to(clip.device))
     if layers[0] > 1:
@@ -115,6 +116,7 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
     (torch.Size([1, 2, 12, 512]), torch.Size([1, 512]))
     """
     chosen = check_layers(clip, layers)
+    clip = clip.corrected(None)  # contributions are those of the plain backbone
     visual = clip.visual
     record = Record()
     start = visual.embed(batch.to(clip.device))

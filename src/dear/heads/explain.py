@@ -78,6 +78,7 @@ def gaze(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
     Returns:
         [K, B, side, side], not normalized; the class token's own summand is left out.
     """
+    clip = clip.corrected(None)  # what heads do in the plain backbone
     visual, side = clip.visual, clip.config.vision.side
     layers = sorted({layer for layer, _ in keys})
     maps = dict(zip(layers, head_maps(clip, layers), strict=True))  # [H, d, E] each

@@ -71,7 +71,7 @@ class Repair:
         bias = self.center @ self.removed
         if self.means is not None:
             bias = bias + self.means.sum(dim=0) @ keep
-        return Correction(keep.contiguous(), bias.contiguous(), self.heads)
+        return Correction(keep.contiguous(), bias.contiguous(), self.heads, self.title)
 
 
 def contribution(images: Collected, key: Key) -> Tensor:

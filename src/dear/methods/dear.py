@@ -168,9 +168,10 @@ class DeAR(Method):
     def _adapted(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
         x_cls, x = class_and_tokens(self.clip, prefix, self.first, self.image_edit())
-        f_cls = x_cls @ self.clip.visual.proj  # eq. 10
+        correct = self.clip.visual.correct
+        f_cls = correct(x_cls @ self.clip.visual.proj)  # eq. 10
         own = x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
-        return f_cls, self._project(own)
+        return f_cls, correct(self._project(own))
 
     def _project(self, x: Tensor) -> Tensor:
         """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""

@@ -160,14 +160,16 @@ def combine(*edits: Edit) -> Edit:
 def fold(clip: Clip, visual: Edit | None = None, text: Edit | None = None) -> Clip:
     """A plain CLIP with low-rank changes in its q, k, v and gates in the columns of its output projections.
 
+    A correction of the image feature is folded, too.
+
     Raises:
-        UsageError: an edit has tokens or masks, which no plain CLIP has.
+        UsageError: an edit has tokens or masks, or a correction leaves out heads: no plain CLIP has that.
     """
     plain = clip.copy()
     for tower, edit in ((plain.visual, visual), (plain.text, text)):
         for layer, change in (edit.layers if edit is not None else {}).items():
             _fold_layer(tower, layer, change)
-    return plain
+    return plain if clip.correction is None else plain.corrected(clip.correction).folded()
 
 
 def _fold_layer(tower: Tower, layer: int, change: LayerEdit) -> None:

@@ -84,7 +84,7 @@ class MMRL(Method):
     def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """f_c and f_r, [B, E] each, from the layers before J."""
         f_c, mean = represented_images(self.clip, prefix, self.first, self._tokens("image"))
-        return f_c, mean.to(self.proj.dtype) @ self.proj
+        return f_c, self.clip.visual.correct(mean.to(self.proj.dtype) @ self.proj)
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D] and the frozen unit features [B, E]."""

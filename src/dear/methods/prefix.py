@@ -40,5 +40,5 @@ def class_and_tokens(clip: Clip, prefix: Tensor, first: int, edit: Edit) -> tupl
     end = prefix.shape[1]
     own = torch.zeros(1, dtype=torch.long, device=prefix.device)
     read = torch.cat([own, torch.arange(end, end + edit.count, device=prefix.device)])
-    x = clip.visual.ln_post(clip.visual.run(prefix, first=first, edit=edit, read=read))  # [B, 1 + T, D]
+    x = clip.visual.norm_rows(clip.visual.run(prefix, first=first, edit=edit, read=read))  # [B, 1 + T, D]
     return x[:, 0], x[:, 1:]

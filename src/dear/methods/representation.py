@@ -77,7 +77,7 @@ def represented_images(
 ) -> tuple[Tensor, Tensor]:
     """f_c [B, E], and the mean of the last representation tokens [B, D], normed and not yet projected."""
     own, last = class_and_tokens(clip, prefix, first, token_edit(first, tokens, anchor))
-    return own @ clip.visual.proj, last.mean(dim=1)
+    return clip.visual.correct(own @ clip.visual.proj), last.mean(dim=1)
 
 
 def frozen_stage(method: RepresentationMethod, pixels: Tensor) -> Frozen:

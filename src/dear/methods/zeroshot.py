@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Method
 from dear.methods.prompts import fill, unit
@@ -47,6 +48,7 @@ class ZeroShot(Method):
 
     name: ClassVar[str] = "zeroshot"
     title: ClassVar[str] = "CLIP"
+    mergeable: ClassVar[bool] = True
     Config: ClassVar[type] = ZeroShotConfig
     config: ZeroShotConfig
 
@@ -70,3 +72,7 @@ class ZeroShot(Method):
         for template in self.config.templates:
             features.append(unit(self.clip.encode_text([fill(template, name) for name in self.classes])))
         return unit(torch.stack(features).mean(dim=0))
+
+    def merge(self) -> Clip:
+        """A plain CLIP with the backbone's correction in its weights; a plain backbone is its own copy."""
+        return self.clip.folded()

@@ -11,6 +11,7 @@ from torch import Tensor
 from dear._io.memory import in_batches
 from dear._io.progress import Progress
 from dear.clip.images import normalize
+from dear.data.groups import group_names
 from dear.data.images import ImageSet
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method
@@ -28,6 +29,7 @@ class Evaluation:
         labels: [n], the truth.
         answers: mode -> [n], the class answered.
         confidence: mode -> [n], its probability under CLIP's temperature.
+        groups: class and value of each image, where the set knows values beside the class.
     """
 
     classes: tuple[str, ...]
@@ -35,6 +37,7 @@ class Evaluation:
     answers: dict[str, Tensor]
     confidence: dict[str, Tensor]
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
+    groups: tuple[str, ...] | None = None
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -54,6 +57,16 @@ class Evaluation:
             }
         return result
 
+    def per_group(self, mode: str | None = None) -> dict[str, float]:
+        """Share of images answered rightly in each group of class and value; empty where none are known."""
+        if self.groups is None:
+            return {}
+        right = (self.answers[self.pick(mode)] == self.labels).tolist()
+        found: dict[str, list[bool]] = {}
+        for group, hit in zip(self.groups, right, strict=True):
+            found.setdefault(group, []).append(hit)
+        return {group: sum(hits) / len(hits) for group, hits in found.items()}
+
     def pick(self, mode: str | None) -> str:
         """The mode that is meant: the usual one for None.
 
@@ -69,12 +82,18 @@ class Evaluation:
     def report(self, mode: str | None = None) -> dict[str, Any]:
         """Plain values for JSON: accuracy and per_class of one mode, and the accuracies of all."""
         mode = self.pick(mode)
+        groups = self.per_group(mode)
+        worst = {}
+        if groups:
+            name = min(groups, key=groups.__getitem__)
+            worst = {"worst_group": {"group": name, "accuracy": groups[name], "groups": len(groups)}}
         return {
             "mode": mode,
             "accuracy": self.accuracy[mode],
             "per_class": self.per_class[mode],
             "images": len(self.labels),
             "modes": self.accuracy,
+            **worst,
         }
 
 
@@ -149,4 +168,5 @@ def evaluate(
         labels.cpu(),
         {mode: torch.cat(parts).cpu() for mode, parts in found.items()},
         {mode: torch.cat(parts).cpu() for mode, parts in sure.items()},
+        groups=group_names(images),
     )

@@ -1,8 +1,9 @@
 """Run folders: what a training run leaves behind, written whole or not at all.
 
 A folder holds `config.json` (all that is needed to build the method again), `adapter.safetensors` (learned
-tensors only), `roles.json` where the method uses roles, `metrics.json`, `log.jsonl`, and while training is
-not complete `resume.safetensors`. It does not matter here which method was trained.
+tensors only), `roles.json` where the method uses roles, `correction.safetensors` where a concept was removed
+from the image feature, `metrics.json`, `log.jsonl`, and while training is not complete `resume.safetensors`.
+It does not matter here which method was trained.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from dear.errors import CheckpointError, DearError, RunError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.methods.base import Method
+from dear.train import correction
 from dear.train.loop import Line
 from dear.train.recipe import Recipe
 
@@ -61,6 +63,7 @@ def describe(method: Method, recipe: Recipe, images: ImageSet) -> dict[str, Any]
         "backbone": method.clip.name,
         "fingerprint": method.clip.fingerprint,
         "allow_other_roles": method.allow_other_roles,
+        "correction": correction.described(method.clip.correction),
         "recipe": plain(dataclasses.asdict(recipe)),
         "data": {"name": images.name, "images": len(images), "digest": keys.hexdigest(), **_source(images)},
     }
@@ -225,6 +228,7 @@ def load_run(
             f"{folder}: was trained on {config['backbone']} ({config['fingerprint'][:19]}…), but this is "
             f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
         )
+    clip = clip.corrected(correction.read(folder, config.get("correction")))
     try:
         kind = find_method(config["method"])
         ids = None if config["ids"] is None else torch.tensor(config["ids"], dtype=torch.long)

@@ -20,6 +20,7 @@ from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
 from dear.errors import RunError
 from dear.methods.base import Method
+from dear.train import correction
 from dear.train.feed import Feed
 from dear.train.folder import (
     describe,
@@ -207,6 +208,7 @@ def _check_optimizer(loop: Loop, names: list[str]) -> None:
 
 
 def _write_config(folder: Path, method: Method, config: dict[str, Any]) -> None:
+    correction.write(folder, method.clip.correction)
     write_json(folder / "config.json", config)
     if method.uses_roles and method.roles is not None:
         method.roles.save(folder / "roles.json")

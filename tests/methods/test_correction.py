@@ -1,0 +1,130 @@
+"""Every method honors a correction of the image feature, and a run folder keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_every_method import NAMES, NOVEL, build, fitted, pixels, task
+from tiny import tiny_clip
+
+from dear.clip import Clip
+from dear.clip.correction import Correction
+from dear.errors import RunError, UsageError
+from dear.methods import METHODS
+from dear.methods.prompts import scores
+from dear.train import Recipe, evaluate, load_run, train
+
+
+def corrected(heads: tuple[tuple[int, int], ...] = (), blind: bool = False) -> Clip:
+    """The tiny CLIP with a random correction; `blind` leaves nothing of the image."""
+    generator = torch.Generator().manual_seed(9)
+    matrix = torch.eye(20) + 0.3 * torch.randn(20, 20, generator=generator)
+    bias = torch.randn(20, generator=generator)
+    return tiny_clip(dtype=torch.float32).corrected(
+        Correction(matrix * (0.0 if blind else 1.0), bias, heads, "Color by words (3 directions)")
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_removed_cannot_be_used(name: str) -> None:
+    """When the correction leaves nothing, every image gets the same answer, before and after training."""
+    model = fitted(name, corrected(((5, 1), (6, 2)), blind=True), epochs=1)
+    for logits in model.all_logits(pixels()).values():
+        assert (logits - logits[:1]).abs().max() < 1e-4
+    seen = fitted(name, corrected(((5, 1), (6, 2))), epochs=1)
+    for logits in seen.all_logits(pixels()).values():
+        assert (logits - logits[:1]).abs().max() > 1e-3
+    if seen.open_classes:
+        other = seen.with_classes(NOVEL)
+        assert other.clip.correction is seen.clip.correction
+
+
+@pytest.mark.parametrize("name", ["clip-lora", "zeroshot"])
+def test_an_untrained_method_is_the_corrected_backbone(name: str) -> None:
+    clip = corrected(((4, 1), (5, 0), (6, 2)))
+    model = build(name, clip)
+    expected = scores(clip, clip.encode_image(pixels()), model.prompts.frozen)
+    assert torch.allclose(model.logits(pixels()), expected, atol=1e-4)
+    plain = scores(clip, clip.corrected(None).encode_image(pixels()), model.prompts.frozen)
+    assert not torch.allclose(model.logits(pixels()), plain, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["zeroshot", "clip-lora", "purify"])
+def test_folding_into_a_plain_clip(name: str) -> None:
+    model = fitted(name, corrected(), epochs=1)
+    plain = model.merge()
+    assert plain.correction is None
+    assert torch.allclose(
+        scores(plain, plain.encode_image(pixels()), model.texts()), model.logits(pixels()), atol=1e-3
+    )
+    with pytest.raises(UsageError, match="cannot be folded"):
+        build(name, corrected(((4, 1),))).merge()
+
+
+def test_heads_before_the_first_layer_are_refused_before_training() -> None:
+    clip = corrected(((1, 1),))
+    with pytest.raises(UsageError, match="layer 1 are to be left out"):
+        build("dear", clip).logits(pixels())
+
+
+@pytest.mark.parametrize("name", ["linear-probe", "dear", "tip-adapter"])
+def test_a_run_folder_keeps_it(name: str, tmp_path: Path) -> None:
+    model = build(name, corrected(((5, 1), (6, 2))))
+    train(model, task(), Recipe.of(model, epochs=1, batch=6), tmp_path / "run")
+    plain = tiny_clip(dtype=torch.float32)
+    loaded = load_run(tmp_path / "run", backbone=plain)
+    assert loaded.clip.correction is not None
+    assert loaded.clip.correction.note == "Color by words (3 directions)"
+    assert plain.correction is None
+    assert torch.allclose(loaded.logits(pixels()), model.logits(pixels()), atol=1e-5)
+    # Resuming asks for the same correction.
+    other = build(name, plain)
+    with pytest.raises(RunError, match="correction"):
+        train(other, task(), Recipe.of(other, epochs=1, batch=6), tmp_path / "run", resume=True)
+    # Another file in its place is told.
+    file = tmp_path / "run" / "correction.safetensors"
+    Path(file).write_bytes(Path(tmp_path / "run" / "adapter.safetensors").read_bytes())
+    with pytest.raises(RunError, match=r"correction\.safetensors"):
+        load_run(tmp_path / "run", backbone=plain)
+
+
+def test_worst_group_is_counted(tmp_path: Path) -> None:
+    class Grouped:
+        groups = tuple("ab"[index % 2] for index in range(12))
+
+        def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+            return getattr(own, name)
+
+        def __len__(self) -> int:
+            return len(own)
+
+    own = task()
+    found = evaluate(fitted("linear-probe", epochs=1), Grouped())  # type: ignore[arg-type]
+    right = (found.answers["default"] == found.labels).tolist()
+    groups = {
+        f"{NAMES[label]}, {'ab'[value]}": [
+            hit for i, hit in enumerate(right) if found.labels[i] == label and i % 2 == value
+        ]
+        for label in range(3)
+        for value in range(2)
+    }
+    expected = {name: sum(hits) / len(hits) for name, hits in groups.items()}
+    assert found.per_group() == expected
+    assert found.report()["worst_group"]["accuracy"] == min(expected.values())
+    assert "worst_group" not in evaluate(fitted("linear-probe", epochs=1), Plain()).report()
+
+
+class Plain:
+    """A set that knows no groups."""
+
+    def __init__(self) -> None:
+        self._own = task()
+        self._own.domains = None
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        return getattr(self._own, name)
+
+    def __len__(self) -> int:
+        return len(self._own)
