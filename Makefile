@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup locked demo test test-gpu test-oldest test-newest lint fuzz faults load package clean
+.PHONY: setup locked demo test test-gpu test-oldest test-newest lint docs fuzz faults load package clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -60,9 +60,14 @@ load: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/load_loop.py --days 1
 	$(BIN)/python benchmarks/load_studio.py --users 20 --minutes 5
 
+# Guides, glossary and API reference as a site in site/; nothing is loaded from other hosts.
+docs: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/mkdocs build --quiet --strict
+
 # Build, install into an empty environment, run the quick demo there.
 package: setup
 	scripts/check-package $(BIN)/python
 
 clean:
-	rm -rf $(VENV) build dist demo
+	rm -rf $(VENV) build dist demo site

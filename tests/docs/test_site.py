@@ -1,0 +1,45 @@
+"""The documentation site: every guide is in it, every module it describes exists, nothing comes from afar."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_guide_is_in_the_navigation():
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert path.relative_to(ROOT / "docs").as_posix() in listed, f"add {path.name} to nav in mkdocs.yml"
+
+
+def test_every_module_of_the_reference_exists():
+    found = [
+        name
+        for path in (ROOT / "docs" / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)", path.read_text(encoding="utf-8"), re.M)
+    ]
+    assert len(found) > 20
+    for name in found:
+        importlib.import_module(name)
+
+
+def test_the_glossary_has_one_entry_per_word():
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.M)
+    words = [row.strip() for row in rows if row.strip() not in ("word", "---")]
+    assert len(words) == len(set(words)) > 40
+
+
+def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path):
+    pytest.importorskip("mkdocstrings", reason="the extra `docs` is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?:", page.read_text("utf-8"))
+        assert not loaded, page
+    assert "discover_roles" in (tmp_path / "api" / "heads.html").read_text("utf-8")
