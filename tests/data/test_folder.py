@@ -5,6 +5,7 @@ import random
 import pytest
 
 from dear.data import check_images, open_data
+from dear.data.check import class_counts, describe_balance
 from dear.data.folder import open_folder
 from dear.errors import DataError
 
@@ -89,12 +90,63 @@ def test_a_linked_class_folder_is_read(paint):
     assert open_folder(root / "data", "all").classes == ("cat", "dog")
 
 
-def test_empty_class_folders(paint):
+def test_empty_class_folders_are_skipped_with_a_warning(paint, caplog):
     root = paint("cat/1.png")
     (root / "dog").mkdir()
-    with pytest.raises(DataError, match=r"dog: the class folder holds no images"):
+    (root / "emu" / "deeper").mkdir(parents=True)
+    assert open_folder(root, "all").classes == ("cat",)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"dear: {root}: class folders without images are skipped: dog, emu"
+    ]
+    open_folder(root, "all")
+    assert len(caplog.records) == 1  # once is enough
+    (root / "cat" / "1.png").unlink()
+    with pytest.raises(DataError, match="its class folders hold no images"):
         open_folder(root, "all")
-    assert open_folder(root, "all", allow_empty=True).classes == ("cat", "dog")
+
+
+def test_a_class_that_one_split_lacks_stays_a_class(paint, caplog):
+    root = paint("train/cat/1.png", "train/dog/1.png", "test/cat/2.png")
+    (root / "test" / "dog").mkdir()
+    found = open_folder(root, "test")
+    assert found.classes == ("cat", "dog")
+    assert found.labels.tolist() == [0]
+    assert f"{root / 'test'}: class folders without images are skipped: dog" in caplog.text
+
+
+def test_what_operating_systems_leave_behind_is_ignored(paint, caplog):
+    root = paint("cat/1.png", "__MACOSX/cat/9.png", "cat/@eaDir/1.png", "cat/__MACOSX/2.png")
+    for name in (
+        ".DS_Store",
+        "Thumbs.db",
+        "cat/.DS_Store",
+        "cat/Thumbs.db",
+        "cat/._1.png",
+        "cat/desktop.ini",
+    ):
+        (root / name).write_bytes(b"\0\1\2")
+    assert open_folder(root, "all").paths == ("cat/1.png",)
+    assert not caplog.records
+
+
+def test_the_split_of_a_flat_folder_is_told(paint, caplog):
+    caplog.set_level("INFO", "dear")
+    root = paint(*(f"{name}/{number}.png" for name in ("cat", "dog") for number in range(10)))
+    open_folder(root, "all")
+    assert not caplog.records
+    assert len(open_folder(root, "train")) == 16
+    assert len(open_folder(root, "test")) == 4
+    assert [record.getMessage() for record in caplog.records] == [
+        f"note: {root}: names no split, so about a fifth of each class is held out for testing: "
+        "16 images to train on, 4 to test on"
+    ]
+
+
+def test_the_balance_of_classes(paint):
+    root = paint("b/1.png", "b/2.png", "b/3.png", "a/1.png", "a/2.png", "a/3.png", "c10/1.png", "c2/1.png")
+    counts = class_counts(open_folder(root, "all"))
+    assert list(counts.items()) == [("c2", 1), ("c10", 1), ("a", 3), ("b", 3)]
+    assert describe_balance(counts).startswith("8 images of 4 classes, from 1 to 3 per class; fewest: c2 1")
 
 
 @pytest.mark.parametrize(

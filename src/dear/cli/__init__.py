@@ -14,6 +14,7 @@ def main() -> None:
         from dear.cli.hints import sentence
         from dear.errors import DearError
 
+        _show_notes()
         try:
             app()
         except DearError as error:
@@ -25,3 +26,19 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
         sys.exit(0)
+
+
+def _show_notes() -> None:
+    """Print what the library's logger says, notes included, on standard error."""
+    import logging
+
+    from dear._io.printable import shown
+
+    class Printed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print(shown(record.getMessage()), file=sys.stderr)
+
+    log = logging.getLogger("dear")
+    log.setLevel(logging.INFO)
+    if not any(type(handler).__name__ == "Printed" for handler in log.handlers):
+        log.addHandler(Printed())

@@ -66,30 +66,30 @@ def check(
 
 
 def _check_images(name: str, as_json: bool) -> None:
-    from collections import Counter
-
     from dear.data import open_data
-    from dear.data.check import check_images
+    from dear.data.check import check_images, class_counts, describe_balance
 
-    lines, bad = {}, []
+    counts: dict[str, dict[str, int]] = {}
+    bad = []
     for split in ("train", "test"):
         images = open_data(name, split)
-        report = check_images(images, "skip")
-        counts = Counter(images.labels.tolist())
-        lines[split] = {
-            "images": len(images),
-            "classes": len(counts),
-            "fewest": min(counts.values(), default=0),
-        }
-        bad += [item.reason for item in report.unreadable]
+        counts[split] = class_counts(images)
+        bad += [item.reason for item in check_images(images, "skip").unreadable]
     if as_json:
-        print_json({"data": name, "splits": lines, "unreadable": bad})
+        splits = {
+            split: {
+                "images": sum(found.values()),
+                "classes": len(found),
+                "fewest": min(found.values(), default=0),
+                "most": max(found.values(), default=0),
+                "per_class": found,
+            }
+            for split, found in counts.items()
+        }
+        print_json({"data": name, "splits": splits, "unreadable": bad})
     else:
-        for split, found in lines.items():
-            typer.echo(
-                f"{split}: {found['images']} images of {found['classes']} classes, "
-                f"at least {found['fewest']} per class"
-            )
+        for split, found in counts.items():
+            typer.echo(f"{split}: {shown(describe_balance(found))}")
         for item in bad:
             typer.echo(f"unreadable: {shown(item)}")
     raise typer.Exit(1 if bad else 0)

@@ -1,10 +1,13 @@
-"""Finds every image that cannot be read, in one pass."""
+"""Checks a dataset of one's own: images that cannot be read, and how evenly classes are filled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from dear.data.images import ImageSet, threaded
+from dear.data.names import natural_key
 from dear.errors import DataError, InputError, UsageError
 
 _SHOWN = 20
@@ -40,6 +43,29 @@ class ImageReport:
         if len(self.unreadable) > _SHOWN:
             lines.append(f"  and {len(self.unreadable) - _SHOWN} more")
         return "\n".join(lines)
+
+
+def class_counts(images: ImageSet) -> dict[str, int]:
+    """Images of each class, fewest first, classes without any included."""
+    counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
+    named = zip(images.classes, counts, strict=True)
+    return dict(sorted(named, key=lambda item: (item[1], natural_key(item[0]))))
+
+
+def describe_balance(counts: dict[str, int], shown: int = 5) -> str:
+    """How evenly images are spread over classes, in one sentence.
+
+    >>> describe_balance({"cat": 4, "dog": 4})
+    '8 images of 2 classes, 4 per class'
+    >>> describe_balance({"cat": 0, "dog": 2, "emu": 40})
+    '42 images of 3 classes, from 0 to 40 per class; fewest: cat 0, dog 2, emu 40'
+    """
+    values = list(counts.values())
+    start = f"{sum(values)} images of {len(values)} classes, "
+    if not values or values[0] == values[-1]:
+        return f"{start}{values[0] if values else 0} per class"
+    fewest = ", ".join(f"{name} {count}" for name, count in list(counts.items())[:shown])
+    return f"{start}from {values[0]} to {values[-1]} per class; fewest: {fewest}"
 
 
 def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:

@@ -6,9 +6,10 @@ photos/tabby_cat/2.jpg               photos/test/golden_retriever/2.jpg
 ```
 
 A class is a folder; images at any depth below it are its own. Classes are in natural order of their folder
-names. Hidden files, links to folders inside a class, and files that do not end like images are passed
-over. Where there are no split folders, a fifth of each class is held out for testing by the hash of the
-path (`dear.data.split`); but `photos/train` or `photos/test`, given by itself, is taken whole.
+names; a folder without images is no class. Hidden files, what operating systems leave behind (`__MACOSX`,
+`Thumbs.db`, `.DS_Store`), links to folders inside a class, and files that do not end like images are ignored.
+Where there are no split folders, a fifth of each class is held out for testing by the hash of the path
+(`dear.data.split`); but `photos/train` or `photos/test`, given by itself, is taken whole.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from pathlib import Path
 import torch
 
 from dear._io.image_file import is_image_name
+from dear._io.notes import warn
 from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable
 from dear.data.split import pick_split
 from dear.errors import DataError, InputError
 
+# Folders that operating systems and network drives leave among a person's own.
+IGNORED = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information"))
 # What folders may be called, by the split they hold.
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 
@@ -34,7 +38,6 @@ def open_folder(
     split: str,
     template: str | None = None,
     name: str | None = None,
-    allow_empty: bool = False,
 ) -> FileImages:
     """Read a folder of class folders.
 
@@ -43,13 +46,13 @@ def open_folder(
         split: "train", "test", "val", or "all". Where there is a `val/` but no `test/`, that is tested on.
         template: prompt with `{}` (default "a photo of a {}.").
         name: of the dataset (default: the folder's name).
-        allow_empty: accept class folders without images.
 
     Returns:
-        The images of the split. All splits have the same classes: those of all split folders together.
+        The images of the split. All splits have the same classes: those of all split folders together. Class
+        folders without images are named in a warning of the logger "dear".
 
     Raises:
-        DataError: no such folder or split, no classes, a class without images, or two that read the same.
+        DataError: no such folder or split, no classes, no images, or two classes that read the same.
     """
     root = Path(root)
     if not root.is_dir():
@@ -58,17 +61,15 @@ def open_folder(
     name = name or (root.resolve().parent if whole else root.resolve()).name
     groups = _split_folders(root)
     found = {key: _classes(folder) for key, folder in (groups or {"": root}).items()}
-    folders = sorted({folder for classes in found.values() for folder in classes}, key=natural_key)
-    if not folders:
+    if not any(found.values()):
         raise DataError(
             f"{root}: holds no class folders; put the images of each class in a folder of its name"
         )
+    folders = _with_images(root, groups, found)
     try:
         classes = check_classes(folders, [readable(folder) for folder in folders], str(root))
     except InputError as error:
         raise DataError(f"{root}: {error}") from error
-    if not allow_empty:
-        _refuse_empty(root, groups, found)
 
     parts = [""] if not groups else _wanted(root, groups, split)
     number = {folder: label for label, folder in enumerate(folders)}
@@ -146,12 +147,22 @@ def _wanted(root: Path, groups: dict[str, Path], split: str) -> list[str]:
     return [split]
 
 
-def _refuse_empty(root: Path, groups: dict[str, Path], found: dict[str, dict[str, list[str]]]) -> None:
+def _with_images(root: Path, groups: dict[str, Path], found: dict[str, dict[str, list[str]]]) -> list[str]:
+    """The class folders that hold images in any split, in natural order; empty ones are told.
+
+    Raises:
+        DataError: no folder holds an image.
+    """
+    full = {folder for classes in found.values() for folder, paths in classes.items() if paths}
+    if not full:
+        raise DataError(f"{root}: its class folders hold no images")
     for part, classes in found.items():
-        for folder, paths in classes.items():
-            if not paths:
-                where = groups[part] / folder if groups else root / folder
-                raise DataError(f"{where}: the class folder holds no images; fill it or remove it")
+        empty = [folder for folder, paths in classes.items() if not paths]
+        if empty:
+            where = groups[part] if groups else root
+            more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+            warn(f"{where}: class folders without images are skipped: {', '.join(empty[:5])}{more}")
+    return sorted(full, key=natural_key)
 
 
 def _classes(folder: Path) -> dict[str, list[str]]:
@@ -166,7 +177,7 @@ def _classes(folder: Path) -> dict[str, list[str]]:
 def image_paths(folder: Path) -> Iterator[str]:
     """Every image below a folder, relative to it, with `/`."""
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if _is_own(name)]
         inner = Path(place).relative_to(folder)
         for file in files:
             if is_image_name(file):
@@ -174,6 +185,11 @@ def image_paths(folder: Path) -> Iterator[str]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder and is not hidden, in natural order."""
-    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    """What lies in a folder and is a person's own, in natural order."""
+    entries = [entry for entry in folder.iterdir() if _is_own(entry.name)]
     return sorted(entries, key=lambda entry: natural_key(entry.name))
+
+
+def _is_own(name: str) -> bool:
+    """Whether a file or folder is a person's own: neither hidden nor left behind by an operating system."""
+    return not name.startswith(".") and name.lower() not in IGNORED

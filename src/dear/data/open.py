@@ -24,7 +24,6 @@ def open_data(
     root: str | os.PathLike[str] | None = None,
     template: str | None = None,
     name: str | None = None,
-    allow_empty: bool = False,
 ) -> ImageSet:
     """Open one split of a dataset.
 
@@ -35,7 +34,6 @@ def open_data(
         root: the folder that holds the benchmarks; for a table, the folder its paths start from.
         template: prompt with `{}`, instead of the dataset's own.
         name: of the dataset, instead of its own (few-shot draws depend on it).
-        allow_empty: accept class folders without images.
 
     Raises:
         DataError: the data is missing or malformed.
@@ -51,7 +49,7 @@ def open_data(
         found = open_benchmark(benchmark.name, split, root, template=template)
         return replace(found, source=Source(benchmark.name, os.path.abspath(root)))
     if os.path.isdir(path):
-        found = open_folder(path, split, template=template, name=name, allow_empty=allow_empty)
+        found = open_folder(path, split, template=template, name=name)
     else:
         found = open_table(path, split, template=template, name=name, root=root)
     base = None if root is None else os.path.abspath(root)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
+from dear._io.notes import note
 from dear.errors import DataError
 
 HELD_OUT = 0.2
@@ -59,6 +60,10 @@ def pick_split(keys: Sequence[str], groups: Sequence[Hashable], split: str, wher
     if split not in ("train", "test"):
         raise DataError(f"{where}: names no splits, so there are only train, test and all, not {split!r}")
     held = hold_out(keys, groups)
+    note(
+        f"{where}: names no split, so about a fifth of each class is held out for testing: "
+        f"{held.count(False)} images to train on, {held.count(True)} to test on"
+    )
     return [index for index in range(len(keys)) if held[index] == (split == "test")]
 
 

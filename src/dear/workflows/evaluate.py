@@ -9,11 +9,11 @@ from dear.clip.device import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
+from dear.data.readable import Readable
 from dear.methods.base import Method
 from dear.train.evaluate import Evaluation, evaluate
 from dear.train.folder import load_run
 from dear.workflows.options import PathLike
-from dear.workflows.readable import Readable
 
 
 def evaluate_run(

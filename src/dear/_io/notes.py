@@ -1,0 +1,20 @@
+"""What a user should know about work that goes on all the same: sentences of the logger "dear", each once."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+
+_log = logging.getLogger("dear")
+
+
+@lru_cache(maxsize=1024)
+def note(sentence: str) -> None:
+    """Say something worth knowing (level INFO): shown by the command line, silent in a Python program."""
+    _log.info("note: %s", sentence)
+
+
+@lru_cache(maxsize=1024)
+def warn(sentence: str) -> None:
+    """Say something that is probably not meant (level WARNING): on standard error unless turned off."""
+    _log.warning("dear: %s", sentence)
