@@ -193,7 +193,7 @@ def test_an_adapter_tied_to_its_classes_is_refused_on_others(clip, tmp_path: Pat
         ({"classes": ["red", "green", "\x1b[2J"]}, "control character U+001B"),
         ({"classes": ["red", "green", "x" * 10_000]}, "10000 characters"),
         ({"classes": ["red", "green", ""]}, "not empty"),
-        ({"classes": ["red", "green", 7]}, "not empty"),
+        ({"classes": ["red", "green", 7]}, "at classes[2]: expected `str`, got `int`"),
         ({"classes": []}, "at least one name"),
         ({"ids": [[1, 2], [3]]}, "cannot be used"),
         ({"ids": [[10**30]] * 3}, "cannot be used"),
@@ -211,7 +211,7 @@ def test_an_adapter_tied_to_its_classes_is_refused_on_others(clip, tmp_path: Pat
         ({"fingerprint": "sha256:0"}, "load the one it was trained on"),
         ({"schema": 99}, "schema 99"),
         ({"format": "else"}, "is not the configuration of a run"),
-        ({"recipe": []}, "'recipe' is missing or not as it should be"),
+        ({"recipe": []}, "at recipe: expected `object`, got `array`"),
     ],
 )
 def test_run_configurations_that_do_not_fit_are_refused(

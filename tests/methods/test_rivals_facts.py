@@ -11,6 +11,7 @@ from tiny import images, tiny_clip, token_ids
 
 from dear.clip import Record
 from dear.errors import UsageError
+from dear.heads.roles import RoleMap
 from dear.methods import METHODS, Batch, Method, build_method
 from dear.methods.context import ContextPrompts
 from dear.methods.prompts import ClassPrompts
@@ -268,16 +269,35 @@ def test_numbers_of_vit_b_16() -> None:
     for p in clip.parameters():
         torch.nn.init.zeros_(p)
 
-    def count(name: str) -> int:
-        return build_method(name, clip, ("a", "b")).trainable_parameters
-
-    assert count("coop") == 4 * 512
-    assert count("cocoop") == 4 * 512 + 32 * 513 + 512 * 33
-    assert count("maple") == 9 * (2 * 512 + 768 * 513) == 3_555_072  # 3.55 M in its paper
-    assert count("promptsrc") == 9 * 4 * (512 + 768)  # 46 k
-    assert count("vpt") == 12 * 8 * 768
-    assert count("clip-lora") == 2 * 3 * 2 * 12 * (768 + 512)  # 184 k
-    assert count("rpo") == 24 * (768 + 512)
-    assert count("mmrl") == 5 * 512 + 7 * 513 * (768 + 512) + 768 * 512 == 4_992_256  # 4.992 M
-    assert count("mmrlpp") < 0.2 * count("mmrl")  # 0.813 M
-    assert set(METHODS)
+    lora = 10 * 2 + 2 * 8  # ranks over layers
+    aligners = sum(w * 512 + 7 * (w + 4 * w + 4 * 512) for w in (768, 512))  # MMRL++: shared, bias, residual
+    expected = {
+        "zeroshot": 0,
+        "linear-probe": 2 * 512 + 2,
+        "coop": 4 * 512,
+        "cocoop": 4 * 512 + 32 * 513 + 512 * 33,
+        "vpt": 12 * 8 * 768,
+        "maple": 9 * (2 * 512 + 768 * 513),
+        "promptsrc": 9 * 4 * (512 + 768),
+        "prograd": 16 * 512,
+        "kgcoop": 4 * 512,
+        "tcp": 4 * 512 + 128 * 513 + 4 * 512 * 129,
+        "clip-adapter": 2 * 512 * 128,
+        "tip-adapter": 0,
+        "tip-adapter-f": 0,  # a key per training image, once there are any
+        "clip-lora": 2 * 3 * 2 * 12 * (768 + 512),
+        "rpo": 24 * (768 + 512),
+        "mmrl": 5 * 512 + 7 * 513 * (768 + 512) + 768 * 512,
+        "mmrlpp": 5 * 512 + aligners + 64 * (768 + 512),
+        "dear": 399_622,
+        "purify": 2 * lora * (12 * 768 + 768) + 12 * 12,
+    }
+    assert expected["maple"] == 3_555_072  # 3.55 M in its paper
+    assert expected["mmrl"] == 4_992_256  # 4.992 M
+    assert round(expected["mmrlpp"], -3) == 813_000  # 0.813 M
+    assert set(expected) == set(METHODS)
+    found = {
+        name: build_method(name, clip, ("a", "b"), roles=RoleMap.table2()).trainable_parameters
+        for name in METHODS
+    }
+    assert found == expected

@@ -174,11 +174,11 @@ def test_resume_of_a_finished_run_trains_no_more(tmp_path: Path) -> None:
 
 def test_resume_with_other_settings_is_refused(tmp_path: Path) -> None:
     train(method(), Colors(), RECIPE, tmp_path / "run")
-    with pytest.raises(RunError, match=r"its recipe \(epochs, batch, lr\) differs"):
+    with pytest.raises(RunError, match=r"settings: recipe \(epochs, batch, lr\);"):
         train(method(), Colors(), Recipe(epochs=5), tmp_path / "run", resume=True)
-    with pytest.raises(RunError, match="its data differs"):
+    with pytest.raises(RunError, match="settings: training images;"):
         train(method(), Colors(each=3), RECIPE, tmp_path / "run", resume=True)
-    with pytest.raises(RunError, match=r"its options \(beta\) differs"):
+    with pytest.raises(RunError, match=r"settings: options \(beta\);"):
         train(method(beta=0.5), Colors(), RECIPE, tmp_path / "run", resume=True)
     with pytest.raises(RunError, match="holds a finished run"):
         train(method(), Colors(), RECIPE, tmp_path / "run")

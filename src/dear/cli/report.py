@@ -53,12 +53,12 @@ def report(
     unseen = None if other is None else open_data(other, "test", root=data_root)
     with stages() as told:
         facts = examine(method, images, unseen, mode, told)
-    recipe, source = config["recipe"], config["data"]
+    recipe, source = config.recipe, config.data
     notes = {
-        "trained on": f"{source.get('images')} images of {source.get('name')}",
+        "trained on": f"{source.images} images of {source.name}",
         "recipe": f"{recipe.get('epochs')} epochs, batches of {recipe.get('batch')}, "
         f"seed {recipe.get('seed')}",
-        "made with": f"dear {config.get('dear', '')}",
+        "made with": f"dear {config.dear}",
     }
     write_run_page(facts, out, read_log(Path(run)), notes)
     say(f"{out}: written")

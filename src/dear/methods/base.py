@@ -84,7 +84,8 @@ class Method(nn.Module):
         False  #: every step launches the same kernels and never waits for the GPU
     )
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
-    Config: ClassVar[type] = NoConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}  #: name -> "options" and "recipe"
+    Config: ClassVar[type] = NoConfig  #: a field added later must default to what the method did before
 
     def __init__(
         self,

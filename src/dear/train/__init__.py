@@ -1,7 +1,9 @@
 """The training loop, schedules, precision and run folders."""
 
+from dear.train.config import RunConfig, read_config
 from dear.train.evaluate import Evaluation, evaluate
-from dear.train.folder import add_metrics, load_run, read_config
+from dear.train.folder import add_metrics, load_run
+from dear.train.identity import RunIdentity
 from dear.train.recipe import Recipe
 from dear.train.run import Paused, Trained, train
 
@@ -9,6 +11,8 @@ __all__ = [
     "Evaluation",
     "Paused",
     "Recipe",
+    "RunConfig",
+    "RunIdentity",
     "Trained",
     "add_metrics",
     "evaluate",

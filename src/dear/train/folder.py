@@ -8,8 +8,6 @@ It does not matter here which method was trained.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -31,57 +29,17 @@ from dear._io.files import (
 )
 from dear.clip.factory import load
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
 from dear.errors import CheckpointError, DearError, RunError
 from dear.heads.roles import RoleMap
-from dear.methods import find_method
+from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.train import correction
+from dear.train.config import RunConfig, read_config
+from dear.train.identity import RunIdentity, plain, roles_digest
 from dear.train.loop import Line
-from dear.train.recipe import Recipe
-
-FORMAT, SCHEMA = "dear run", 1
 
 
-def describe(method: Method, recipe: Recipe, images: ImageSet) -> dict[str, Any]:
-    """`config.json`: what was trained, on what, how. Everything that must agree for a run to be continued."""
-    from dear import __version__
-
-    keys = hashlib.sha256()
-    for index, label in enumerate(images.labels.tolist()):
-        keys.update(f"{label} {images.key(index)}\n".encode("utf-8", "surrogatepass"))
-    given = method.prompts.given
-    return {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "dear": __version__,
-        "method": method.name,
-        "options": plain(dataclasses.asdict(method.config)),
-        "classes": list(method.classes),
-        "template": method.template,
-        "ids": None if given is None else given.tolist(),
-        "backbone": method.clip.name,
-        "fingerprint": method.clip.fingerprint,
-        "allow_other_roles": method.allow_other_roles,
-        "correction": correction.described(method.clip.correction),
-        "recipe": plain(dataclasses.asdict(recipe)),
-        "data": {"name": images.name, "images": len(images), "digest": keys.hexdigest(), **_source(images)},
-    }
-
-
-def _source(images: ImageSet) -> dict[str, str]:
-    """Where the images can be opened again: absolute, for reports and the studio."""
-    source = getattr(images, "source", None)
-    found = {} if source is None else {"source": source.spec, "root": source.root}
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def plain(value: Any) -> Any:
-    """Tuples as lists, all the way down: what JSON gives back."""
-    return json.loads(json.dumps(value))
-
-
-def open_folder(folder: Path, config: dict[str, Any], resume: bool) -> str:
+def open_folder(folder: Path, identity: RunIdentity, resume: bool) -> str:
     """What the folder holds: "new", "resumable" or "finished"."""
     finished = (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
     if not (folder / "config.json").exists():
@@ -92,29 +50,15 @@ def open_folder(folder: Path, config: dict[str, Any], resume: bool) -> str:
         )
         hint = None if finished else "resume"
         raise RunError(f"{folder}: holds {how}, or delete it first", hint=hint)
-    old = read_json(folder / "config.json", "run configuration")
-    for key, value in config.items():
-        before = old.get(key) if isinstance(old, dict) else None
-        if key == "data" and isinstance(
-            before, dict
-        ):  # data may have moved: its digest tells whether it is the same
-            before = {**value, **{name: before.get(name) for name in ("name", "images", "digest")}}
-        if key != "dear" and before != value:
-            what = _difference(key, old.get(key) if isinstance(old, dict) else None, value)
-            raise RunError(
-                f"{folder}: cannot be resumed: its {what} differs from what was asked for now; ask for the "
-                "same, or choose another folder"
-            )
+    differing = read_config(folder).identity.differences(identity)
+    if differing:
+        raise RunError(
+            f"{folder}: cannot be resumed: it was begun with different settings: {', '.join(differing)}; ask "
+            "for the same, or choose another folder"
+        )
     if finished:
         return "finished"
     return "resumable" if (folder / "resume.safetensors").exists() else "new"
-
-
-def _difference(key: str, old: Any, new: Any) -> str:
-    """What differs, in words: the part of the configuration and the names in it."""
-    if key not in ("recipe", "options") or not isinstance(old, dict):
-        return key
-    return f"{key} ({', '.join(name for name in new if old.get(name) != new[name])})"
 
 
 def read_log(folder: Path) -> list[Line]:
@@ -210,37 +154,15 @@ def load_run(
     config = read_config(folder)
     if not (folder / "adapter.safetensors").is_file():
         raise RunError(f"{folder}: this run was not completed; resume it", hint="adapt-resume")
-    if isinstance(backbone, Clip):
-        clip = backbone
-    else:
-        try:
-            clip = load(config["backbone"] if backbone is None else backbone, device=device)
-        except CheckpointError as error:
-            if backbone is not None:
-                raise
-            raise RunError(
-                f"{folder}: was trained on a backbone called {config['backbone']!r}, which is not found by "
-                "that name; say where it is",
-                hint="backbone",
-            ) from error
-    if clip.fingerprint != config["fingerprint"] and not allow_other:
+    clip = backbone if isinstance(backbone, Clip) else _backbone(folder, config, backbone, device)
+    if clip.fingerprint != config.fingerprint and not allow_other:
         raise RunError(
-            f"{folder}: was trained on {config['backbone']} ({config['fingerprint'][:19]}…), but this is "
+            f"{folder}: was trained on {config.backbone} ({config.fingerprint[:19]}…), but this is "
             f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
         )
-    clip = clip.corrected(correction.read(folder, config.get("correction")))
+    clip = clip.corrected(correction.read(folder, config.correction))
     try:
-        kind = find_method(config["method"])
-        ids = None if config["ids"] is None else torch.tensor(config["ids"], dtype=torch.long)
-        method = kind(
-            clip,
-            config["classes"],
-            template=config["template"],
-            roles=RoleMap.load(folder / "roles.json") if kind.uses_roles else None,
-            allow_other_roles=allow_other or config["allow_other_roles"],
-            ids=ids,
-            **config["options"],
-        )
+        method = _untrained(folder, config, clip, allow_other)
     except DearError as error:
         if str(folder) in str(error):
             raise
@@ -252,36 +174,37 @@ def load_run(
     return method
 
 
-_TYPES: dict[str, Any] = {
-    "method": str,
-    "options": dict,
-    "classes": list,
-    "template": str,
-    "ids": (list, type(None)),
-    "backbone": str,
-    "fingerprint": str,
-    "allow_other_roles": bool,
-    "recipe": dict,
-    "data": dict,
-}
+def _backbone(folder: Path, config: RunConfig, backbone: Any, device: str | torch.device) -> Clip:
+    """The backbone that was asked for, or the one that the run names."""
+    try:
+        return load(config.weights() if backbone is None else backbone, device=device)
+    except CheckpointError as error:
+        if backbone is not None:
+            raise
+        raise RunError(
+            f"{folder}: was trained on a backbone called {config.backbone!r}, which is not found by "
+            "that name; say where it is",
+            hint="backbone",
+        ) from error
 
 
-def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """`config.json` of a run, checked.
-
-    Raises:
-        RunError: it is not one, or of another version.
-    """
-    path = Path(folder) / "config.json"
-    config = read_json(path, "run configuration")
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise RunError(f"{path}: is not the configuration of a run")
-    if config.get("schema") != SCHEMA:
-        raise RunError(f"{path}: has schema {config.get('schema')!r}; this version of dear reads {SCHEMA}")
-    for key, kind in _TYPES.items():
-        if key not in config or not isinstance(config[key], kind):
-            raise RunError(f"{path}: {key!r} is missing or not as it should be")
-    return config
+def _untrained(folder: Path, config: RunConfig, clip: Clip, allow_other: bool) -> Method:
+    """The run's method before its learned tensors are loaded."""
+    roles = None
+    if find_method(config.method).uses_roles:
+        roles = RoleMap.load(folder / "roles.json")
+        if config.roles is not None and roles_digest(roles) != config.roles:
+            raise RunError(f"{folder / 'roles.json'}: is not the role map that the run was trained with")
+    return build_method(
+        config.method,
+        clip,
+        config.classes,
+        template=config.template,
+        roles=roles,
+        allow_other_roles=allow_other or config.allow_other_roles,
+        ids=None if config.ids is None else torch.tensor(config.ids, dtype=torch.long),
+        **config.options,
+    )
 
 
 def add_metrics(folder: str | os.PathLike[str], **entries: Any) -> None:

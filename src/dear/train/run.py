@@ -7,34 +7,28 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from torch import Tensor
 
-from dear._io.files import read_safetensors, require_finite, write_json, write_safetensors
+from dear._io.files import write_json, write_safetensors
 from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
 from dear.errors import RunError
 from dear.methods.base import Method
 from dear.train import correction
+from dear.train.config import RunConfig, describe
 from dear.train.feed import Feed
-from dear.train.folder import (
-    describe,
-    load_adapter,
-    locked,
-    open_folder,
-    plain,
-    read_log,
-    read_metrics,
-    write_log,
-)
+from dear.train.folder import load_adapter, locked, open_folder, read_log, read_metrics, write_log
+from dear.train.identity import plain
 from dear.train.loop import Line, Loop, Pause, Progress
 from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
+from dear.train.resume import restore, save_state
 
 
 class Paused(RunError):  # noqa: N818 (a state, not a mistake)
@@ -49,9 +43,9 @@ class Trained:
 
     method: Method
     steps: int
-    seconds: float
+    seconds: float  #: of all processes that trained it
     lines: list[Line]
-    config: dict[str, Any]  #: what `config.json` holds
+    config: RunConfig  #: what `config.json` holds
     path: Path | None
 
     def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
@@ -61,8 +55,24 @@ class Trained:
             RunError: another process is using the folder.
         """
         with locked(Path(folder)):
-            _write_config(Path(folder), self.method, {**self.config, **plain(extra)})
+            config = msgspec.structs.replace(self.config, extra={**self.config.extra, **plain(extra)})
+            _write_config(Path(folder), self.method, config)
             _write_result(Path(folder), self)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """What `train` was asked to do."""
+
+    method: Method
+    images: ImageSet
+    recipe: Recipe
+    folder: Path | None
+    resume: bool
+    progress: Progress | None
+    stop: Callable[[], bool]
+    save_every: int
+    config: RunConfig
 
 
 def train(
@@ -74,6 +84,7 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     save_every: int = 200,
+    preset: str | None = None,
 ) -> Trained:
     """Train a method on a set, and leave a run folder if `out` is given.
 
@@ -87,6 +98,7 @@ def train(
         progress: told (steps done, steps in all, last line of the log) after every step.
         stop: asked after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
+        preset: name of the setting that options and recipe were taken from, to be noted in the folder.
 
     Raises:
         RunError: the folder is in use or holds another run, or the loss is not finite.
@@ -94,18 +106,20 @@ def train(
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
-    if out is None:
-        with _manners(recipe), _interrupts(stop) as asked:
-            return _train(method, images, recipe, None, False, progress, asked, save_every)
-    folder = Path(out)
-    fresh = not folder.exists()
-    try:
-        with locked(folder), rollback_on_failure(folder), _manners(recipe), _interrupts(stop) as asked:
-            return _train(method, images, recipe, folder, resume, progress, asked, save_every)
-    finally:
-        if fresh:
-            with suppress(OSError):  # only an empty folder goes
-                folder.rmdir()
+    folder = None if out is None else Path(out)
+    config = describe(method, recipe, images, preset)
+    with _deterministic(recipe.deterministic), _interrupts(stop) as asked:
+        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, config)
+        if folder is None:
+            return _train(job)
+        fresh = not folder.exists()
+        try:
+            with locked(folder), rollback_on_failure(folder):
+                return _in_folder(job, folder)
+        finally:
+            if fresh:
+                with suppress(OSError):  # only an empty folder goes
+                    folder.rmdir()
 
 
 @contextmanager
@@ -121,95 +135,57 @@ def rollback_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def _train(
-    method: Method,
-    images: ImageSet,
-    recipe: Recipe,
-    folder: Path | None,
-    resume: bool,
-    progress: Progress | None,
-    stop: Callable[[], bool],
-    save_every: int,
-) -> Trained:
-    began = time.perf_counter()
-    config = describe(method, recipe, images)
-    if folder is not None:
-        state = open_folder(folder, config, resume)
-        if state == "finished":
-            load_adapter(method, folder)
-            steps = read_metrics(folder)["steps"]
-            return Trained(method, steps, 0.0, read_log(folder), config, folder)
-        if state == "new":
-            _write_config(folder, method, config)
+def _in_folder(job: _Job, folder: Path) -> Trained:
+    """Train in a run folder, or find there that nothing is left to do."""
+    state = open_folder(folder, job.config.identity, job.resume)
+    if state == "finished":
+        load_adapter(job.method, folder)
+        metrics = read_metrics(folder)
+        seconds = float(metrics.get("seconds", 0.0))
+        return Trained(job.method, metrics["steps"], seconds, read_log(folder), job.config, folder)
+    if state == "new":
+        _write_config(folder, job.method, job.config)
+    trained = _train(job, resumable=state == "resumable")
+    _write_result(folder, trained)
+    with suppress(FileNotFoundError):
+        (folder / "resume.safetensors").unlink()
+    return trained
+
+
+def _train(job: _Job, resumable: bool = False) -> Trained:
+    """Take the steps."""
+    began, before, recipe = time.perf_counter(), 0.0, job.recipe
+
+    def seconds() -> float:
+        return before + time.perf_counter() - began
+
     with torch.enable_grad():  # wherever it is called from
-        work = in_precision(method, recipe.precision)  # shares what is learned with `method`
-        loop = Loop(work, Feed(images, work.clip, recipe), recipe)
-        if folder is not None and state == "resumable":
-            _restore(loop, folder)
+        work = in_precision(job.method, recipe.precision)  # shares what is learned with `job.method`
+        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe)
+        if job.folder is not None and resumable:
+            before = restore(loop, job.folder)
 
         def save() -> None:
-            if folder is not None:
-                write_log(folder, loop.lines)
-                write_safetensors(folder / "resume.safetensors", *loop.state())
+            if job.folder is not None:
+                save_state(loop, job.folder, seconds())
 
         def too_large() -> str:
             # Smaller batches would be other steps, so it is not for us to choose them.
             return (
-                f"out of memory on {method.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
+                f"out of memory on {work.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
                 f"of {recipe.batch} images; choose a smaller batch in the recipe"
             )
 
         with oom_as_error(too_large, "batch"):
-            pause = loop.run(progress, save, save_every, stop)
+            pause = loop.run(job.progress, save, job.save_every, job.stop)
     if pause is not None:
-        raise Paused(_paused(pause, folder), hint=None if folder is None else "resume")
-    trained = Trained(method, loop.steps, time.perf_counter() - began, loop.lines, config, folder)
-    if folder is not None:
-        _write_result(folder, trained)
-        with suppress(FileNotFoundError):
-            (folder / "resume.safetensors").unlink()
-    return trained
+        raise Paused(_paused(pause, job.folder), hint=None if job.folder is None else "resume")
+    return Trained(job.method, loop.steps, seconds(), loop.lines, job.config, job.folder)
 
 
-def _restore(loop: Loop, folder: Path) -> None:
-    """Continue from the folder's saved state."""
-    path = folder / "resume.safetensors"
-    tensors, words = read_safetensors(path, "saved training state")
-    require_finite(tensors, str(path))
-    try:
-        _check_words(loop, tensors.get("window"), words)
-        loop.restore(tensors, words, read_log(folder))
-        _check_optimizer(loop, [name for name in tensors if name.startswith("optimizer.")])
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise RunError(f"{path}: is damaged ({error}); delete it to start again") from error
-
-
-def _check_words(loop: Loop, window: Tensor | None, words: Mapping[str, str]) -> None:
-    """Refuse a saved state from another place than this run can be at."""
-    if not 0 < int(words["step"]) <= loop.steps:
-        raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
-    if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
-        raise ValueError("its losses do not fit their names")
-
-
-def _check_optimizer(loop: Loop, names: list[str]) -> None:
-    """Refuse an optimizer's state that would only fail some steps later."""
-    whole = {"momentum_buffer"} if loop.recipe.optimizer == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
-    found = 0
-    for parameter in loop.learned:
-        state = loop.optimizer.state.get(parameter, {})
-        found += len(state)
-        if state and set(state) != whole:
-            raise ValueError("the optimizer's state is not whole")
-        if any(value.shape not in (parameter.shape, torch.Size([])) for value in state.values()):
-            raise ValueError("the optimizer's state does not fit the learned tensors")
-    if found != len(names):
-        raise ValueError("the optimizer's state is of more tensors than are learned")
-
-
-def _write_config(folder: Path, method: Method, config: dict[str, Any]) -> None:
+def _write_config(folder: Path, method: Method, config: RunConfig) -> None:
     correction.write(folder, method.clip.correction)
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config.document())
     if method.uses_roles and method.roles is not None:
         method.roles.save(folder / "roles.json")
 
@@ -270,10 +246,10 @@ def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]
 
 
 @contextmanager
-def _manners(recipe: Recipe) -> Iterator[None]:
+def _deterministic(wanted: bool) -> Iterator[None]:
     """Deterministic kernels while training, if the recipe asks for them."""
     before = torch.are_deterministic_algorithms_enabled()
-    if recipe.deterministic:
+    if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:

@@ -113,6 +113,7 @@ def make_step(parts: StepParts, steps: int, left: int) -> EagerStep | RecordedSt
     recorded = (
         parts.feed.recipe.replay
         and parts.method.cuda_graph_safe
+        and type(parts.method).loss is Method.loss  # one that replaces both stages cannot be split
         and parts.feed.device.type == "cuda"
         and not parts.scaler.is_enabled()
         and left >= _WORTH_RECORDING

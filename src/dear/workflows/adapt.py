@@ -63,7 +63,7 @@ def adapt(
         images = few_shot(images, asked.shots, asked.seed)
     method = build(images, asked, options)
     recipe = Recipe.of(method, **{"seed": asked.seed, **plan})
-    return train(method, images, recipe, out, resume, progress, stop)
+    return train(method, images, recipe, out, resume, progress, stop, preset=asked.preset)
 
 
 def open_training(data: PathLike, asked: AdaptOptions) -> ImageSet:

@@ -23,8 +23,9 @@ from dear.data.names import TEMPLATE
 from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError
 from dear.heads.roles import RoleMap
+from dear.train.config import read_config
 from dear.train.evaluate import evaluate
-from dear.train.folder import load_run, read_config, read_log, read_metrics
+from dear.train.folder import load_run, read_log, read_metrics
 from dear.train.run import Trained
 from dear.workflows.adapt import adapt, check_task
 from dear.workflows.options import PathLike
@@ -181,26 +182,26 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         config = read_config(path)
         method = load_run(path, backbone, pick_device(device))
-        own = config.get("classifier", {})
-        labels = own.get("labels", config["classes"]) if isinstance(own, dict) else None
+        own = config.extra.get("classifier", {})
+        labels = own.get("labels", config.classes) if isinstance(own, dict) else None
         plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
         if not isinstance(labels, list) or not plain or len(labels) != len(method.classes):
             raise RunError(
                 f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
             )
-        recipe = config["recipe"]
+        recipe = config.recipe
         found = cls(
-            method=config["method"],
-            backbone=config["backbone"] if backbone is None else backbone,
+            method=config.method,
+            backbone=config.weights() if backbone is None else backbone,
             shots=own.get("shots"),
             seed=recipe.get("seed", 1),
             roles=method.roles,
-            template=config["template"],
+            template=config.template,
             mode=own.get("mode"),
             epochs=recipe.get("epochs"),
             batch=recipe.get("batch"),
             lr=recipe.get("lr"),
-            options=config["options"],
+            options=config.options,
             device=device,
         )
         found.method_ = method

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from dear.data.images import ImageSet
 from dear.data.open import open_data
@@ -18,11 +17,9 @@ def run_images(run: str | os.PathLike[str], split: str = "test") -> ImageSet:
         UsageError: the run does not say where its images are.
         DataError: they are no longer there.
     """
-    data: dict[str, Any] = read_config(run)["data"]
-    spec, root = data.get("source"), data.get("root")
-    if spec is None and str(data.get("name", "")).startswith("world:"):
-        spec = data["name"]
-    if not isinstance(spec, str) or not isinstance(root, str | None):
+    data = read_config(run).data
+    spec, root = data.spec(), data.root
+    if spec is None:
         raise UsageError(f"{run}: does not say where its images are; name them", hint="report-data")
     try:
         return open_data(spec, split, root=root)

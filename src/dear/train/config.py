@@ -1,0 +1,151 @@
+"""`config.json` of a run folder: what was trained, on what and how, as a declared schema."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from dear._io.files import read_json
+from dear._io.schema import Strict, Whole, check
+from dear.data.images import ImageSet
+from dear.errors import DearError, RunError
+from dear.heads.roles import RoleMap
+from dear.methods.base import Method
+from dear.train import correction
+from dear.train.identity import RunIdentity, plain, roles_digest
+from dear.train.recipe import Recipe
+
+FORMAT, SCHEMA = "dear run", 2
+
+
+class DataConfig(Strict, frozen=True):
+    """The training images."""
+
+    name: str
+    images: Whole
+    digest: str
+    source: str | None = None  #: absolute path, or name that `open_data` takes
+    root: str | None = None  #: absolute path of the folder of the benchmarks, for the name of one
+
+    def spec(self) -> str | None:
+        """What `open_data` takes to open the same data, with `root`; None where the run does not say."""
+        return self.name if self.source is None and self.name.startswith("world:") else self.source
+
+
+class RunConfig(Strict, frozen=True):
+    """The whole file."""
+
+    format: Literal["dear run"]
+    schema: Literal[2]
+    dear: str
+    method: str
+    options: dict[str, Any]
+    classes: list[str]
+    template: str
+    ids: list[list[int]] | None
+    backbone: str
+    fingerprint: str
+    allow_other_roles: bool
+    recipe: dict[str, Any]
+    data: DataConfig
+    backbone_path: str | None = None  #: absolute path of the weights, where they are files of the user
+    roles: str | None = None  #: hash of the role map
+    correction: dict[str, Any] | None = None  #: of the image feature; see `dear.train.correction`
+    preset: str | None = None
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)  #: what a caller of `Trained.save` added
+
+    @property
+    def identity(self) -> RunIdentity:
+        """What must agree for the run to be continued."""
+        defaults = plain(asdict(Recipe()))  # fields that the recipe got after this run
+        return RunIdentity(
+            method=self.method,
+            options=self.options,
+            recipe={**defaults, **self.recipe},
+            classes=tuple(self.classes),
+            template=self.template,
+            ids=None if self.ids is None else tuple(map(tuple, self.ids)),
+            fingerprint=self.fingerprint,
+            roles=self.roles,
+            data=self.data.digest,
+            correction=None if self.correction is None else str(self.correction.get("digest")),
+            preset=self.preset,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    def weights(self) -> str | Path:
+        """What to load as the backbone: the path it was loaded from, while it exists; else its name."""
+        path = self.backbone_path
+        return Path(path) if path and os.path.isabs(path) and os.path.exists(path) else self.backbone
+
+
+def describe(method: Method, recipe: Recipe, images: ImageSet, preset: str | None = None) -> RunConfig:
+    """The configuration of a run that is to train `method` on `images`."""
+    from dear import __version__
+
+    identity = RunIdentity.of(method, recipe, images, preset)
+    source = getattr(images, "source", None)
+    return RunConfig(
+        format="dear run",
+        schema=2,
+        dear=__version__,
+        method=identity.method,
+        options=dict(identity.options),
+        classes=list(identity.classes),
+        template=identity.template,
+        ids=None if identity.ids is None else [list(row) for row in identity.ids],
+        backbone=method.clip.name,
+        backbone_path=getattr(method.clip, "source", None),
+        fingerprint=identity.fingerprint,
+        allow_other_roles=method.allow_other_roles,
+        recipe=dict(identity.recipe),
+        data=DataConfig(
+            name=images.name,
+            images=len(images),
+            digest=identity.data,
+            source=None if source is None else source.spec,
+            root=None if source is None else source.root,
+        ),
+        roles=identity.roles,
+        correction=correction.described(method.clip.correction),
+        preset=identity.preset,
+    )
+
+
+def read_config(folder: str | os.PathLike[str]) -> RunConfig:
+    """`config.json` of a run, checked; that of an older version is brought up to date.
+
+    Raises:
+        RunError: it is not one, or of another version.
+    """
+    path = Path(folder) / "config.json"
+    document = read_json(path, "run configuration")
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise RunError(f"{path}: is not the configuration of a run")
+    if document.get("schema") not in (1, SCHEMA):
+        raise RunError(f"{path}: has schema {document.get('schema')!r}; this version of dear reads {SCHEMA}")
+    if document["schema"] == 1:
+        document = _from_schema_1(document, Path(folder))
+    return check(document, RunConfig, str(path), "run configuration", error=RunError)
+
+
+def _from_schema_1(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Schema 1 had no hash of the role map, and whatever a caller added stood beside the rest."""
+    known = set(RunConfig.__struct_fields__)
+    extra = {name: value for name, value in document.items() if name not in known}
+    roles = None
+    with suppress(DearError):  # a damaged role map is refused where it is used
+        if (folder / "roles.json").is_file():
+            roles = roles_digest(RoleMap.load(folder / "roles.json"))
+    kept = {name: value for name, value in document.items() if name in known}
+    return {**kept, "schema": SCHEMA, "roles": roles, "extra": extra}

@@ -1,0 +1,150 @@
+"""What makes a run the run that it is: compared on resuming, written to and read from its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Colors, mixed_roles, tiny_clip, token_ids
+
+from dear.data.images import Source
+from dear.errors import RunError
+from dear.heads.roles import RoleMap
+from dear.methods import DeAR, build_method
+from dear.train import Paused, Recipe, RunIdentity, load_run, read_config, train
+from dear.train.identity import roles_digest
+
+CLASSES = ("red", "green", "blue")
+RECIPE = Recipe(epochs=2, batch=5)
+
+
+def method(roles: RoleMap | None = None) -> DeAR:
+    clip = tiny_clip(dtype=torch.float32)
+    return DeAR(clip, CLASSES, roles=roles or mixed_roles(), ids=token_ids())
+
+
+def paused(folder: Path, roles: RoleMap | None = None) -> None:
+    with pytest.raises(Paused):
+        train(method(roles), Colors(), RECIPE, folder, stop=lambda: True)
+
+
+def to_schema_1(folder: Path) -> None:
+    """The folder as earlier versions wrote it."""
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("roles", "preset", "backbone_path", "correction"):
+        del config[name]
+    for name in ("source", "root"):
+        del config["data"][name]
+    config |= config.pop("extra") | {"schema": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_run_is_not_resumed_with_another_role_map(schema: int, tmp_path: Path) -> None:
+    folder, other = tmp_path / "run", mixed_roles(seed=4)
+    assert roles_digest(other) != roles_digest(mixed_roles())
+    paused(folder)
+    if schema == 1:
+        to_schema_1(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(RunError, match="begun with different settings: role map;"):
+        train(method(other), Colors(), RECIPE, folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    resumed, whole = method(), method()
+    train(resumed, Colors(), RECIPE, folder, resume=True)
+    train(whole, Colors(), RECIPE)
+    for name, tensor in whole.adapter_state().items():
+        assert torch.equal(resumed.adapter_state()[name], tensor)
+
+
+def test_a_role_map_exchanged_after_training_is_refused(tmp_path: Path) -> None:
+    train(method(), Colors(), RECIPE, tmp_path / "run")
+    mixed_roles(seed=4).save(tmp_path / "run" / "roles.json")
+    with pytest.raises(RunError, match="not the role map that the run was trained with"):
+        load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
+
+
+def test_a_folder_of_an_earlier_version_loads(tmp_path: Path) -> None:
+    model = method()
+    trained = train(model, Colors(), RECIPE)
+    trained.save(tmp_path / "run", classifier={"shots": 4})
+    to_schema_1(tmp_path / "run")
+    config = read_config(tmp_path / "run")
+    assert config.extra == {"classifier": {"shots": 4}}
+    assert config.identity == trained.config.identity
+    loaded = load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
+    pixels = torch.randn(2, 3, 24, 24)
+    assert torch.equal(loaded.logits(pixels), model.logits(pixels))
+
+
+def test_every_part_of_an_identity_counts() -> None:
+    base = RunIdentity.of(method(), RECIPE, Colors())
+    changes = {
+        "method": "coop",
+        "options": {**base.options, "beta": 0.5},
+        "recipe": {**base.recipe, "lr": 0.5},
+        "classes": ("red", "green", "grey"),
+        "template": "{}!",
+        "ids": None,
+        "fingerprint": "sha256:0",
+        "roles": "0",
+        "data": "0",
+        "correction": "0",
+    }
+    assert {*changes, "preset"} == {field.name for field in dataclasses.fields(RunIdentity)}
+    keys = {base.key}
+    for name, value in changes.items():
+        other = dataclasses.replace(base, **{name: value})
+        assert len(base.differences(other)) == 1
+        keys.add(other.key)
+    assert len(keys) == 1 + len(changes)
+    named = dataclasses.replace(base, preset="paper")  # the name of a setting changes nothing
+    assert named.key == base.key
+    assert not base.differences(named)
+
+
+def test_the_order_and_labels_of_images_are_part_of_a_run() -> None:
+    images, shuffled, relabeled = Colors(), Colors(), Colors()
+    relabeled.labels = relabeled.labels.flip(0)
+    shuffled.key = lambda index: f"colors/{11 - index:04d}"  # type: ignore[method-assign]
+    found = {RunIdentity.of(method(), RECIPE, data).data for data in (images, shuffled, relabeled)}
+    assert len(found) == 3
+
+
+def test_where_a_run_comes_from_is_noted_and_decides_nothing(tmp_path: Path) -> None:
+    folder, images = tmp_path / "run", Colors()
+    images.source = Source("/data/pets", "/data")  # type: ignore[attr-defined]
+    with pytest.raises(Paused):
+        train(method(), images, RECIPE, folder, stop=lambda: True, preset="strong")
+    config = read_config(folder)
+    assert (config.data.spec(), config.data.root, config.preset) == ("/data/pets", "/data", "strong")
+    train(method(), Colors(), RECIPE, folder, resume=True)  # from elsewhere
+
+
+def test_seconds_of_a_resumed_run_count_every_process(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def stop() -> bool:
+        time.sleep(0.3)
+        asked.append(1)
+        return len(asked) == 2
+
+    with pytest.raises(Paused):
+        train(method(), Colors(), RECIPE, tmp_path / "run", stop=stop)
+    resumed = train(method(), Colors(), RECIPE, tmp_path / "run", resume=True)
+    assert resumed.seconds > 0.6
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["seconds"] > 0.6
+    again = train(method(), Colors(), RECIPE, tmp_path / "run", resume=True)  # nothing is left to do
+    assert again.seconds == pytest.approx(resumed.seconds, abs=1e-3)
+
+
+def test_an_unknown_key_of_a_configuration_is_refused(tmp_path: Path) -> None:
+    train(build_method("coop", tiny_clip(dtype=torch.float32), CLASSES), Colors(), RECIPE, tmp_path / "run")
+    path = tmp_path / "run/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "stray": 1}))
+    with pytest.raises(RunError, match="stray"):
+        read_config(tmp_path / "run")
