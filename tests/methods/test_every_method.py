@@ -24,7 +24,7 @@ from dear.train.precision import in_precision
 OPTIONS: dict[str, dict[str, object]] = {}
 """Options that make a method small or quick enough for a tiny model."""
 
-TRAINED = [name for name in METHODS if name not in ("zeroshot", "tip-adapter")]
+TRAINED = [name for name in METHODS if name not in ("zeroshot", "tip-adapter", "lp-plus-plus", "proker")]
 """Methods that learn by steps."""
 
 NAMES = ("red", "green", "blue")

@@ -33,7 +33,7 @@ NEUTRAL = {
     "purify": {},
 }
 EVERY = list(METHODS)
-LEARNING = [name for name in EVERY if name not in ("zeroshot", "tip-adapter")]
+LEARNING = [name for name in EVERY if name not in ("zeroshot", "tip-adapter", "lp-plus-plus", "proker")]
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 1, **options) -> Method:
@@ -76,7 +76,7 @@ def steps(method: Method, count: int, lr: float = 1e-2, pixels: torch.Tensor | N
 def test_the_names_promised_are_there() -> None:
     promised = (
         "zeroshot linear-probe coop cocoop vpt maple promptsrc prograd kgcoop tcp clip-adapter tip-adapter "
-        "tip-adapter-f clip-lora rpo mmrl mmrlpp dear purify"
+        "tip-adapter-f clip-lora rpo mmrl mmrlpp dear purify skip-tuning two-stage prolip lp-plus-plus proker"
     )
     assert promised.split() == EVERY[: len(promised.split())]  # others may follow
     assert all(kind.name == name and kind.title and kind.__doc__ for name, kind in METHODS.items())

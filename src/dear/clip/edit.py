@@ -99,6 +99,7 @@ class LayerEdit:
     q: LowRank | None = None
     k: LowRank | None = None
     v: LowRank | None = None
+    added: Mapping[str, Tensor] | None = None  #: by parameter name ("ln_1.weight"): added to the layer's own
 
     def __post_init__(self) -> None:
         for name, value, axes in (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from dear.clip.attention import Attention, Linear, take_rows
 from dear.clip.config import TowerConfig
@@ -194,10 +195,27 @@ class Tower(nn.Module):
                 extra = edit.count
                 x = bring_in(x, edit, layer)
             rows = read if layer == last else None
-            x = self.blocks[layer - 1](x, change, rows, extra, self.fused, record, layer)
+            block, inputs = self.blocks[layer - 1], (x, change, rows, extra, self.fused, record, layer)
+            if change is None or not change.added:
+                x = block(*inputs)
+            else:
+                x = functional_call(block, added_weights(block, change.added), inputs)
         if last < first and read is not None:
             x = take_rows(x, read)
         return x
+
+
+def added_weights(block: nn.Module, added: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a layer with something added to some of them, in the layer's own precision.
+
+    Raises:
+        UsageError: the layer has no parameter of that name.
+    """
+    own = dict(block.named_parameters())
+    for name in added:
+        if name not in own:
+            raise UsageError(f"a layer has no parameter {name!r}; it has {', '.join(own)}")
+    return {name: (own[name] + change).to(own[name].dtype) for name, change in added.items()}
 
 
 def bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:

@@ -17,16 +17,21 @@ from dear.methods.dear import DeAR, DeARConfig
 from dear.methods.headtools import HeadLoRA, combine, fold, head_gates, head_masks
 from dear.methods.kgcoop import KgCoOp
 from dear.methods.linear_probe import LinearProbe
+from dear.methods.lp_plus_plus import LPPlusPlus
 from dear.methods.maple import MaPLe
 from dear.methods.masks import layer_mask
 from dear.methods.mmrl import MMRL
 from dear.methods.mmrlpp import MMRLpp
 from dear.methods.prograd import ProGrad
+from dear.methods.proker import ProKeR
+from dear.methods.prolip import ProLIP
 from dear.methods.promptsrc import PromptSRC
 from dear.methods.purify import Purify
 from dear.methods.rpo import RPO
+from dear.methods.skip_tuning import SkipTuning
 from dear.methods.tcp import TCP
 from dear.methods.tip_adapter import TipAdapter, TipAdapterF
+from dear.methods.two_stage import TwoStage
 from dear.methods.vpt import VPT
 from dear.methods.zeroshot import ZeroShot
 
@@ -50,6 +55,11 @@ METHODS: dict[str, type[Method]] = {
     "mmrlpp": MMRLpp,
     "dear": DeAR,
     "purify": Purify,
+    "skip-tuning": SkipTuning,
+    "two-stage": TwoStage,
+    "prolip": ProLIP,
+    "lp-plus-plus": LPPlusPlus,
+    "proker": ProKeR,
 }
 """Every method by name; a method from outside is put in here before use."""
 

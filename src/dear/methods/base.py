@@ -70,6 +70,7 @@ class Method(nn.Module):
         allow_other_roles: take a role map that was made on other weights of a fitting shape.
         ids: token ids [C, T] of the prompts, instead of tokenizing them.
         seed: of the learned tensors' random start.
+        trained: classes the adapter was trained on, where they are not `classes`.
         config: the method's options as its `Config`; or give them as keywords.
         options: fields of `Config` by name.
     """
@@ -97,6 +98,7 @@ class Method(nn.Module):
         allow_other_roles: bool = False,
         ids: Tensor | None = None,
         seed: int = 1,
+        trained: Sequence[str] | None = None,
         config: Any = None,
         **options: Any,
     ) -> None:
@@ -108,6 +110,7 @@ class Method(nn.Module):
         self.roles = roles
         self.allow_other_roles = allow_other_roles
         self.prompts = ClassPrompts(clip, classes, template, ids)
+        self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
         self.notice: str | None = None  #: a sentence the user should see
         self._disabled = False
         self._cache: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
@@ -292,6 +295,7 @@ class Method(nn.Module):
             roles=self.roles,
             allow_other_roles=self.allow_other_roles,
             ids=ids,
+            trained=self.trained_classes,
             config=self.config,
         )
         other.load_adapter_state(self.adapter_state())

@@ -158,7 +158,7 @@ def combine(*edits: Edit) -> Edit:
 
 @torch.no_grad()
 def fold(clip: Clip, visual: Edit | None = None, text: Edit | None = None) -> Clip:
-    """A plain CLIP with low-rank changes in its q, k, v and gates in the columns of its output projections.
+    """A plain CLIP with low-rank and added changes in its weights, and gates in its output projections.
 
     A correction of the image feature is folded, too.
 
@@ -177,6 +177,8 @@ def _fold_layer(tower: Tower, layer: int, change: LayerEdit) -> None:
     if change.tokens is not None or change.mask is not None:
         raise UsageError(f"layer {layer} has tokens or masks: they cannot be folded into weights")
     block = tower.blocks[layer - 1]
+    for name, addition in (change.added or {}).items():
+        block.get_parameter(name).add_(addition.to(block.get_parameter(name)))
     for name in ("q", "k", "v"):
         pair: LowRank | None = getattr(change, name)
         if pair is not None:

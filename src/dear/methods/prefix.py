@@ -42,3 +42,12 @@ def class_and_tokens(clip: Clip, prefix: Tensor, first: int, edit: Edit) -> tupl
     read = torch.cat([own, torch.arange(end, end + edit.count, device=prefix.device)])
     x = clip.visual.norm_rows(clip.visual.run(prefix, first=first, edit=edit, read=read))  # [B, 1 + T, D]
     return x[:, 0], x[:, 1:]
+
+
+@torch.no_grad()
+def class_token(clip: Clip, pixels: Tensor) -> Tensor:
+    """The frozen class token after the last norm and before the projection, [B, D]."""
+    read = torch.zeros(1, dtype=torch.long, device=clip.device)
+    rows = clip.visual.run(clip.visual.embed(pixels), read=read)[:, 0]
+    normed: Tensor = clip.visual.ln_post(rows)
+    return normed

@@ -54,7 +54,8 @@ def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
 def _plain(change: LayerEdit) -> bool:
     """Whether a layer's change is one of tokens and masks alone, with one mask for all items of a batch."""
     shared = not isinstance(change.mask, Tensor) or change.mask.ndim == 3
-    return change.gate is None and change.q is None and change.k is None and change.v is None and shared
+    others = (change.gate, change.q, change.k, change.v, change.added)
+    return shared and all(other is None for other in others)
 
 
 def run(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:

@@ -1,0 +1,118 @@
+"""Learned changes of whole layers: what is added to weights of a tower's blocks, final norm and projection.
+
+A change starts at zero, so a method that has learned nothing is the frozen CLIP, and what it saves is the
+difference to the backbone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dear.clip.edit import Edit, LayerEdit
+from dear.clip.model import Clip, TextTower, VisionTower
+from dear.clip.tower import LayerNorm
+from dear.methods.base import Method
+from dear.methods.headtools import fold
+
+SIDES = ("image", "text")
+_END_NORM = ("end_norm_weight", "end_norm_bias")
+
+
+def tower_of(clip: Clip, side: str) -> VisionTower | TextTower:
+    """The tower called "image" or "text"."""
+    return clip.visual if side == "image" else clip.text
+
+
+def end_norm(clip: Clip, side: str) -> LayerNorm:
+    """The norm between the last layer and the projection."""
+    return clip.visual.ln_post if side == "image" else clip.text.ln_final
+
+
+def _name(side: str, layer: int, parameter: str) -> str:
+    return f"{side}_{layer}_{parameter.replace('.', '_')}"
+
+
+class LayerChanges:
+    """Which weights of a tower a method changes, and the learned additions, kept on the method.
+
+    Args:
+        side: "image" or "text".
+        layers: numbers of the changed layers, from 1.
+        wanted: whether a parameter of a layer ("attn.q.weight") is changed.
+        projection: whether the projection is changed, too; the norm before it always is.
+    """
+
+    def __init__(
+        self, side: str, layers: Iterable[int], wanted: Callable[[str], bool], projection: bool
+    ) -> None:
+        self.side, self.layers, self.wanted, self.projection = side, tuple(layers), wanted, projection
+
+    def learn(self, method: Method) -> None:
+        """Make the additions, all zero, as parameters of `method`."""
+
+        def add(name: str, like: Tensor) -> None:
+            method.register_parameter(name, method.learn(torch.zeros_like(like)))
+
+        for layer, parameter, weight in self._weights(method.clip):
+            add(_name(self.side, layer, parameter), weight)
+        norm = end_norm(method.clip, self.side)
+        for name, weight in zip(_END_NORM, (norm.weight, norm.bias), strict=True):
+            add(f"{self.side}_{name}", weight)
+        if self.projection:
+            add(f"{self.side}_projection", tower_of(method.clip, self.side).proj)
+
+    def _weights(self, clip: Clip) -> Iterable[tuple[int, str, nn.Parameter]]:
+        for layer in self.layers:
+            for parameter, weight in tower_of(clip, self.side).blocks[layer - 1].named_parameters():
+                if self.wanted(parameter):
+                    yield layer, parameter, weight
+
+    def edit(self, method: Method) -> Edit:
+        """The additions as an edit of the tower."""
+        added: dict[int, dict[str, Tensor]] = {}
+        for layer, parameter, _ in self._weights(method.clip):
+            added.setdefault(layer, {})[parameter] = method.get_parameter(_name(self.side, layer, parameter))
+        return Edit({layer: LayerEdit(added=changes) for layer, changes in added.items()})
+
+    def project(self, method: Method, rows: Tensor) -> Tensor:
+        """Rows [..., D] of the last layer to features [..., E] under the changed norm and projection."""
+        norm = end_norm(method.clip, self.side)
+        weight, bias = (method.get_parameter(f"{self.side}_{name}") for name in _END_NORM)
+        weight, bias = norm.weight + weight, norm.bias + bias
+        normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)
+        projection: Tensor = tower_of(method.clip, self.side).proj
+        if self.projection:
+            projection = projection + method.get_parameter(f"{self.side}_projection")
+        return normed @ projection.to(normed.dtype)
+
+    def texts(self, method: Method, first: int = 1, chosen: Tensor | None = None) -> Tensor:
+        """Text features [C, E] of the classes (or of the `chosen` ones) from the layer `first` on."""
+        x, end = method.prompts.prefix(first - 1), method.prompts.eot
+        if chosen is not None:
+            x, end = x[chosen], end[chosen]
+        x = method.clip.text.run(x, first=first, edit=self.edit(method), read=end[:, None])
+        return self.project(method, x[:, 0])
+
+    def images(self, method: Method, prefix: Tensor, first: int = 1) -> Tensor:
+        """Image features [B, E] from the input of layer `first`, [B, N, D]."""
+        read = torch.zeros(1, dtype=torch.long, device=prefix.device)
+        x = method.clip.visual.run(prefix, first=first, edit=self.edit(method), read=read)
+        return self.project(method, x[:, 0])
+
+
+@torch.no_grad()
+def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Clip:
+    """A plain CLIP whose weights are the changed ones."""
+    plain = fold(method.clip, image.edit(method), text.edit(method))
+    for changes in (image, text):
+        norm = end_norm(plain, changes.side)
+        for name, weight in zip(_END_NORM, (norm.weight, norm.bias), strict=True):
+            weight.add_(method.get_parameter(f"{changes.side}_{name}").to(weight))
+        if changes.projection:
+            proj = tower_of(plain, changes.side).proj
+            proj.add_(method.get_parameter(f"{changes.side}_projection").to(proj))
+    return plain

@@ -1,0 +1,112 @@
+"""LP++: a linear probe blended with text features by learned class weights (Huang et al., CVPR 2024).
+
+`logits_c = f w_c + b_c + alpha_c (f t_c)` with f the unit image feature and t_c the unit text feature. w, b
+and alpha minimize the cross-entropy over all training images at once; starts and step sizes come from the
+data, so that nothing is tuned:
+w_c starts at the sum of the features of class c, alpha at 250 times the mean cosine of an image with the text
+of its own class; the step of w and b is `4 n / lambda_max(F^T F)`, that of alpha
+`n / (4 max_c sum_i (f_i t_c)^2)`. Gradient descent with momentum 0.9 for w and b; alpha moves at every tenth
+step.
+
+Departures: the authors keep the epoch that is best on validation images, ours keeps the last of 300. In
+their code the gradient of alpha is never set to zero, so that its every tenth step takes the sum of all
+gradients since the start; ours takes that step's gradient, as the paper says. Their features come from one
+random view per image; ours from `views` of them, which all count as training images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.methods.base import Batches, Frozen, Method
+from dear.methods.prompts import unit
+
+_ALPHA_EVERY = 10  # steps between two moves of alpha
+_ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part
+_MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class LPPlusPlusConfig:
+    """Options of LP++."""
+
+    steps: int = 300  #: steps of gradient descent
+    views: int = 1  #: random views per image to fit on; 0: the whole image once
+
+    def __post_init__(self) -> None:
+        if self.views < 0 or self.steps < 0:
+            raise UsageError(f"views = {self.views} and steps = {self.steps} cannot be negative")
+
+
+@torch.no_grad()
+def training_features(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor]:
+    """Unit features [n, E] and labels [n] of all views of the training images."""
+    walks = [batch for _ in range(max(1, views)) for batch in batches(views > 0)]
+    features = torch.cat([unit(clip.encode_image(batch.pixels)) for batch in walks])
+    return features, torch.cat([batch.labels for batch in walks]).to(features.device)
+
+
+@torch.no_grad()
+def fit(features: Tensor, labels: Tensor, texts: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """W [C, E], b [C] and alpha [C] from unit features [n, E], labels [n] and unit texts [C, E]."""
+    count, classes = len(features), len(texts)
+    truth = F.one_hot(labels, classes).to(features.dtype)  # [n, C]
+    cosines = features @ texts.T  # [n, C]
+    weight, bias = truth.T @ features, features.new_zeros(classes)
+    per_class = (truth * cosines).sum(0) / truth.sum(0).clamp(min=1)
+    alpha = (_ALPHA_SCALE * per_class[truth.sum(0) > 0].mean()).expand(classes).clone()
+    step = 4 * count / torch.linalg.eigvalsh(features.T @ features)[-1]
+    alpha_step = count / (4 * cosines.square().sum(0).max())
+    speed_w, speed_b = torch.zeros_like(weight), torch.zeros_like(bias)
+    for number in range(1, steps + 1):
+        logits = features @ weight.T + bias + alpha * cosines
+        gradient = (logits.softmax(-1) - truth) / count  # of the mean cross-entropy to the logits
+        speed_w = _MOMENTUM * speed_w + gradient.T @ features
+        speed_b = _MOMENTUM * speed_b + gradient.sum(0)
+        weight, bias = weight - step * speed_w, bias - step * speed_b
+        if number % _ALPHA_EVERY == 0:
+            alpha = alpha - alpha_step * (gradient * cosines).sum(0)
+    return weight, bias, alpha
+
+
+class LPPlusPlus(Method):
+    """A linear probe and zero-shot CLIP, blended per class."""
+
+    name: ClassVar[str] = "lp-plus-plus"
+    title: ClassVar[str] = "LP++"
+    open_classes: ClassVar[bool] = False
+    Config: ClassVar[type] = LPPlusPlusConfig
+    config: LPPlusPlusConfig
+    weight: Tensor
+    bias: Tensor
+    alpha: Tensor
+
+    def build(self, generator: torch.Generator) -> None:
+        """w, b and alpha; until `prepare` they give zero-shot CLIP's logits."""
+        text = self.prompts.frozen
+        self.register_buffer("weight", torch.zeros_like(text))
+        self.register_buffer("bias", text.new_zeros(len(text)))
+        self.register_buffer("alpha", text.new_full((len(text),), self.clip.logit_scale))
+
+    def prepare(self, batches: Batches) -> None:
+        """Fit, in float64."""
+        features, labels = training_features(self.clip, batches, self.config.views)
+        found = fit(features.double(), labels, self.prompts.frozen.double(), self.config.steps)
+        self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
+
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        images = unit(frozen[0]).to(self.weight.dtype)
+        blended = self.weight + self.alpha[:, None] * self.prompts.frozen
+        return {"default": F.linear(images, blended, self.bias)}

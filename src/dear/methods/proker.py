@@ -1,0 +1,90 @@
+"""ProKeR: kernel ridge regression on top of zero-shot CLIP, in closed form (Bendou et al., CVPR 2025).
+
+With S the unit features of the n training images, Y their labels (one-hot), f(x) = x W^T the zero-shot
+cosines and the kernel `k(x, y) = exp(-beta (1 - x y^T))`, the answer is the minimizer of
+`sum_i |g(s_i) - y_i|^2 + lambda |g - f|^2` over g in the kernel's space around f:
+`g(x) = f(x) + k(x, S) (k(S, S) + lambda I)^-1 (Y - f(S))`. Nothing is trained by steps.
+
+Departures: the authors search beta and lambda on validation images of each dataset; here both are fixed.
+Their published code solves with `k(S, S) / lambda + I` and leaves out the factor 1 / lambda of the minimizer
+that the paper states; ours follows the paper. Features are means over several random views, as theirs. The
+logits are multiplied by CLIP's temperature, which changes probabilities and no answer. The solution holds
+no novel classes, so it refuses to name any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.errors import UsageError
+from dear.methods.base import Batches, Frozen, Method
+from dear.methods.prompts import unit
+from dear.methods.tip_adapter import make_cache
+
+
+@dataclass(frozen=True)
+class ProKeRConfig:
+    """Options of ProKeR."""
+
+    beta: float = 1.7  #: how fast the kernel falls with distance
+    ridge: float = 0.1  #: lambda: how strongly the answer is held to zero-shot CLIP
+    views: int = 10  #: random views per image whose features are averaged; 0: the whole image once
+
+    def __post_init__(self) -> None:
+        if self.views < 0:
+            raise UsageError(f"views = {self.views} cannot be negative")
+        if not (self.ridge > 0 and self.beta > 0):
+            raise UsageError(f"beta = {self.beta} and ridge = {self.ridge} must be positive")
+
+
+class ProKeR(Method):
+    """The closed-form kernel regression; nothing is learned by steps."""
+
+    name: ClassVar[str] = "proker"
+    title: ClassVar[str] = "ProKeR"
+    open_classes: ClassVar[bool] = False
+    Config: ClassVar[type] = ProKeRConfig
+    config: ProKeRConfig
+    keys: Tensor
+    coefficients: Tensor
+
+    def build(self, generator: torch.Generator) -> None:
+        """Training features [n, E] and coefficients [n, C], empty until `prepare`."""
+        self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.clip.config.embed_dim))
+        self.register_buffer("coefficients", self.prompts.frozen.new_zeros(0, len(self.classes)))
+
+    def kernel(self, left: Tensor, right: Tensor) -> Tensor:
+        """K of unit features [n, E] and [m, E]: [n, m]."""
+        return torch.exp(-self.config.beta * (1 - left @ right.T))
+
+    @torch.no_grad()
+    def prepare(self, batches: Batches) -> None:
+        """Solve for the coefficients, in float64: the kernel matrix is nearly singular."""
+        keys, labels = make_cache(self.clip, batches, self.config.views)
+        keys = keys.double()
+        rest = F.one_hot(labels.to(keys.device), len(self.classes)) - keys @ self.prompts.frozen.double().T
+        ridge = self.config.ridge * torch.eye(len(keys), dtype=keys.dtype, device=keys.device)
+        solved = torch.linalg.solve(self.kernel(keys, keys) + ridge, rest)
+        kind = self.prompts.frozen.dtype
+        self.keys, self.coefficients = keys.to(kind), solved.to(kind)
+
+    def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
+        """As many rows as there were training images."""
+        rows = len(state["keys"]) if "keys" in state and state["keys"].ndim == 2 else 0
+        return {"keys": (rows, self.keys.shape[1]), "coefficients": (rows, len(self.classes))}
+
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """Frozen image features [B, E]."""
+        return (self.clip.encode_image(pixels),)
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
+        """Logits [B, C]."""
+        images = unit(frozen[0]).to(self.keys.dtype)
+        answer = images @ self.prompts.frozen.T + self.kernel(images, self.keys) @ self.coefficients
+        return {"default": self.clip.logit_scale * answer}

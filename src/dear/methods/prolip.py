@@ -1,0 +1,90 @@
+"""ProLIP: the visual projection alone is trained (Fahes et al., "Fine-tuning CLIP's Last Visual Projector").
+
+`logits = tau cos(P^T x, w_c)` with x the normed class token before the projection, P a trained copy of
+CLIP's projection P0 and w_c the frozen text features. Loss: `CE + lambda |P - P0|^2` (sum over all entries),
+lambda = 1 / shots.
+
+Departures: the authors train with Adam (eps 1e-4) on all training images at once, a new stored view each of
+300 epochs, in float16; here AdamW without weight decay on batches as large as the training set allows
+(4,096), in float32, 300 steps of new views. With classes of unequal size, shots is the mean number of images
+per class. The projection folds into a plain CLIP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.methods.base import Batches, Frozen, Loss, Method
+from dear.methods.headtools import fold
+from dear.methods.prefix import class_token
+
+
+@dataclass(frozen=True)
+class ProLIPConfig:
+    """Options of ProLIP."""
+
+    weight: float | None = None  #: lambda; None: 1 / images per class
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not self.weight >= 0:
+            raise UsageError(f"weight = {self.weight} cannot be negative")
+
+
+class ProLIP(Method):
+    """A trained visual projection held near the original."""
+
+    name: ClassVar[str] = "prolip"
+    title: ClassVar[str] = "ProLIP"
+    mergeable: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
+    recipe: ClassVar[Mapping[str, Any]] = {
+        "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0,
+    }  # fmt: skip
+    Config: ClassVar[type] = ProLIPConfig
+    config: ProLIPConfig
+    penalty: Tensor
+
+    def build(self, generator: torch.Generator) -> None:
+        """P [D, E], and lambda, which the training set decides."""
+        self.projection = self.learn(self.clip.visual.proj)
+        weight = 1.0 if self.config.weight is None else self.config.weight
+        self.register_buffer("penalty", self.projection.detach().new_tensor(weight))
+
+    def prepare(self, batches: Batches) -> None:
+        """Lambda = 1 / images per class."""
+        if self.config.weight is None:
+            images = sum(len(batch.labels) for batch in batches(False))
+            self.penalty.fill_(len(self.classes) / max(1, images))
+
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """The normed class token before the projection, [B, D]."""
+        return (class_token(self.clip, pixels),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
+        """Features [B, E] under the trained projection."""
+        return frozen[0].to(self.projection.dtype) @ self.projection
+
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """Cross-entropy and the distance to CLIP's own projection."""
+        ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
+        distance = (self.projection - self.clip.visual.proj).square().sum()
+        return Loss(ce + self.penalty * distance, {"ce": ce.detach(), "distance": distance.detach()})
+
+    def facts(self) -> dict[str, Any]:
+        """The weight of the penalty."""
+        return {"penalty": float(self.penalty)}
+
+    @torch.no_grad()
+    def merge(self) -> Clip:
+        """A plain CLIP with the trained projection."""
+        plain = fold(self.clip)
+        plain.visual.proj.copy_(self.projection)
+        return plain

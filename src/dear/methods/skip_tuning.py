@@ -1,0 +1,135 @@
+"""SkipTuning: the upper half of both towers is trained on stored features of the lower (Wu et al., CVPR 2025).
+
+Layers 1 to 6 of 12 stay frozen and run once per view; layers 7 to 12 of both towers, their final norms and
+projections are trained with cross-entropy, without prompts or adapters. At a step only some classes take
+part: those nearest to the batch's images (by cosine with the frozen text features, the true classes first),
+half of all and at most 50, and behind them every rank with a probability that falls exponentially.
+
+Departures: what is learned is the difference to the backbone, so that weight decay pulls towards CLIP rather
+than towards zero (5e-4 times a rate of 2e-5: 1e-8 per step). When training ends, the differences are rounded
+to half precision, and saved so. Which later ranks take part is drawn once from the method's seed; the
+authors draw once at the first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.methods.base import Frozen, Loss, Method
+from dear.methods.layer_changes import LayerChanges, fold_changes
+from dear.methods.prefix import image_prefix
+from dear.methods.prompts import scores, unit
+
+_TAIL_END = 5.0  # the exponential is read from 0 to here over the later ranks
+
+
+@dataclass(frozen=True)
+class SkipTuningConfig:
+    """Options of SkipTuning."""
+
+    frozen_layers: int | None = None  #: of the image tower; None: half of them
+    frozen_text_layers: int | None = None  #: of the text tower; None: half of them
+    class_share: float = 0.5  #: share of the classes that surely take part at a step
+    most_classes: int = 50  #: and their largest number
+    tail: float = 0.3  #: scale of the exponential by which later ranks take part
+
+    def __post_init__(self) -> None:
+        if not 0 < self.class_share <= 1 or self.most_classes < 1 or not self.tail > 0:
+            raise UsageError("class_share must lie in (0, 1], most_classes be at least 1, tail positive")
+
+
+def _first(asked: int | None, layers: int) -> int:
+    """The first trained layer."""
+    frozen = layers // 2 if asked is None else asked
+    if not 0 <= frozen < layers:
+        raise UsageError(f"{frozen} frozen layers leave nothing to train in a tower of {layers}")
+    return frozen + 1
+
+
+class SkipTuning(Method):
+    """The upper layers of both towers, trained."""
+
+    name: ClassVar[str] = "skip-tuning"
+    title: ClassVar[str] = "SkipTuning"
+    mergeable: ClassVar[bool] = True
+    cuda_graph_safe: ClassVar[bool] = True
+    recipe: ClassVar[Mapping[str, Any]] = {
+        "optimizer": "sgd", "lr": 2e-5, "epochs": 20, "batch": 4, "warmup_lr": 1e-6, "precision": "float32",
+    }  # fmt: skip
+    Config: ClassVar[type] = SkipTuningConfig
+    config: SkipTuningConfig
+
+    def build(self, generator: torch.Generator) -> None:
+        """Additions to the upper layers, all zero, and the ranks of classes that take part in a step."""
+        config, clip = self.config, self.clip.config
+        self.first = _first(config.frozen_layers, clip.vision.layers)
+        self.text_first = _first(config.frozen_text_layers, clip.text.layers)
+        upper = range(self.first, clip.vision.layers + 1), range(self.text_first, clip.text.layers + 1)
+        self.image_changes = LayerChanges("image", upper[0], lambda name: True, projection=True)
+        self.text_changes = LayerChanges("text", upper[1], lambda name: True, projection=True)
+        self.image_changes.learn(self)
+        self.text_changes.learn(self)
+        self.ranks = self._ranks(generator).to(self.clip.device)
+
+    def _ranks(self, generator: torch.Generator) -> Tensor:
+        """Ranks [K] of classes, nearest first, that take part in a step."""
+        count = len(self.classes)
+        sure = min(math.ceil(self.config.class_share * count), self.config.most_classes)
+        falling = torch.exp(-torch.linspace(0, _TAIL_END, count - sure) / self.config.tail)
+        low, high = (float(falling.min()), float(falling.max())) if count - sure > 1 else (0.0, 1.0)
+        taken = torch.rand(count - sure, generator=generator) < (falling - low) / (high - low)
+        return torch.cat([torch.arange(sure), sure + taken.nonzero()[:, 0]])
+
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """The input of the first trained layer, [B, N, D]."""
+        return (image_prefix(self.clip, pixels, self.first),)
+
+    def images_from_frozen(self, frozen: Frozen) -> Tensor:
+        """Features [B, E] of the changed image tower."""
+        return self.image_changes.images(self, frozen[0], self.first)
+
+    def texts(self) -> Tensor:
+        """Features [C, E] of the changed text tower."""
+        return self.text_changes.texts(self, self.text_first)
+
+    @torch.no_grad()
+    def chosen_classes(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The classes [K] that take part in the step of unit features [B, E] with labels [B], ascending."""
+        near = images @ self.prompts.frozen.to(images.dtype).T  # [B, C]
+        near = near.scatter(1, labels[:, None], torch.inf).amax(dim=0)  # [C]
+        return near.argsort(descending=True, stable=True)[self.ranks].sort().values
+
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """Cross-entropy among the classes that take part."""
+        images = self.images_from_frozen(frozen)
+        chosen = self.chosen_classes(unit(images.detach()), labels)
+        texts = self.text_changes.texts(self, self.text_first, chosen)
+        among = (chosen[None] == labels[:, None]).to(torch.uint8).argmax(dim=1)  # [B]
+        ce = F.cross_entropy(scores(self.clip, images, texts), among)
+        return Loss(ce, {"ce": ce.detach()})
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Round what was learned to half precision, in which it is saved."""
+        for parameter in self.parameters():
+            parameter.copy_(parameter.half())
+
+    def adapter_state(self) -> dict[str, Tensor]:
+        """What was learned; in half precision where that loses nothing, as after training."""
+        state = super().adapter_state()
+        halves = {name: tensor.half() for name, tensor in state.items()}
+        exact = all(torch.equal(halves[name].to(tensor.dtype), tensor) for name, tensor in state.items())
+        return halves if exact else state
+
+    def merge(self) -> Clip:
+        """A plain CLIP whose image and text features are the adapted ones."""
+        return fold_changes(self, self.image_changes, self.text_changes)
