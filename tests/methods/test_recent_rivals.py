@@ -1,4 +1,4 @@
-"""SkipTuning, 2SFS, ProLIP, LP++ and ProKeR against versions that are written out and share no code with them."""
+"""SkipTuning, 2SFS, ProLIP, LP++ and ProKeR against written-out versions that share no code with them."""
 
 from __future__ import annotations
 

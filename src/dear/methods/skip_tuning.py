@@ -1,4 +1,4 @@
-"""SkipTuning: the upper half of both towers is trained on stored features of the lower (Wu et al., CVPR 2025).
+"""SkipTuning: the upper half of both towers, trained on features of the lower (Wu et al., CVPR 2025).
 
 Layers 1 to 6 of 12 stay frozen and run once per view; layers 7 to 12 of both towers, their final norms and
 projections are trained with cross-entropy, without prompts or adapters. At a step only some classes take

@@ -1,4 +1,4 @@
-"""2SFS: first task features, then a classifier (Farina et al., "Rethinking Few-Shot Adaptation ...", CVPR 2025).
+"""2SFS: task features first, then a classifier (Farina et al., "Rethinking Few-Shot Adaptation", CVPR 2025).
 
 First stage: the layer norms of both towers are trained with cross-entropy. Second stage: the norms stay as
 they are, and a classifier that starts at the text features of the classes is trained on top,
@@ -7,7 +7,7 @@ trained take the features of the adapted text tower.
 
 Departures: the authors' code could not be had, so their values are taken from the text: the first stage
 takes 0.6 of the steps, AdamW with a rate of 2e-4, batches of 32. Both stages share one cosine of the
-learning rate here, and the number of steps is that of 50 epochs. The norm before the first layer stays frozen.
+learning rate here, over 50 epochs. The norm before the first layer stays frozen.
 """
 
 from __future__ import annotations
