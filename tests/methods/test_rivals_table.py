@@ -32,6 +32,7 @@ NEUTRAL = {
     "clip-lora": {},
     "purify": {},
 }
+LATER = {"two-stage": ("classifier",)}  # learned tensors that begin to learn in a later stage
 EVERY = list(METHODS)
 LEARNING = [name for name in EVERY if name not in ("zeroshot", "tip-adapter", "lp-plus-plus", "proker")]
 
@@ -89,9 +90,9 @@ def test_loss_falls_and_only_its_own_tensors_learn(name: str) -> None:
     start = {key: p.detach().clone() for key, p in method.named_parameters()}
     losses = steps(method, 12)
     assert losses[-1] < losses[0], losses
-    assert all(not torch.equal(p, start[key]) for key, p in method.named_parameters()), (
-        "a tensor did not learn"
-    )
+    later = LATER.get(name, ())
+    still = [key for key, p in method.named_parameters() if torch.equal(p, start[key]) and key not in later]
+    assert not still, "a tensor did not learn"
     assert all(torch.equal(tensor, backbone[key]) for key, tensor in method.clip.state_dict().items())
     assert all(p.grad is None and not p.requires_grad for p in method.clip.parameters())
     held = {p.data_ptr() for p in method.clip.parameters()}
@@ -167,7 +168,8 @@ def test_autocast_stays_finite(name: str, precision: torch.dtype) -> None:
         assert torch.isfinite(loss.total)
     if name in LEARNING:
         method.backward(loss, lambda x: x)
-        assert all(torch.isfinite(p.grad).all() for p in method.parameters())
+        learning = {n: p for n, p in method.named_parameters() if n not in LATER.get(name, ())}
+        assert all(torch.isfinite(p.grad).all() for p in learning.values())
 
 
 @pytest.mark.parametrize("name", LEARNING)

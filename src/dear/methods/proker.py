@@ -72,7 +72,7 @@ class ProKeR(Method):
         ridge = self.config.ridge * torch.eye(len(keys), dtype=keys.dtype, device=keys.device)
         solved = torch.linalg.solve(self.kernel(keys, keys) + ridge, rest)
         kind = self.prompts.frozen.dtype
-        self.keys, self.coefficients = keys.to(kind), solved.to(kind)
+        self.keys, self.coefficients = keys.to(kind), solved.to(kind).contiguous()
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """As many rows as there were training images."""
