@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dear.train.ahead import Foresees, Lookahead
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.methods import DeAR
