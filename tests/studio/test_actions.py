@@ -84,6 +84,16 @@ def test_a_head_is_shown_with_images_and_its_gaze(tmp_path):
     assert viewer.look(key, Image.new("RGB", (300, 100), "red")).size == (224, 224)
 
 
+def test_other_images_on_the_desk_are_looked_at_anew(tmp_path):
+    opened = desk(tmp_path)
+    viewer, key = Viewer(opened), first_key(roles())
+    before = viewer.view(key).most_names
+    opened.images = open_data("world:textures", "test").subset(range(0, 300, 10))
+    after = viewer.view(key).most_names
+    assert set(after) <= set(opened.images.classes)
+    assert before != after
+
+
 def test_the_overlay_is_brightest_where_the_head_looks():
     look = torch.zeros(8, 8)
     look[1, 6] = 1.0

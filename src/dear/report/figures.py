@@ -117,7 +117,7 @@ def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
         values = [100 * group[name] if name in group else None for group in groups.values()]
         figure.add_bar(
             name=label(name),
-            x=[label(group, 60) for group in groups],
+            x=[label(group, 60).replace(", ", ",<br>") for group in groups],
             y=values,
             text=["" if value is None else f"{value:.1f}" for value in values],
             textposition="outside",
@@ -125,6 +125,7 @@ def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
             marker={"color": SERIES.get(name, OTHER_SERIES)},
             hovertemplate="%{x}: %{y:.1f} %<extra>" + label(name) + "</extra>",
         )
+    figure.update_xaxes(tickangle=0)
     figure.update_yaxes(range=[0, 108], ticksuffix=" %", tickvals=[0, 25, 50, 75, 100])
     return dress(figure, 320, barmode="group", bargap=0.3)
 
@@ -146,7 +147,7 @@ def changes(groups: Mapping[str, int]) -> go.Figure:
             hovertemplate=f"{words[name]}: {count} images<extra></extra>",
         )
     figure.update_xaxes(title="images", range=[0, sum(groups.values())])
-    dress(figure, 150, barmode="stack")
+    dress(figure, 220, barmode="stack")
     return figure.update_layout(legend_traceorder="normal")
 
 

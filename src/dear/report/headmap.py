@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dear.heads.names import KIND_TITLES, KINDS
@@ -59,8 +60,9 @@ def head_map(roles: RoleMap) -> HeadMap:
     12
     """
     colors = colors_of(roles)
+    short = short_names([_text(role) for _, role in roles])
     rows = tuple(
-        (layer, tuple(_cell((layer, head), roles[layer, head], colors) for head in range(roles.heads)))
+        (layer, tuple(_cell((layer, head), roles[layer, head], colors, short) for head in range(roles.heads)))
         for layer in reversed(roles.layers)
     )
     counts = roles.counts()
@@ -85,13 +87,27 @@ def role_title(role: Role) -> str:
     return KIND_TITLES[role.kind] + (f" ({role.concept})" if role.concept else "")
 
 
-def _cell(key: tuple[int, int], role: Role, colors: dict[str, str]) -> HeadCell:
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Three letters per name, different for different names where that is possible.
+
+    >>> short_names(["Color", "Text", "Texture"])
+    {'Color': 'Col', 'Text': 'Txt', 'Texture': 'Tre'}
+    """
+    starts = Counter(name[:3] for name in set(names))
+    return {name: name[:3] if starts[name[:3]] == 1 else name[:1] + name[-2:] for name in names}
+
+
+def _text(role: Role) -> str:
+    return role.concept or {"generalization": "general"}.get(role.kind, role.kind)
+
+
+def _cell(key: tuple[int, int], role: Role, colors: dict[str, str], short: dict[str, str]) -> HeadCell:
     color = colors[str(role.concept)] if role.kind == "core" else KIND_COLORS[role.kind]
-    text = role.concept or {"generalization": "general"}.get(role.kind, role.kind)
+    text = _text(role)
     return HeadCell(
         key=f"{key[0]}-{key[1]}",
         text=text,
-        short=text[:3],
+        short=short[text],
         bits="" if role.entropy is None else f"{role.entropy:.1f}",
         title=f"layer {key[0]}, head {key[1]}: {role_title(role)}",
         phrases="; ".join(role.phrases[:5]),

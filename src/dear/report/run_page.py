@@ -183,7 +183,7 @@ def _new(facts: RunFacts) -> dict[str, object]:
     alone, among_all = facts.new.alone, facts.new.among_all
     groups = {"trained classes": facts.trained.accuracies(), "new classes": alone.accuracies()}
     if among_all is not None:
-        groups["new classes, all names offered"] = among_all.accuracies()
+        groups["new classes, all offered"] = among_all.accuracies()
     before, now = (groups["new classes"][name] for name in ("zero-shot", alone.mode))
     count = len(alone.adapted.classes)
     sentence = (

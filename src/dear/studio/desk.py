@@ -134,16 +134,16 @@ def pixels_of(clip: Clip, images: Sequence[Image.Image]) -> Tensor:
 
 
 def name_of(images: ImageSet, index: int) -> str:
-    """What to call an image: its file, or else its class."""
+    """What to call an image: its file, or its class where it lies in no file."""
     key = images.key(index)
-    if key.startswith("item ") and len(images.classes) > 1:
+    if not Path(key).suffix and len(images.classes) > 1:
         return images.classes[int(images.labels[index])]
     return Path(key).name
 
 
-def gallery_html(title: str, images: Sequence[tuple[Image.Image, str]]) -> str:
-    """Images with their names as the shared gallery component."""
-    shown = [Thumbnail(thumbnail(image, 160), name, (("soft", name),)) for image, name in images]
+def gallery_html(title: str, images: Sequence[tuple[Image.Image, str]], what: str = "") -> str:
+    """Images with their names as the shared gallery component; `what` begins their alternative texts."""
+    shown = [Thumbnail(thumbnail(image, 160), what + name, (("soft", name),)) for image, name in images]
     return render("studio/gallery.html", title=title, images=shown)
 
 

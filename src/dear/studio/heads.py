@@ -32,19 +32,20 @@ class Viewer:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self._kept: tuple[RoleMap, ImageSet, Collected] | None = None
+        self._looked_at: ImageSet | None = None
 
     def collected(self, tell: Tell | None = None) -> tuple[RoleMap, ImageSet, Collected]:
         """The role map, the images looked at, and what every head adds to each of them."""
         with self.desk.lock:
             roles = self.desk.find_roles(tell)
-            if self._kept is None or self._kept[0] is not roles:
-                every = self.desk.images
+            every = self.desk.images
+            if self._kept is None or self._kept[0] is not roles or self._looked_at is not every:
                 some = every.subset(_spread(len(every), _LOOKED_AT))
                 say = tell or (lambda what, done, total: None)
                 kept = collect(
                     self.desk.clip, some, roles.layers, progress=lambda done: say("images", done, len(some))
                 )
-                self._kept = (roles, some, kept)
+                self._kept, self._looked_at = (roles, some, kept), every
             return self._kept
 
     def view(self, key: Key, tell: Tell | None = None) -> HeadView:
@@ -156,8 +157,8 @@ def galleries_html(view: HeadView) -> list[str]:
         ("Images that excite it least", "", view.least, view.least_names),
     )
     return [
-        gallery_html(title, [(image, said + name) for image, name in zip(images, names, strict=True)])
-        for title, said, images, names in parts
+        gallery_html(title, list(zip(images, names, strict=True)), what)
+        for title, what, images, names in parts
     ]
 
 

@@ -53,7 +53,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
                 label="… or a role map (roles.json)",
                 file_count="single",
                 elem_id="train-roles-file",
-                height=90,
+                height=140,
             )
             shots = gr.Slider(0, 64, 16, step=1, label="Images per class (0: all)", elem_id="train-shots")
             epochs = gr.Slider(1, 50, 10, step=1, label="Epochs", elem_id="train-epochs")
@@ -148,7 +148,7 @@ def _compare_models(desk: Desk) -> Refreshed:
     work = Work()
     gr.Markdown("### Two models on the same images")
     names = comparing_runs.model_names(desk)
-    own = {"allow_custom_value": desk.local}
+    own: dict[str, Any] = {"allow_custom_value": desk.local, "min_width": 260}
     with gr.Row():
         where = ", or a run folder on this computer" if desk.local else ""
         first = gr.Dropdown(names, value=names[0], label=f"First model{where}", elem_id="runs-first", **own)
