@@ -63,6 +63,7 @@ load: setup
 # Guides, glossary and API reference as a site in site/; nothing is loaded from other hosts.
 docs: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python scripts/architecture.py
 	$(BIN)/mkdocs build --quiet --strict
 
 # Build, install into an empty environment, run the quick demo there.
