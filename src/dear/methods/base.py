@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -81,6 +81,7 @@ class Method(nn.Module):
     uses_roles: ClassVar[bool] = False
     mergeable: ClassVar[bool] = False
     open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
+    reads_feature: ClassVar[bool] = False  #: its inference stage is the frozen image feature [B, E] alone
     cuda_graph_safe: ClassVar[bool] = (
         False  #: every step launches the same kernels and never waits for the GPU
     )
@@ -141,6 +142,21 @@ class Method(nn.Module):
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The part of `frozen_stage` that `logits_from_frozen` reads; here all of it."""
         return self.frozen_stage(pixels)
+
+    def stage_key(self) -> Hashable:
+        """Methods on one backbone with equal keys have the same `inference_stage`.
+
+        Here: all that read the frozen image feature alone, and otherwise none but itself.
+        """
+        return "feature" if self.reads_feature else id(self)
+
+    def stack_key(self) -> Hashable | None:
+        """Adapters with equal keys are computed in one pass by `stacked_logits`; None: one after another."""
+        return None
+
+    def stacked_logits(self, methods: Sequence[Method], frozen: Frozen, mode: str) -> list[Tensor]:
+        """Logits [C_i] of each image [B, ...] under its own adapter of `methods` [B], in one pass."""
+        raise NotImplementedError(f"{self.name} gives no stack_key")
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Image features [B, E], not of unit length; here those of the frozen backbone on pixels."""

@@ -10,7 +10,7 @@ cosine with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -81,6 +81,10 @@ class CLIPLoRA(Method):
             }
             layers[layer] = LayerEdit(**pairs)
         return Edit(layers)
+
+    def stage_key(self) -> Hashable:
+        """The embedded patches, or the frozen feature where the image tower stays frozen."""
+        return ("prefix", 1) if "image" in TOWERS[self.config.towers] else "feature"
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]; where the image tower stays frozen, its features [B, E]."""

@@ -37,6 +37,7 @@ class CoCoOp(Method):
 
     name: ClassVar[str] = "cocoop"
     title: ClassVar[str] = "CoCoOp"
+    reads_feature: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
     Config: ClassVar[type] = CoCoOpConfig

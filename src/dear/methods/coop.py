@@ -38,6 +38,7 @@ class CoOp(Method):
 
     name: ClassVar[str] = "coop"
     title: ClassVar[str] = "CoOp"
+    reads_feature: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = CoOpConfig

@@ -18,7 +18,7 @@ the longest EOT; the last layer computes the rows that are read; isolated heads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -212,6 +212,10 @@ class DeAR(Method):
         if self.config.lambda_reg == 0:
             return (prefix,)
         return prefix, unit(frozen_features(self.clip, prefix, self.first))
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", self.first
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D]."""

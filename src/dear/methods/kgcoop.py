@@ -37,6 +37,7 @@ class KgCoOp(Method):
 
     name: ClassVar[str] = "kgcoop"
     title: ClassVar[str] = "KgCoOp"
+    reads_feature: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 128}
     Config: ClassVar[type] = KgCoOpConfig

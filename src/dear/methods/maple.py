@@ -10,7 +10,7 @@ apart, where the authors' code copies one start. Otherwise the authors' setting:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,6 +51,10 @@ class MaPLe(Method):
         self.vectors = self.learn(self.context.deep_start(self.clip, generator, depth))
         couple = linear(generator, depth, vision.width, text.width)
         self.couple, self.couple_bias = map(self.learn, couple)
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", 1
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""

@@ -16,7 +16,7 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -89,6 +89,10 @@ class MMRL(Method):
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
         return frozen_stage(self, pixels)
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", self.first
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D]."""

@@ -12,7 +12,7 @@ take 32 on ImageNet); last epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -98,6 +98,10 @@ class MMRLpp(Method):
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
         return frozen_stage(self, pixels)
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", self.first
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D]."""

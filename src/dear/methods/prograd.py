@@ -49,6 +49,7 @@ class ProGrad(Method):
 
     name: ClassVar[str] = "prograd"
     title: ClassVar[str] = "ProGrad"
+    reads_feature: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
     Config: ClassVar[type] = ProGradConfig

@@ -14,7 +14,7 @@ Departures: one Gaussian for all tasks, in shares of the epochs (the authors set
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,6 +79,10 @@ class PromptSRC(Method):
         """Embedded patches [B, N, D] and frozen unit features [B, E]."""
         embedded = image_prefix(self.clip, pixels)
         return embedded, unit(frozen_features(self.clip, embedded))
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", 1
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""

@@ -16,7 +16,7 @@ value with that gradient, which is the same as running a second pass on detached
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -116,6 +116,10 @@ class Purify(Method):
 
     def _pair(self, name: str) -> LowRank | None:
         return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", 1
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""

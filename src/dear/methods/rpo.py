@@ -11,7 +11,7 @@ SGD, batch 4, 15 epochs, last epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,6 +69,10 @@ class RPO(Method):
 
         self.image = self.learn(around(self.clip.visual.class_token))
         self.text = self.learn(around(_eot_embedding(self.clip)))
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", 1
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""

@@ -45,6 +45,7 @@ class TCP(Method):
 
     name: ClassVar[str] = "tcp"
     title: ClassVar[str] = "TCP"
+    reads_feature: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-3, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = TCPConfig

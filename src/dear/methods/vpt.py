@@ -11,7 +11,7 @@ epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +47,10 @@ class VPT(Method):
         vision = self.clip.config.vision
         depth = depth_of(self.config.depth, vision.layers, share=1.0)
         self.tokens = self.learn(normal(generator, depth, self.config.tokens, vision.width))
+
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", 1
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""

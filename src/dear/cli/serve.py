@@ -1,0 +1,88 @@
+"""`dear serve`: an HTTP service for all runs of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import Backbone, Device, device_named
+
+
+def serve(
+    runs: Annotated[Path, typer.Argument(help="Folder that holds run folders; each is served by its name.")],
+    backbone: Backbone = "mini",
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=1, max=65535, help="Port to listen on.")] = 8000,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="JSON file of keys: which adapters each opens, and the management key."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images computed together at most.")] = 64,
+    wait_ms: Annotated[
+        float, typer.Option("--wait-ms", min=0, help="How long an image waits for others, in milliseconds.")
+    ] = 4.0,
+    adapters: Annotated[
+        int, typer.Option("--adapters", min=1, help="Adapters kept loaded; others are loaded when asked for.")
+    ] = 1000,
+    queue: Annotated[
+        int, typer.Option("--queue", min=1, help="Images that may wait; more get status 429.")
+    ] = 1024,
+    precision: Annotated[
+        str, typer.Option("--precision", help="Of the backbone's matrices: auto, float32, bfloat16, float16.")
+    ] = "auto",
+    device: Device = "auto",
+) -> None:
+    """Serve all runs of a folder over HTTP: one backbone, any number of adapters, mixed batches.
+
+    A run that is put into the folder is served without a restart; a changed one replaces the old between
+    two batches. The API is described at /docs. Without a key file everything but management is open, so
+    keep the address local.
+
+    Examples: `dear serve runs/ --backbone mini`
+
+    `curl -F files=@photo.jpg -F top=3 http://127.0.0.1:8000/v1/models/pets/classify`
+    """
+    from dear.errors import UsageError
+
+    try:
+        import python_multipart  # noqa: F401 (read by the routes, which would fail at the first request)
+        import uvicorn
+
+        from dear.serve.app import make_app
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in (
+            "fastapi", "uvicorn", "prometheus_client", "python_multipart"
+        ):  # fmt: skip
+            raise
+        raise UsageError(
+            f"the service needs {error.name}: install it with pip install 'dear-vlm[serve]'"
+        ) from None
+    import logging
+
+    from dear.clip.factory import load
+    from dear.serve.keys import Keys
+    from dear.serve.service import Service
+    from dear.serve.settings import Limits, ServeSettings
+
+    known = Keys.load(keys) if keys is not None else Keys()
+    settings = ServeSettings(
+        Limits(queued_images=queue), batch, wait_ms / 1000, adapters, precision=precision
+    )
+    service = Service(runs, load(backbone, device=device_named(device)), settings)
+    for name, reason in service.store.problems().items():
+        typer.echo(f"not served: {name}: {reason}", err=True)
+    typer.echo(
+        f"{len(service.store.cards())} adapters on {service.clip.name}; http://{host}:{port}/docs", err=True
+    )
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    uvicorn.run(
+        make_app(service, known), host=host, port=port, log_config=None, access_log=False,
+        timeout_keep_alive=30, timeout_graceful_shutdown=30,
+    )  # fmt: skip
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command()(serve)

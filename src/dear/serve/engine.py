@@ -1,0 +1,62 @@
+"""From decoded images to answers: one batch, many adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dear.clip.images import normalize
+from dear.clip.model import Clip
+from dear.methods.base import Method
+from dear.methods.together import answer_together
+
+
+@dataclass(frozen=True)
+class ImageJob:
+    """One image of a request.
+
+    Attributes:
+        pixels: uint8 [3, S, S].
+        method: the adapter that answers; None asks for the frozen image feature.
+    """
+
+    pixels: Tensor
+    method: Method | None
+
+
+class Engine:
+    """Computes batches of jobs on one backbone."""
+
+    def __init__(self, clip: Clip) -> None:
+        self.clip = clip
+
+    @torch.inference_mode()
+    def compute(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
+        """Probabilities [C_i] of each image under its adapter, or its unit feature [E]; on the CPU."""
+        config = self.clip.config
+        raw = torch.stack([job.pixels for job in jobs])
+        if self.clip.device.type == "cuda":
+            raw = raw.pin_memory().to(self.clip.device, non_blocking=True)
+        pixels = normalize(raw, config.mean, config.std)
+        found: list[Tensor | None] = [None] * len(jobs)
+        plain = [row for row, job in enumerate(jobs) if job.method is None]
+        if plain:
+            features = torch.nn.functional.normalize(self.clip.encode_image(pixels[plain]).float(), dim=-1)
+            for row, feature in zip(plain, features.cpu(), strict=True):
+                found[row] = feature
+        asked = [row for row, job in enumerate(jobs) if job.method is not None]
+        if asked:
+            methods = [method for row in asked if (method := jobs[row].method) is not None]
+            logits = answer_together(methods, pixels[asked])
+            for row, own in zip(asked, _to_cpu(logits), strict=True):
+                found[row] = own.softmax(dim=-1)
+        return [one for one in found if one is not None]
+
+
+def _to_cpu(rows: Sequence[Tensor]) -> list[Tensor]:
+    """All rows on the CPU, moved at once."""
+    together = torch.cat([row.float() for row in rows]).cpu()
+    return list(together.split([len(row) for row in rows]))

@@ -1,0 +1,110 @@
+"""The service without HTTP: store, queue, decoder and their life."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import torch
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.serve.batcher import Batcher
+from dear.serve.decode import Decoder, Upload
+from dear.serve.engine import Engine, ImageJob
+from dear.serve.errors import Refused
+from dear.serve.metrics import Metrics
+from dear.serve.settings import ServeSettings
+from dear.serve.store import Adapter, AdapterStore
+
+
+class Service:
+    """One backbone, any number of adapters, one queue.
+
+    Args:
+        folder: holds a run folder per adapter.
+        clip: the backbone on its device.
+        settings: limits, batching and how many adapters stay loaded.
+    """
+
+    def __init__(self, folder: Path, clip: Clip, settings: ServeSettings | None = None) -> None:
+        self.settings = settings = settings or ServeSettings()
+        self.clip = clip
+        self.metrics = Metrics()
+        self.store = AdapterStore(folder, clip, settings.loaded_adapters, settings.precision)
+        self.store.refresh()
+        self.decoder = Decoder(settings.decoders, clip.config.vision.image_size, settings.limits.pixels)
+        self.batcher: Batcher[ImageJob, Tensor] = Batcher(
+            Engine(clip).compute,
+            settings.largest_batch,
+            settings.longest_wait,
+            settings.limits.queued_images,
+            self.metrics.observe_batch,
+        )
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
+        self._watcher.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are answered."""
+        return not self._stopping.is_set()
+
+    async def adapter(self, name: str) -> Adapter:
+        """An adapter, loaded in the background if need be."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.store.get, name)
+
+    async def answers(
+        self, uploads: Sequence[Upload], adapter: Adapter | None, classes: tuple[str, ...] | None = None
+    ) -> tuple[list[Tensor], tuple[str, ...]]:
+        """Probabilities [C] of each image and the class names; without an adapter unit features [E].
+
+        Raises:
+            Refused: an image cannot be read, the queue is full, or the time is up.
+        """
+        loop = asyncio.get_running_loop()
+        method = None
+        if adapter is not None:
+            method = await loop.run_in_executor(None, adapter.on_classes, classes)
+        try:
+            with anyio.fail_after(self.settings.limits.seconds):
+                pixels = await self.decoder.decode(uploads)
+                futures = self.batcher.submit([ImageJob(one, method) for one in pixels])
+                found = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+        except TimeoutError:
+            raise Refused(
+                503, f"no answer within {self.settings.limits.seconds:g} seconds; try again", retry_after=1
+            ) from None
+        return list(found), method.classes if method is not None else ()
+
+    async def text_features(self, texts: Sequence[str]) -> Tensor:
+        """Unit text features [N, E]."""
+
+        @torch.inference_mode()
+        def encode() -> Tensor:
+            return torch.nn.functional.normalize(self.clip.encode_text(list(texts)).float(), dim=-1).cpu()
+
+        return await asyncio.get_running_loop().run_in_executor(None, encode)
+
+    def update_gauges(self) -> None:
+        """Bring the gauges up to date."""
+        self.metrics.queued.set(self.batcher.queued)
+        self.metrics.adapters.set(len(self.store.cards()))
+        self.metrics.loaded.set(self.store.loaded)
+
+    def close(self) -> None:
+        """Answer what is queued, then stop all threads."""
+        self._stopping.set()
+        self.batcher.close()
+        self.decoder.close()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self.settings.poll_seconds):
+            try:
+                self.store.refresh()
+            except OSError:  # the folder is away for a moment; what is loaded stays
+                continue

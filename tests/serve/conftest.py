@@ -1,0 +1,45 @@
+"""A service over a few small runs."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
+
+from tiny import Colors, mixed_roles, tiny_clip
+
+from dear.methods import build_method
+from dear.train import Recipe, train
+
+RUNS = {
+    "probe": "linear-probe", "zero": "zeroshot", "coop": "coop", "vpt": "vpt",
+    "roles": "dear", "other-roles": "dear",
+}  # fmt: skip
+
+
+def make_run(folder: Path, method: str, seed: int = 1, classes: int = 3) -> Path:
+    model = build_method(method, tiny_clip(dtype=torch.float32), ("red", "green", "blue")[:classes],
+                         roles=mixed_roles(), seed=seed)  # fmt: skip
+    train(model, Colors(classes=classes), Recipe.of(model, epochs=2, batch=6, lr=1e-2, seed=seed), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made_runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for number, (name, method) in enumerate(RUNS.items()):
+        make_run(folder / name, method, seed=number + 1)
+    return folder
+
+
+def image_bytes(seed: int = 0, size: int = 40, kind: str = "PNG") -> bytes:
+    pixels = torch.randint(0, 256, (size, size, 3), generator=torch.Generator().manual_seed(seed))
+    file = io.BytesIO()
+    Image.fromarray(pixels.to(torch.uint8).numpy()).save(file, kind)
+    return file.getvalue()

@@ -1,0 +1,340 @@
+"""The HTTP service: answers, mixed batches, keys, limits, and a folder that changes while it is served."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import shutil
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+from tiny import tiny_clip
+
+from conftest import RUNS, image_bytes, make_run
+from dear._io.image_file import open_image
+from dear._io.pixels import resize_crop
+from dear.clip.images import normalize
+from dear.errors import DearError
+from dear.serve.app import make_app
+from dear.serve.batcher import Batcher
+from dear.serve.errors import Refused
+from dear.serve.keys import KeyEntry, KeyFile, Keys
+from dear.serve.service import Service
+from dear.serve.settings import Limits, ServeSettings
+from dear.train.folder import load_run
+
+QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05)
+OPEN_ONE, OPEN_ALL, MANAGE = "key-for-probe-0123", "key-for-everything-1", "key-to-manage-012345"
+
+
+def file(seed: int = 0, **options) -> tuple[str, tuple[str, bytes]]:
+    return "files", (f"{seed}.png", image_bytes(seed, **options))
+
+
+def flat(size: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (size, size)).save(content, "PNG")
+    return content.getvalue()
+
+
+def alone(run: Path, seeds: list[int]) -> torch.Tensor:
+    """What the run says by itself: probabilities [n, C]."""
+    method = load_run(run, tiny_clip(dtype=torch.float32))
+    config = method.clip.config
+    raw = torch.stack([resize_crop(open_image(image_bytes(s)), config.vision.image_size) for s in seeds])
+    return method.logits(normalize(raw, config.mean, config.std)).softmax(-1)
+
+
+@pytest.fixture
+def runs(made_runs, tmp_path) -> Path:
+    shutil.copytree(made_runs, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def client_of(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = None) -> TestClient:
+    return TestClient(make_app(Service(runs, tiny_clip(dtype=torch.float32), settings), keys))
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_every_adapter_answers_as_it_does_alone(runs):
+    with client_of(runs) as client:
+        assert client.get("/health/live").json() == {"status": "live"}
+        assert client.get("/health/ready").json()["adapters"] == len(RUNS)
+        for name in RUNS:
+            reply = client.post(f"/v1/models/{name}/classify", files=[file(3), file(4)], data={"top": "3"})
+            assert reply.status_code == 200, reply.text
+            expected = alone(runs / name, [3, 4])
+            for answer, row in zip(reply.json()["answers"], expected, strict=True):
+                got = {entry["name"]: entry["probability"] for entry in answer["classes"]}
+                want = dict(zip(("red", "green", "blue"), row.tolist(), strict=True))
+                assert got == pytest.approx(want, abs=1e-5)
+                assert list(got.values()) == sorted(got.values(), reverse=True)
+
+
+def test_a_mixed_batch_gives_every_image_the_answer_of_its_own_adapter(runs):
+    """All requests wait for one batch; neighbors of any kind change nothing."""
+    slow = ServeSettings(QUICK.limits, longest_wait=0.3, largest_batch=64)
+    with client_of(runs, slow) as client:
+        for name in RUNS:
+            client.post(f"/v1/models/{name}/classify", files=[file(0)])  # loaded
+        answers: dict[tuple[str, int], dict] = {}
+
+        def ask(name: str, seed: int) -> None:
+            reply = client.post(f"/v1/models/{name}/classify", files=[file(seed)], data={"top": "3"})
+            answers[name, seed] = reply.json()["answers"][0]
+
+        threads = [threading.Thread(target=ask, args=(n, s)) for s in range(4) for n in RUNS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        counted = client.get("/metrics").text
+    assert 'dear_batch_images_bucket{le="1.0"} 6.0' in counted  # the first six came alone, the rest together
+    for name in RUNS:
+        expected = alone(runs / name, [0, 1, 2, 3])
+        for seed in range(4):
+            got = {e["name"]: e["probability"] for e in answers[name, seed]["classes"]}
+            want = dict(zip(("red", "green", "blue"), expected[seed].tolist(), strict=True))
+            assert got == pytest.approx(want, abs=1e-5)
+
+
+def test_json_other_classes_and_embeddings(runs):
+    clip = tiny_clip(dtype=torch.float32)
+    with client_of(runs) as client:
+        body = {"images": [base64.b64encode(image_bytes(1)).decode()], "classes": ["cat", "dog"], "top": 9}
+        answer = client.post("/v1/models/zero/classify", json=body).json()["answers"][0]
+        assert {entry["name"] for entry in answer["classes"]} == {"cat", "dog"}
+        assert sum(entry["probability"] for entry in answer["classes"]) == pytest.approx(1)
+        refused = client.post("/v1/models/probe/classify", json=body)
+        assert refused.status_code == 400
+        assert "cannot name others" in refused.json()["error"]
+        found = client.post("/v1/embeddings", json={"images": body["images"], "texts": ["a cat"]}).json()
+        text = torch.nn.functional.normalize(clip.encode_text(["a cat"]), dim=-1)[0]
+        assert found["texts"][0]["embedding"] == pytest.approx(text.tolist(), abs=1e-5)
+        assert sum(v * v for v in found["images"][0]["embedding"]) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence", "request_"),
+    [
+        (404, "no adapter is called 'nobody'", {"path": "nobody", "files": [file(1)]}),
+        (400, "no image", {"json": {"top": 1}}),
+        (400, "x.txt: is a text file", {"files": [("files", ("x.txt", b"hello there, no image"))]}),
+        (400, "cut.png:", {"files": [("files", ("cut.png", image_bytes(1)[:200]))]}),
+        (413, "more than 1,000,000", {"files": [("files", ("wide.png", flat(1100)))]}),
+        (413, "more than 6 per request", {"files": [file(s) for s in range(7)]}),
+        (413, "bytes", {"files": [("files", ("big.png", bytes(300_000)))]}),
+        (400, "field 'photo' is not known", {"files": [("photo", ("a.png", image_bytes(1)))]}),
+        (400, "top must be", {"files": [file(1)], "data": {"top": "many"}}),
+        (400, "field 'colour' is not known", {"files": [file(1)], "data": {"colour": "red"}}),
+        (400, "named twice", {"files": [file(1)], "data": {"classes": "cat, cat"}}),
+        (415, "multipart/form-data", {"content": b"abc"}),
+        (400, "not valid base64", {"json": {"images": ["%%%"]}}),
+        (400, "JSON", {"content": b'{"top": NaN}', "headers": {"content-type": "application/json"}}),
+        (400, "unknown", {"json": {"immages": []}}),
+    ],
+)
+def test_wrong_requests_get_a_sentence(runs, status, sentence, request_):
+    with client_of(runs) as client:
+        reply = client.post(f"/v1/models/{request_.pop('path', 'zero')}/classify", **request_)
+        assert reply.status_code == status, reply.text
+        assert sentence in reply.json()["error"]
+        assert client.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
+
+
+def test_a_key_opens_what_it_is_for_and_nothing_else(runs):
+    entries = [KeyEntry(OPEN_ONE, ["probe"]), KeyEntry(OPEN_ALL, ["*"])]
+    keys = Keys(KeyFile(entries, MANAGE))
+    with client_of(runs, keys=keys) as client:
+
+        def ask(name: str, key: str | None):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            return client.post(f"/v1/models/{name}/classify", files=[file(1)], headers=headers)
+
+        assert ask("probe", None).status_code == 401
+        assert ask("probe", "another-key-entirely").status_code == 401
+        assert ask("probe", OPEN_ONE).status_code == 200
+        assert ask("zero", OPEN_ONE).status_code == 403
+        assert ask("zero", OPEN_ALL).status_code == 200
+        assert ask("zero", MANAGE).status_code == 401
+        listed = client.get("/v1/models", headers={"Authorization": f"Bearer {OPEN_ONE}"}).json()["models"]
+        assert [card["name"] for card in listed] == ["probe"]
+        assert listed[0]["classes"] == ["red", "green", "blue"]
+        assert client.post("/v1/models/zero/unload").status_code == 401
+        as_user = {"Authorization": f"Bearer {OPEN_ALL}"}
+        assert client.post("/v1/models/zero/unload", headers=as_user).status_code == 401
+
+
+def test_management_is_off_unless_asked_for(runs):
+    with client_of(runs) as client:
+        reply = client.put("/v1/models/new/upload", content=b"x")
+    assert reply.status_code == 403
+    assert "management is off" in reply.json()["error"]
+
+
+def packed(run: Path) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in run.iterdir():
+            if path.is_file() and not path.name.startswith("."):
+                archive.write(path, f"{run.name}/{path.name}")
+    return file.getvalue()
+
+
+def test_runs_are_uploaded_unloaded_and_loaded(runs, made_runs, tmp_path):
+    headers = {"Authorization": f"Bearer {MANAGE}"}
+    open_key = {"Authorization": f"Bearer {OPEN_ALL}"}
+    with client_of(runs, keys=Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"])], MANAGE))) as client:
+        fresh = client.put("/v1/models/fresh/upload", content=packed(made_runs / "coop"), headers=headers)
+        assert fresh.json()["method"] == "coop"
+        asked = client.post("/v1/models/fresh/classify", files=[file(1)], headers=open_key)
+        assert asked.status_code == 200
+        client.post("/v1/models/fresh/unload", headers=headers)
+        assert client.get("/v1/models/fresh", headers=open_key).status_code == 404
+        assert client.post("/v1/models/fresh/load", headers=headers).status_code == 200
+
+        broken = io.BytesIO()
+        with zipfile.ZipFile(broken, "w") as archive:
+            archive.writestr("../evil.py", "x")
+        for content, sentence in (
+            (b"no archive", "not a zip"),
+            (broken.getvalue(), "run's own files"),
+            (packed(made_runs / "coop")[:-400], "not a zip"),
+        ):
+            reply = client.put("/v1/models/fresh/upload", content=content, headers=headers)
+            assert reply.status_code == 400
+            assert sentence in reply.json()["error"]
+        assert client.put("/v1/models/.hidden/upload", content=b"x", headers=headers).status_code == 400
+        assert client.get("/v1/models/fresh", headers=open_key).status_code == 200  # the old one stays
+    assert not [path.name for path in runs.iterdir() if path.name.startswith(".")]
+    assert not (tmp_path / "evil.py").exists()
+
+
+def test_the_folder_changes_while_it_is_served(runs, tmp_path):
+    with client_of(runs) as client:
+
+        def version(name: str) -> str | None:
+            reply = client.get(f"/v1/models/{name}")
+            return reply.json()["version"] if reply.status_code == 200 else None
+
+        def red(name: str) -> float:
+            found = client.post(f"/v1/models/{name}/classify", files=[file(5)], data={"top": "3"}).json()
+            return {e["name"]: e["probability"] for e in found["answers"][0]["classes"]}["red"]
+
+        before, first = version("probe"), red("probe")
+        make_run(tmp_path / "another", "linear-probe", seed=77)
+        shutil.copytree(tmp_path / "another", runs / ".coming")
+        (runs / ".coming").rename(runs / "late")  # a new run
+        wait_for(lambda: version("late") is not None)
+        assert red("late") == pytest.approx(float(alone(runs / "late", [5])[0, 0]), abs=1e-5)
+
+        shutil.copy(tmp_path / "another/adapter.safetensors", runs / "probe/adapter.safetensors")
+        wait_for(lambda: version("probe") != before)
+        assert red("probe") == pytest.approx(red("late"), abs=1e-6)
+        assert red("probe") != pytest.approx(first, abs=1e-6)
+
+        good = version("probe")
+        data = (runs / "probe/adapter.safetensors").read_bytes()
+        (runs / "probe/adapter.safetensors").write_bytes(data[:100])  # broken: the old one stays
+        service = client.app.state.service
+        wait_for(lambda: "probe" in service.store.problems())
+        assert version("probe") == good
+        assert red("probe") == pytest.approx(red("late"), abs=1e-6)
+        shutil.rmtree(runs / "late")
+        wait_for(lambda: version("late") is None)
+
+
+def test_least_recently_used_adapters_make_room(runs):
+    with client_of(runs, ServeSettings(QUICK.limits, loaded_adapters=2)) as client:
+        for name in ("zero", "probe", "coop", "zero"):
+            assert client.post(f"/v1/models/{name}/classify", files=[file(1)]).status_code == 200
+        assert client.app.state.service.store.loaded == 2
+
+
+def test_logs_name_the_request_and_no_content(runs, caplog):
+    with caplog.at_level(logging.INFO, "dear.serve"), client_of(runs) as client:
+        reply = client.post("/v1/models/zero/classify", files=[file(1)], headers={"X-Request-ID": "abc-1"})
+    assert reply.headers["x-request-id"] == "abc-1"
+    line = next(json.loads(r.message) for r in caplog.records if "abc-1" in r.message)
+    assert line == {
+        "request": "abc-1", "method": "POST", "route": "/v1/models/{name}/classify", "model": "zero",
+        "status": 200, "seconds": line["seconds"],
+    }  # fmt: skip
+
+
+def test_openapi_names_every_route(runs):
+    with client_of(runs) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/models/{name}/classify", "/v1/embeddings", "/metrics", "/health/ready"} <= set(paths)
+    body = paths["/v1/models/{name}/classify"]["post"]["requestBody"]["content"]
+    assert set(body) == {"multipart/form-data", "application/json"}
+
+
+# -- the queue ----------------------------------------------------------------------------------------
+
+
+def test_jobs_wait_for_each_other_and_a_full_queue_refuses():
+    sizes, gate = [], threading.Event()
+
+    def compute(jobs):
+        gate.wait(5)
+        sizes.append(len(jobs))
+        return [job * 2 for job in jobs]
+
+    batcher = Batcher(compute, largest=3, longest_wait=0.05, most_queued=5)
+    futures = batcher.submit([1, 2, 3, 4, 5])
+    with pytest.raises(Refused, match="try again") as refused:
+        batcher.submit([6])
+    assert refused.value.http_status == 429
+    assert refused.value.retry_after == 1
+    gate.set()
+    assert [future.result(5) for future in futures] == [2, 4, 6, 8, 10]
+    assert sizes == [3, 2]
+    batcher.close()
+    with pytest.raises(Refused, match="stopping"):
+        batcher.submit([1])
+
+
+def test_a_failed_batch_fails_alone_and_closing_answers_what_waits():
+    def compute(jobs):
+        if "bad" in jobs:
+            raise ValueError("bad job")
+        return jobs
+
+    batcher = Batcher(compute, largest=1, longest_wait=0, most_queued=9)
+    bad, good = batcher.submit(["bad", "good"])
+    batcher.close()
+    with pytest.raises(ValueError, match="bad job"):
+        bad.result(5)
+    assert good.result(5) == "good"
+    assert batcher.queued == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"keys": [{"key": "short", "models": []}]}',
+        '{"key": []}',
+        "[]",
+        '{"keys": [], "keys": []}',
+        "nonsense",
+    ],
+)
+def test_key_files_that_are_none(tmp_path, text):
+    (tmp_path / "keys.json").write_text(text)
+    with pytest.raises(DearError):
+        Keys.load(tmp_path / "keys.json")
