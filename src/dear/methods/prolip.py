@@ -12,7 +12,7 @@ per class. The projection folds into a plain CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,6 +63,10 @@ class ProLIP(Method):
         if self.config.weight is None:
             images = sum(len(batch.labels) for batch in batches(False))
             self.penalty.fill_(len(self.classes) / max(1, images))
+
+    def stage_key(self) -> Hashable:
+        """The class token before the projection."""
+        return "class token"
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The normed class token before the projection, [B, D]."""

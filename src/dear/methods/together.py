@@ -23,14 +23,13 @@ def answer_together(methods: Sequence[Method], pixels: Tensor, mode: str | None 
     """Logits [C_i] for each of the images [B, 3, S, S] under its own method, of `methods` [B].
 
     Args:
-        methods: the adapter of each image; all on the same backbone object.
+        methods: the adapter of each image; what is shared is shared among those on one backbone object.
         pixels: normalized.
         mode: way to predict; None: the usual one of each method.
     """
-    clip = methods[0].clip
-    pixels = pixels.to(clip.device)
+    pixels = pixels.to(methods[0].clip.device)
     found: list[Tensor | None] = [None] * len(methods)
-    for rows in _grouped([method.stage_key() for method in methods]).values():
+    for rows in _grouped([(id(method.clip), method.stage_key()) for method in methods]).values():
         own = [methods[row] for row in rows]
         frozen = own[0].inference_stage(pixels[rows])
         for row, logits in zip(rows, _answers(own, frozen, mode), strict=True):

@@ -12,7 +12,7 @@ learning rate here, over 50 epochs. The norm before the first layer stays frozen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,6 +63,10 @@ class TwoStage(Method):
         shape = (len(self.trained_classes), self.clip.config.embed_dim)
         self.classifier = self.learn(torch.zeros(shape))
         self.register_buffer("stage", torch.ones((), dtype=torch.long, device=self.clip.device))
+
+    def stage_key(self) -> Hashable:
+        """The embedded patches."""
+        return "prefix", 1
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""

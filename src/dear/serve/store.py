@@ -160,12 +160,12 @@ class AdapterStore:
 
     def _read_card(self, name: str, path: Path, version: str) -> Card:
         config, metrics = read_config(path), read_metrics(path)
-        if config["fingerprint"] != self.clip.fingerprint:
-            raise RunError(f"{path}: was trained on {config['backbone']}, not on {self.clip.name}")
+        if config.fingerprint != self.clip.fingerprint:
+            raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
         figures = {key: metrics[key] for key in ("accuracy", "held_out", "evaluation") if key in metrics}
         when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, timezone.utc)
-        classes = tuple(config["classes"])
-        return Card(name, version, config["method"], classes, when.isoformat(timespec="seconds"), figures)
+        classes = tuple(config.classes)
+        return Card(name, version, config.method, classes, when.isoformat(timespec="seconds"), figures)
 
     def _load(self, card: Card, path: Path) -> Adapter:
         method = load_run(path, self.clip)
