@@ -257,6 +257,17 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
         assert json.loads(archive.read("run/config.json"))["method"] == "dear"
 
 
+def test_measuring_accuracy_while_training_leaves_the_trained_method_alone():
+    """A recorded step holds tensors of the method's prompts: an evaluation has a binding of its own."""
+    trained = model()
+    before = (trained.clip, trained.prompts, trained._cache, dict(trained._cache))
+    evaluate(trained, open_data("world:vehicles", "test").select_classes(trained.classes).subset(range(4)))
+    assert trained.clip is before[0]
+    assert trained.prompts is before[1]
+    assert trained._cache is before[2]
+    assert trained._cache == before[3]
+
+
 def test_nothing_to_train_on_is_a_sentence(tmp_path):
     trainer = Trainer(desk(tmp_path))
     for plan, message in (
