@@ -39,7 +39,7 @@ Names = tuple[Line, ...]
 _AS_JSON = ("classes", "attributes", "modes", "outputs", "preprocessing")
 
 
-class Preprocessing(Strict):
+class Preprocessing(Strict, frozen=True):
     """How an image becomes pixels."""
 
     size: Annotated[int, Meta(ge=1, le=4096)]
@@ -52,7 +52,7 @@ class Preprocessing(Strict):
     layout: Line = "NCHW"
 
 
-class Description(Strict):
+class Description(Strict, frozen=True):
     """What an exported model says about itself; lists and objects are JSON in the file."""
 
     format: Literal["dear onnx"]
