@@ -124,7 +124,8 @@ def span_basis(directions: Tensor) -> Tensor:
     if len(rows) < 2 or not bool(centered.abs().max() > 0):
         raise UsageError("a span needs at least two values that differ")
     _, lengths, axes = torch.linalg.svd(centered, full_matrices=False)
-    return axes[: min(int((lengths > _TINY * lengths[0]).sum()), len(rows) - 1)]
+    kept: Tensor = axes[: min(int((lengths > _TINY * lengths[0]).sum()), len(rows) - 1)]
+    return kept
 
 
 def remove_examples(

@@ -81,8 +81,8 @@ class LayerChanges:
     def project(self, method: Method, rows: Tensor) -> Tensor:
         """Rows [..., D] of the last layer to features [..., E] under the changed norm and projection."""
         norm = end_norm(method.clip, self.side)
-        weight, bias = (method.get_parameter(f"{self.side}_{name}") for name in _END_NORM)
-        weight, bias = norm.weight + weight, norm.bias + bias
+        to_weight, to_bias = (method.get_parameter(f"{self.side}_{name}") for name in _END_NORM)
+        weight, bias = norm.weight + to_weight, norm.bias + to_bias
         normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)
         projection: Tensor = tower_of(method.clip, self.side).proj
         if self.projection:

@@ -36,7 +36,7 @@ def make_app(service: Service, keys: Keys | None = None) -> FastAPI:
     app = FastAPI(title="dear", version=__version__, lifespan=life, openapi_tags=[])
     app.state.service = service
     app.add_middleware(Guard, limits=service.settings.limits, metrics=service.metrics)
-    app.add_exception_handler(DearError, _told)  # type: ignore[arg-type]
+    app.add_exception_handler(DearError, _told)
     _add_health(app, service)
     _add_models(app, service, keys)
     _add_management(app, service, keys)

@@ -19,7 +19,8 @@ from dear.clip.model import Clip
 from dear.errors import DearError, RunError
 from dear.methods.base import Method
 from dear.serve.errors import Refused
-from dear.train.folder import load_run, read_config, read_metrics
+from dear.train.config import read_config
+from dear.train.folder import load_run, read_metrics
 from dear.train.precision import in_precision
 
 _FILES = ("config.json", "adapter.safetensors", "metrics.json")
@@ -162,7 +163,7 @@ class AdapterStore:
         config, metrics = read_config(path), read_metrics(path)
         if config.fingerprint != self.clip.fingerprint:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
-        figures = {key: metrics[key] for key in ("accuracy", "held_out", "evaluation") if key in metrics}
+        figures: dict[str, Any] = {key: metrics[key] for key in ("accuracy", "held_out", "evaluation") if key in metrics}
         when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, timezone.utc)
         classes = tuple(config.classes)
         return Card(name, version, config.method, classes, when.isoformat(timespec="seconds"), figures)
