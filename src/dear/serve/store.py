@@ -163,7 +163,9 @@ class AdapterStore:
         config, metrics = read_config(path), read_metrics(path)
         if config.fingerprint != self.clip.fingerprint:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
-        figures: dict[str, Any] = {key: metrics[key] for key in ("accuracy", "held_out", "evaluation") if key in metrics}
+        figures: dict[str, Any] = {
+            key: metrics[key] for key in ("accuracy", "held_out", "evaluation") if key in metrics
+        }
         when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, timezone.utc)
         classes = tuple(config.classes)
         return Card(name, version, config.method, classes, when.isoformat(timespec="seconds"), figures)
