@@ -48,8 +48,8 @@ def oom_as_error(sentence: Callable[[], str], hint: str | None = None) -> Iterat
 def tidy(seconds: float = 15.0) -> Iterator[None]:
     """For a server: memory that its threads freed goes back to the system every few seconds.
 
-    The C library of Linux keeps a pool a thread and what was freed in it, so that a server of many threads
-    seems to grow for ever. Elsewhere this does nothing.
+    The C library of Linux keeps one pool per thread and what was freed in it, so that a server of many
+    threads seems to grow for ever. Elsewhere this does nothing.
     """
     try:
         library = ctypes.CDLL(None)

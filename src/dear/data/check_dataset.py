@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dear.data.benchmarks import BENCHMARKS, Benchmark, find_benchmark, list_benchmark
+from dear.data.benchmarks import BENCHMARKS, find_benchmark, list_benchmark
+from dear.data.layouts import Benchmark
 from dear.errors import DataError, UsageError
 
 

@@ -84,7 +84,7 @@ class FileImages:
         paths: one per image, relative to `root`, with `/`.
         labels: int64 [n].
         domains: one per image, or None.
-        groups: a value beside the class, one an image (a background, say), or None; see `dear.data.groups`.
+        groups: a value beside the class, one per image (a background, say), or None; see `dear.data.groups`.
         source: where the dataset was opened; None: it was not opened by `open_data`.
     """
 

@@ -26,7 +26,7 @@ class ListedImages:
         labels: int64 [n].
         classes: names of the classes.
         template: prompt with `{}`.
-        groups: a value beside the class, one an image, or None.
+        groups: a value beside the class, one per image, or None.
     """
 
     items: tuple[ImageLike, ...]

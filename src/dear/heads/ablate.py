@@ -69,7 +69,7 @@ def collect(
     batch_size: int = 64,
     progress: Callable[[int], None] | None = None,
 ) -> Collected:
-    """Run the images once and keep what ablations need (d numbers a head and image)."""
+    """Run the images once and keep what ablations need (d values per head and image)."""
     chosen = check_layers(clip, layers)
     features, outputs, done = [], [], 0
     for batch in batches(clip, images, batch_size):
@@ -180,7 +180,7 @@ def concept_table(
     """The table concept by task: what ablating a concept's heads costs on every task.
 
     Args:
-        tasks: zero-shot questions by name, for instance one a core concept.
+        tasks: zero-shot questions by name, for instance one per core concept.
         roles: the map under test.
         seeds: random draws for the control.
         measure: "accuracy", or "margin": the share of the task's margin that is lost.

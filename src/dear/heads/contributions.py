@@ -3,7 +3,7 @@
 Write z for a head's class-token output [d] (softmax row · V_h), W for its rows of the output projection
 [d, D], and s for the standard deviation of the final class token, which `ln_post` divides by. LayerNorm is
 linear once s is known, so the head's term of the feature is `(z / s) · M` with `M = center(W) diag(w) P`
-[d, E]: a map that depends on the weights alone. One image therefore costs d numbers a head (64 in
+[d, E]: a map that depends on the weights alone. One image therefore costs d values per head (64 in
 ViT-B/16), from which its contribution [E] follows whenever it is wanted.
 """
 
@@ -25,7 +25,7 @@ class Contributions:
     """Terms of the image feature: `heads.sum((1, 2)) + rest` is `clip.encode_image(batch)`.
 
     Attributes:
-        heads: [B, L, H, E], one row of heads a layer of `layers`.
+        heads: [B, L, H, E], one row of heads per layer of `layers`.
         rest: [B, E], everything else: class token, MLPs, biases, heads of other layers.
         layers: the L layers, counted from 1.
     """

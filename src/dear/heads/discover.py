@@ -111,14 +111,11 @@ def discover_roles(
     options = _changed(options or RoleOptions(), changes)
     chosen = clip.config.vision.last_third if options.layers is None else check_layers(clip, options.layers)
     words = _words(clip, options)
-    total = count(images)
-    if total is not None and total < 2:
-        raise RoleError(f"roles need at least two images; {total} came")
+    _demand_two(count(images))
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, tell)
     seen, kept = _read(clip, images, chosen, options.batch_size, tell, keep)
-    if seen.count < 2:
-        raise RoleError(f"roles need at least two images; {seen.count} came")
+    _demand_two(seen.count)
     tell("heads", 0, None)
     phrases = options.phrases or default_phrases(clip)
     spans = textspan_moments(seen, features, phrases)
@@ -143,9 +140,7 @@ def discover_roles(
             "image_source": name if isinstance(name := getattr(images, "name", None), str) else "",
             "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
             "phrases_per_head": phrases,
-            "concepts": found.summary(),
-            "explained": _explained(spans, chosen),
-            "concept_of": dict(sorted(found.of.items())),
+            **_evidence(found, spans, chosen),
         },
     )
 
@@ -156,6 +151,11 @@ def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
     if unknown is not None:
         raise RoleError(f"roles have no option {unknown!r}; there are {', '.join(known)}")
     return replace(options, **changes)
+
+
+def _demand_two(images: int | None) -> None:
+    if images is not None and images < 2:
+        raise RoleError(f"roles need at least two images; {images} came")
 
 
 def _words(clip: Clip, options: RoleOptions) -> Corpus:
@@ -253,6 +253,15 @@ def _phrases(
         (layer, head): tuple(texts[pick] for pick in row.tolist() if pick >= 0)
         for place, layer in enumerate(layers)
         for head, row in enumerate(spans.picks[place])
+    }
+
+
+def _evidence(found: Concepts, spans: Spans, layers: Sequence[int]) -> dict[str, Any]:
+    """What is kept of the concepts and of how well phrases explain heads."""
+    return {
+        "concepts": found.summary(),
+        "explained": _explained(spans, layers),
+        "concept_of": dict(sorted(found.of.items())),
     }
 
 

@@ -26,7 +26,7 @@ class VisionLike(Protocol):
 
     @property
     def heads(self) -> int:
-        """Heads a layer."""
+        """Heads per layer."""
 
 
 class ConfigLike(Protocol):
@@ -82,7 +82,7 @@ class RoleMap:
 
     Attributes:
         table: role of each (layer, head).
-        heads: heads a layer.
+        heads: heads per layer.
         backbone: name of the backbone, for people.
         fingerprint: hash of the visual weights the map was computed on; None: bound to no weights.
         depth: layers of the tower it was computed on; None: any.

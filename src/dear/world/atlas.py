@@ -1,7 +1,7 @@
 """All sprites as one table of quantized distances, built once and looked up by every image.
 
 A cell of the table packs the distances of the four layers (body, accent, light, dark) into one 32-bit word,
-one byte each, so that an image needs a single lookup a pixel. Distances are counted in units of 1/256 of a
+one byte each, so that an image needs a single lookup per pixel. Distances are counted in units of 1/256 of a
 sprite's half side and cut at half of it, which is more than any outline or edge needs.
 """
 
@@ -33,7 +33,7 @@ class Atlas:
     """The sprites of all subjects.
 
     Attributes:
-        words: int32 [subjects * SIDE * SIDE], four distances a word.
+        words: int32 [subjects * SIDE * SIDE], four distances per word.
         tints: float [subjects, 3], the accent colors.
     """
 

@@ -194,7 +194,7 @@ def sentence(words: list[str]) -> str:
 
 
 def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor) -> Tensor:
-    """Which captions are true of which pictures.
+    """Which captions are true of which images.
 
     Args:
         scene_factors: int64 [B, F], from `Scenes.factors`.
@@ -202,7 +202,7 @@ def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor
         caption_mask: bool [C, F], what the captions name.
 
     Returns:
-        bool [B, C]: every factor the caption names has its value in the picture.
+        bool [B, C]: every factor the caption names has its value in the image.
     """
     result = torch.ones(
         len(scene_factors), len(caption_factors), dtype=torch.bool, device=scene_factors.device

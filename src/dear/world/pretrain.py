@@ -98,7 +98,7 @@ def pretrain(
         recipe: sizes, rates and the seed.
         table: the captions as token ids.
         device: where to render and train.
-        report: called every `every` steps with step, loss, temperature and images a second.
+        report: called every `every` steps with step, loss, temperature and images per second.
         every: steps between reports.
 
     Raises:
@@ -110,29 +110,13 @@ def pretrain(
     table = table.to(device)
     rng = torch.Generator(device=device).manual_seed(recipe.seed)
     cuda = torch.device(device).type == "cuda"
-    decay = [p for p in clip.parameters() if p.ndim >= 2]
-    plain = [p for p in clip.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-        lr=recipe.lr,
-        betas=(0.9, 0.98),
-        fused=cuda,
-    )
+    optimizer = _optimizer(clip, recipe, fused=cuda)
     encode: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _Encoder(clip)
     if cuda and recipe.compile:
         encode = torch.compile(encode)
-    mean = torch.tensor(MINI.mean, device=device).view(1, 3, 1, 1)
-    std = torch.tensor(MINI.std, device=device).view(1, 3, 1, 1)
     started, last = time.perf_counter(), 0
     for step in range(recipe.steps):
-        with torch.no_grad():
-            scenes = world.sample(recipe.batch, rng, device)
-            pixels = (world.render(scenes).float() / 255 - mean) / std
-            told = [table.captions(scenes, rng) for _ in range(recipe.captions)]
-            ids = torch.cat([captions.ids for captions in told])[:, :CONTEXT]  # [C, T]
-            mask = torch.cat([captions.mask for captions in told])  # [C, F]
-            factors = scenes.factors()  # [B, F]
-            true = world.true_of(factors, factors.repeat(recipe.captions, 1), mask)  # [B, C]
+        pixels, ids, true = _batch(recipe, table, rng)
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=cuda):
@@ -155,6 +139,35 @@ def pretrain(
             started, last = time.perf_counter(), step + 1
     clip.requires_grad_(False)
     return clip
+
+
+def _optimizer(clip: Clip, recipe: PretrainRecipe, fused: bool) -> torch.optim.AdamW:
+    """AdamW; gains and biases do not decay."""
+    decay = [p for p in clip.parameters() if p.ndim >= 2]
+    plain = [p for p in clip.parameters() if p.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=recipe.lr,
+        betas=(0.9, 0.98),
+        fused=fused,
+    )
+
+
+@torch.no_grad()
+def _batch(
+    recipe: PretrainRecipe, table: world.CaptionTable, rng: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalized pixels [B, 3, S, S], token ids [C, T], and which caption is true of which image [B, C]."""
+    device = table.ids.device
+    mean = torch.tensor(MINI.mean, device=device).view(1, 3, 1, 1)
+    std = torch.tensor(MINI.std, device=device).view(1, 3, 1, 1)
+    scenes = world.sample(recipe.batch, rng, device)
+    pixels = (world.render(scenes).float() / 255 - mean) / std
+    told = [table.captions(scenes, rng) for _ in range(recipe.captions)]
+    ids = torch.cat([captions.ids for captions in told])[:, :CONTEXT]  # [C, T]
+    mask = torch.cat([captions.mask for captions in told])  # [C, F]
+    factors = scenes.factors()  # [B, F]
+    return pixels, ids, world.true_of(factors, factors.repeat(recipe.captions, 1), mask)
 
 
 class _Encoder(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A task's images as a `ImageSet`: rendered in memory, chunk by chunk, when first asked for."""
+"""A task's images as an `ImageSet`: rendered in memory, chunk by chunk, when first asked for."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class WorldImages:
 
     Attributes:
         name: "world:NAME".
-        classes: names, one a label.
+        classes: names, one per label.
         template: prompt with `{}`.
         labels: int64 [n].
-        domains: one an image, or None.
+        domains: one per image, or None.
         places: where each image stands: split and number in it.
         groups: the value that the shortcut's factor has in each image, or None.
     """

@@ -38,7 +38,7 @@ class Task:
         kinds: kinds of subject that other images' subjects are drawn from.
         look: the shift against pretraining.
         strength: how much of it (0 none, 1 all).
-        train, test: images a class (and a domain).
+        train, test: images per class (and domain).
         domains: styles that serve as domains; empty: photos only.
         clash: whether patterns are drawn in another color's tones.
         shortcut: a value that goes with each class in training (`dear.world.shortcuts`).

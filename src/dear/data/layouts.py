@@ -1,0 +1,212 @@
+"""How each kind of benchmark folder (see `benchmarks`) is read: from its files to images and labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dear._io.files import read_json, read_text
+from dear.data.folder import image_paths
+from dear.data.grouped import read_celeba, read_waterbirds
+from dear.data.names import spaced
+from dear.data.paths import Inside
+from dear.errors import DataError, DearError
+
+COOP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Where a benchmark lies and how it is read.
+
+    Attributes:
+        name: as papers call it.
+        kind: how it is read; see the module.
+        folder: its folder under the data root.
+        template: its prompt (supplement, Table 4).
+        classes: how many it has.
+        images: the folder of images in `folder`.
+        split: the split file in `folder`.
+        folders: what class folders are called, "wordnet" or "numbers".
+        subset: only some of ImageNet's classes, those with a folder.
+        domains: its domains.
+        source: where the field gets it.
+    """
+
+    name: str
+    kind: str
+    folder: str
+    template: str
+    classes: int
+    images: str = ""
+    split: str = ""
+    folders: str = ""
+    subset: bool = False
+    domains: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Images as a benchmark's files list them: one (path, label) each, by split, and the classes."""
+
+    root: Path
+    classes: tuple[str, ...]
+    splits: dict[str, list[tuple[str, int]]]
+    domains: dict[str, str] | None = None
+    groups: dict[str, str] | None = None
+
+
+def _read_split(benchmark: Benchmark, home: Path) -> Listing:
+    """`split_zhou_*.json`; labels are renumbered by their order, in case classes were cut out."""
+    file = home / benchmark.split
+    try:
+        table = read_json(file, "split file")
+    except DearError as error:
+        raise DataError(f"{error}: it comes from {COOP}") from error
+    if not isinstance(table, dict) or not table:
+        raise DataError(f"{file}: is not a split file of lists by split")
+    inside = Inside(home / benchmark.images)
+    names: dict[int, str] = {}
+    splits: dict[str, list[tuple[str, int]]] = {}
+    for split, rows in table.items():
+        if not isinstance(rows, list):
+            raise DataError(f"{file}: its split {split!r} is not a list")
+        splits[split] = []
+        for number, row in enumerate(rows, 1):
+            path, label, name = _split_row(row, f"{file}, {split} row {number}")
+            if names.setdefault(label, name) != name:
+                raise DataError(
+                    f"{file}, {split} row {number}: label {label} is {names[label]!r} and {name!r}"
+                )
+            splits[split].append((inside.check(path, f"{file}, {split} row {number}"), label))
+    order = {label: place for place, label in enumerate(sorted(names))}
+    classes = tuple(spaced(names[label]) for label in order)
+    return Listing(
+        inside.root, classes, {key: [(path, order[x]) for path, x in rows] for key, rows in splits.items()}
+    )
+
+
+def _split_row(row: Any, where: str) -> tuple[str, int, str]:
+    match row:
+        case [str(path), int(label), str(name)] if not isinstance(label, bool):
+            return path, label, name
+    raise DataError(f"{where}: is not [path, label, class name]")
+
+
+def _read_imagenet(benchmark: Benchmark, home: Path) -> Listing:
+    names = _classnames(home)
+    number = {wordnet: label for label, wordnet in enumerate(names)}
+    images = home / benchmark.images
+    train = _in_folders(images, images / "train", number)
+    return Listing(
+        images,
+        tuple(names.values()),
+        {"train": train, "test": _in_folders(images, images / "val", number)},
+    )
+
+
+def _read_imagenet_test(benchmark: Benchmark, home: Path) -> Listing:
+    names = _classnames(home)
+    images = home / benchmark.images
+    if benchmark.subset:  # A and R are scored among their own 200 classes, in ImageNet's order
+        names = {wordnet: name for wordnet, name in names.items() if (images / wordnet).is_dir()}
+    number = {wordnet: label for label, wordnet in enumerate(names)}
+    if benchmark.folders == "numbers":  # V2 calls its folders 0 to 999
+        number = {str(label): label for label in number.values()}
+    return Listing(images, tuple(names.values()), {"test": _in_folders(images, images, number)})
+
+
+def _classnames(home: Path) -> dict[str, str]:
+    """Class names by WordNet id, in order of the ids; ImageNet's own file serves its variants too."""
+    places = [home / "classnames.txt", home.parent / "imagenet" / "classnames.txt"]
+    file = next((place for place in places if place.is_file()), places[0])
+    names = {}
+    for number, line in enumerate(_lines(file), 1):
+        wordnet, _, name = line.partition(" ")
+        if not name:
+            raise DataError(f"{file}, line {number}: is not a WordNet id and a name")
+        names[wordnet] = spaced(name)
+    return dict(sorted(names.items()))
+
+
+def _in_folders(root: Path, folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
+    """Images in class folders whose labels are known, by label and path."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    above = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+    rows = []
+    for entry in os.scandir(folder):
+        if entry.is_dir() and not entry.name.startswith("."):
+            if entry.name not in number:
+                raise DataError(f"{folder}: the class folder {entry.name!r} is not in classnames.txt")
+            label = number[entry.name]
+            rows += [(f"{above}{entry.name}/{path}", label) for path in image_paths(Path(entry.path))]
+    return sorted(rows, key=lambda row: (row[1], row[0]))
+
+
+def _read_aircraft(benchmark: Benchmark, home: Path) -> Listing:
+    """`images_variant_train.txt` and its like: an image number, a space, the variant."""
+    variants = _lines(home / "variants.txt")
+    number = {name: label for label, name in enumerate(variants)}
+    inside = Inside(home / benchmark.images)
+    splits: dict[str, list[tuple[str, int]]] = {}
+    for split in ("train", "val", "test"):
+        file = home / f"images_variant_{split}.txt"
+        splits[split] = []
+        for line_number, line in enumerate(_lines(file), 1):
+            image, _, name = line.partition(" ")
+            if name not in number:
+                raise DataError(f"{file}, line {line_number}: {name!r} is not in variants.txt")
+            path = inside.check(f"{image}.jpg", f"{file}, line {line_number}")
+            splits[split].append((path, number[name]))
+    return Listing(inside.root, tuple(spaced(name) for name in variants), splits)
+
+
+def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
+    missing = [domain for domain in benchmark.domains if not (home / domain).is_dir()]
+    if missing:
+        raise DataError(f"{home}: has no folder for the domain {missing[0]!r}", hint="data-check")
+    folders = {domain: _folders(home / domain) for domain in benchmark.domains}
+    classes = sorted({name for names in folders.values() for name in names})
+    rows, domains = [], {}
+    for domain, names in folders.items():
+        for name in names:
+            for path in sorted(image_paths(home / domain / name)):
+                key = f"{domain}/{name}/{path}"
+                domains[key] = domain
+                rows.append((key, classes.index(name)))
+    return Listing(home, tuple(spaced(name) for name in classes), {"all": rows}, domains)
+
+
+def _read_grouped(benchmark: Benchmark, home: Path) -> Listing:
+    found = read_waterbirds(home) if benchmark.kind == "waterbirds" else read_celeba(home, benchmark.images)
+    return Listing(found.root, found.classes, found.splits, groups=found.groups)
+
+
+def _folders(folder: Path) -> Iterable[str]:
+    return sorted(
+        entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        text = read_text(file, "list of names or images")
+    except DearError as error:
+        raise DataError(str(error), hint="data-check") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+READERS: Final[dict[str, Callable[[Benchmark, Path], Listing]]] = {
+    "split": _read_split,
+    "imagenet": _read_imagenet,
+    "imagenet-test": _read_imagenet_test,
+    "aircraft": _read_aircraft,
+    "domains": _read_domains,
+    "waterbirds": _read_grouped,
+    "celeba": _read_grouped,
+}
