@@ -48,7 +48,7 @@ class Visit:
 
     def heads(self) -> None:
         """The Heads tab."""
-        self.client.predict(api_name="/begin")
+        self.client.predict(api_name="/heads")
 
     def look(self) -> None:
         """Where a head looks in an image."""
@@ -58,32 +58,34 @@ class Visit:
         """The Classify tab."""
         names = self.rng.sample(["red star", "blue heart", "green arrow", "black ring", "teal square"], 3)
         cards, _, _ = self.client.predict(
-            [self.image()], None, "\n".join(names), "a photo of a {}.", api_name="/run"
+            [self.image()], None, "\n".join(names), "a photo of a {}.", api_name="/classify"
         )
         assert names[0] in cards
 
     def search(self) -> None:
         """The Retrieve tab."""
         wanted = self.rng.choice(["Color", "Shape", "Texture"])
-        _, found = self.client.predict(self.image(), wanted, "", api_name="/run_1")
-        assert len(found) == 8
+        _, found = self.client.predict(self.image(), wanted, "", api_name="/retrieve")
+        assert found.count("<img ") == 8
 
     def train(self) -> None:
         """Start a training, or be told that one runs."""
-        self.refused("a training is running", "world:textures", "dear", 2, 2, 1, api_name="/begin_1")
+        settings = ("world:textures", "dear", 2, 2, 1, "mini", "automatic", None)
+        self.refused("a training is running", *settings, api_name="/train")
 
     def watch(self) -> None:
         """See how training goes, to its end."""
-        self.client.predict(api_name="/watch_2")
+        self.client.predict(api_name="/watch")
 
     def compare(self) -> None:
         """The Compare tab."""
-        self.client.predict([handle_file(str(self.folder / "cell.json"))], "", api_name="/run_3")
+        self.client.predict([handle_file(str(self.folder / "cell.json"))], "", api_name="/compare_results")
 
     def wrong_file(self) -> None:
         """A text file where an image belongs."""
         text = handle_file(str(self.folder / "cell.json"))
-        assert self.refused("is a text file, not an image", text, "Color", "", api_name="/run_1")
+        _, answer = self.client.predict(text, "Color", "", api_name="/retrieve")
+        assert "is a text file, not an image" in answer
 
     def refused(self, sentence: str, *arguments: Any, api_name: str) -> bool:
         """Whether the studio says no, which it may do with this sentence only."""

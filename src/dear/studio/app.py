@@ -109,7 +109,7 @@ def build(desk: Desk, trainer: Trainer | None = None) -> Any:
         quiet: dict[str, Any] = {"show_progress": "hidden"}
         shown = gr.State(desk.version)  # of the desk, as the Heads tab shows it
         page.load(refresh, version, outputs, **quiet)
-        page.load(fill_heads, None, heads, show_progress_on=[heads[2]])
+        page.load(fill_heads, None, heads, show_progress_on=[heads[2]], api_name="heads")
         for event in trained:
             event.then(refresh, version, outputs, **quiet).then(
                 fill_new_heads, [version, shown], [shown, *heads], **quiet

@@ -173,7 +173,13 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
         return [problem, gr.update(value=None, visible=False), ""]
 
     outputs = [cards, shares, source]
-    go.click(answered(run, empty), [files, camera, names, template], outputs, show_progress_on=[cards])
+    go.click(
+        answered(run, empty),
+        [files, camera, names, template],
+        outputs,
+        show_progress_on=[cards],
+        api_name="classify",
+    )
     example.select(answered(pick, empty), [names, template, version], outputs, show_progress_on=[cards])
 
     def values() -> list[Any]:
@@ -241,7 +247,7 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
 
     inputs, outputs = [query, picked, attribute, folder, version], [asked, found]
     find = answered(run, lambda problem: ["", problem])
-    go.click(find, inputs, outputs, show_progress_on=[found])
+    go.click(find, inputs, outputs, show_progress_on=[found], api_name="retrieve")
     example.select(pick, None, [picked, query], show_progress="hidden").then(
         find, inputs, outputs, show_progress_on=[found]
     )

@@ -112,7 +112,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
     # Watching only waits: everybody may do so at once, or the second visitor would see nothing until the end.
     waiting = {**quiet, "concurrency_limit": None}
     fields = [data, method, shots, epochs, seed, backbone, roles, roles_file]
-    began = start.click(begin, fields, None, **quiet).success(watch, None, parts, **waiting)
+    began = start.click(begin, fields, None, api_name="train", **quiet).success(watch, None, parts, **waiting)
     again = resume.click(resumed, None, None, **quiet).success(watch, None, parts, **waiting)
     stop.click(end, None, None, queue=False, **quiet)
     return [began, again, page.load(watch, None, parts, **waiting)]
@@ -178,7 +178,11 @@ def _compare_models(desk: Desk) -> Refreshed:
         return [comparing_runs.compare_models(desk, one, two, images or "", tell)]
 
     go.click(
-        answered(run, lambda problem: [problem]), [first, second, data], answer, show_progress_on=[answer]
+        answered(run, lambda problem: [problem]),
+        [first, second, data],
+        answer,
+        show_progress_on=[answer],
+        api_name="compare_models",
     )
 
     def values() -> list[Any]:
@@ -219,5 +223,11 @@ def _compare_results(desk: Desk) -> None:
     def empty(problem: str) -> list[Any]:
         return [{}, gr.update(visible=False), problem, *[gr.update(visible=False)] * 3]
 
-    go.click(answered(run, empty), [files, folder], [kept, protocol, table, *plots], show_progress_on=[table])
+    go.click(
+        answered(run, empty),
+        [files, folder],
+        [kept, protocol, table, *plots],
+        show_progress_on=[table],
+        api_name="compare_results",
+    )
     protocol.input(page, [kept, protocol], [table, *plots], show_progress="hidden")
