@@ -13,7 +13,8 @@ from transformers import CLIPConfig, CLIPModel
 import dear
 from dear.clip.checkpoint import read_checkpoint, save_hf
 from dear.clip.config import ClipConfig, TextConfig, VisionConfig
-from dear.clip.configfiles import from_huggingface, from_openclip
+from dear.clip.config_huggingface import from_huggingface
+from dear.clip.config_openclip import from_openclip
 from dear.clip.model import Clip
 from dear.errors import CheckpointError
 
@@ -318,27 +319,29 @@ def test_openclip_defaults_and_heads():
 
 
 @pytest.mark.parametrize(
-    ("where", "key", "value"),
+    ("where", "key", "value", "words"),
     [
-        ("vision_cfg", "timm_model_name", "vit_base_patch16_siglip_224"),
-        ("vision_cfg", "attentional_pool", True),
-        ("vision_cfg", "ls_init_value", 1e-5),
-        ("vision_cfg", "layers", [3, 4, 6, 3]),
-        ("vision_cfg", "pool_type", "avg"),
-        ("vision_cfg", "final_ln_after_pool", True),
-        ("text_cfg", "hf_model_name", "roberta-base"),
-        ("text_cfg", "no_causal_mask", True),
-        ("text_cfg", "pool_type", "last"),
-        ("text_cfg", "norm_kwargs", {"eps": 1e-6}),
-        (None, "custom_text", True),
-        (None, "init_logit_bias", -10),
-        (None, "multimodal_cfg", {"layers": 12}),
+        ("vision_cfg", "timm_model_name", "convnext_base", "no plain transformer.*take a vision transformer"),
+        ("vision_cfg", "timm_model_name", "fastvit_mci2", "no plain transformer.*take a vision transformer"),
+        ("vision_cfg", "timm_model_name", "vit_so400m_patch14_siglip_gap_384", "not known.*take"),
+        ("vision_cfg", "timm_model_name", "vit_base_patch16_siglip_224", "pool None"),
+        ("vision_cfg", "attentional_pool", True, "attentional_pool"),
+        ("vision_cfg", "ls_init_value", 1e-5, "ls_init_value"),
+        ("vision_cfg", "layers", [3, 4, 6, 3], "is a ResNet.*take a vision transformer"),
+        ("vision_cfg", "pool_type", "avg", "pool_type"),
+        ("vision_cfg", "final_ln_after_pool", True, "final_ln_after_pool"),
+        ("text_cfg", "hf_model_name", "roberta-base", "language model.*take MetaCLIP 2 or SigLIP 2"),
+        ("text_cfg", "hf_tokenizer_name", "bert-base-uncased", "bert-base-uncased"),
+        ("text_cfg", "pool_type", "last", "'last' without a tokenizer"),
+        ("text_cfg", "pool_type", "first", "'first'"),
+        ("text_cfg", "norm_kwargs", {"affine": False}, "affine"),
+        (None, "multimodal_cfg", {"layers": 12}, "multimodal_cfg"),
     ],
 )
-def test_parts_of_openclip_that_are_not_clip_are_refused(where, key, value):
+def test_parts_of_openclip_that_are_not_supported_are_refused(where, key, value, words):
     model = {"embed_dim": 512, "vision_cfg": {}, "text_cfg": {}}
     (model[where] if where else model)[key] = value
-    with pytest.raises(CheckpointError, match=rf"x\.json.*{key}"):
+    with pytest.raises(CheckpointError, match=rf"x\.json.*{words}"):
         from_openclip({"model_cfg": model}, "x.json")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -200,7 +201,9 @@ def _middle(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + min(width, limit), top + min(height, limit)))
 
 
-def resize_short(image: Image.Image, size: int) -> Image.Image:
+def resize_short(
+    image: Image.Image, size: int, filtered: Image.Resampling = Image.Resampling.BICUBIC
+) -> Image.Image:
     """Short side to `size`, bicubic, aspect kept; the long side is rounded down, as in CLIP's transform.
 
     >>> resize_short(Image.new("RGB", (100, 51)), 10).size
@@ -212,19 +215,37 @@ def resize_short(image: Image.Image, size: int) -> Image.Image:
     if short == size:
         return image
     long = int(size * long / short)
-    return image.resize((size, long) if width <= height else (long, size), Image.Resampling.BICUBIC)
+    return image.resize((size, long) if width <= height else (long, size), filtered)
 
 
-def square(image: Image.Image, size: int) -> Image.Image:
-    """CLIP's view of an image: short side to `size` bicubic, then the center.
+@dataclass(frozen=True)
+class View:
+    """How an image becomes a square: its side in pixels, and how it is resized.
+
+    By default the short side is resized and the center kept; with `squash` both sides are resized.
+    """
+
+    size: int
+    squash: bool = False
+    bilinear: bool = False
+
+
+def square(image: Image.Image, size: int | View) -> Image.Image:
+    """A model's view of an image: by default the short side to `size` bicubic, then the center.
 
     The corner of the crop is rounded half to even, as in CLIP's transform. Other modes than RGB are converted
     as in `open_image`.
 
-    >>> square(Image.new("RGB", (30, 20)), 8).size
-    (8, 8)
+    >>> wide = Image.new("RGB", (30, 20))
+    >>> square(wide, 8).size, square(wide, View(8, squash=True)).size
+    ((8, 8), (8, 8))
     """
-    image = resize_short(image if image.mode == "RGB" else open_image(image), size)
+    view = size if isinstance(size, View) else View(size)
+    image, size = image if image.mode == "RGB" else open_image(image), view.size
+    filtered = Image.Resampling.BILINEAR if view.bilinear else Image.Resampling.BICUBIC
+    if view.squash:
+        return image if image.size == (size, size) else image.resize((size, size), filtered)
+    image = resize_short(image, size, filtered)
     width, height = image.size
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dear.clip.config import TowerConfig
 from dear.clip.edit import BlockMask, LayerEdit, LowRank
+from dear.clip.rotary import Turn
 from dear.errors import UsageError
 
 _NOTHING = LayerEdit()
@@ -98,6 +99,7 @@ class Attention(nn.Module):
         extra: int,
         fused: bool,
         pattern: bool = False,
+        turn: Turn | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Each head's output before the output projection.
 
@@ -108,6 +110,7 @@ class Attention(nn.Module):
             extra: how many of the N tokens are extra tokens of the edit (for block masks: the last ones).
             fused: use the fused kernel.
             pattern: also return the attention pattern (needs the eager way).
+            turn: rotary angles of the N tokens.
 
         Returns:
             [B, H, R, d] and, if asked for, the pattern [B, H, R, N].
@@ -118,6 +121,8 @@ class Attention(nn.Module):
         q = self._project(self.q, rows, edit.q)  # [B, H, R, d]
         k = self._project(self.k, x, edit.k)  # [B, H, N, d]
         v = self._project(self.v, x, edit.v)
+        if turn is not None:
+            q, k = turn.at(read)(q), turn(k)
         weights: Tensor | None = None
         if pattern or not fused:
             mask = self._mask(x, edit.mask, read, extra, written_out=True)

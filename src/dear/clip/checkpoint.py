@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,15 @@ import torch
 from torch import Tensor
 
 from dear._io.files import read_json, read_safetensors, write_json, write_safetensors
-from dear.clip import configfiles, layouts
+from dear.clip import layout_tables, layouts
 from dear.clip.archive import check_zip, is_archive, read_archive
 from dear.clip.config import ACTIVATIONS, ClipConfig
+from dear.clip.config_huggingface import from_huggingface, to_huggingface, to_images
+from dear.clip.config_openclip import from_openclip
+from dear.clip.config_shapes import from_shapes
 from dear.clip.model import Clip
+from dear.clip.tokenizer import ClipTokenizer, Tokenizer
+from dear.clip.tokenizer_file import find_tokenizer
 from dear.errors import CheckpointError, DearError, UsageError
 
 HF_CONFIG = "config.json"
@@ -43,6 +48,7 @@ class Checkpoint:
     config: ClipConfig
     state: dict[str, Tensor]
     layout: str  #: "huggingface", "openclip", "torchscript" or "openai"
+    tokenizer: Tokenizer | None = field(default_factory=ClipTokenizer)  #: None: its file is missing
 
 
 def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
@@ -100,7 +106,7 @@ def _config(path: Path) -> Any:
 
 def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Checkpoint:
     images = folder / HF_IMAGES
-    config = configfiles.from_huggingface(
+    config = from_huggingface(
         _config(folder / HF_CONFIG),
         _config(images) if images.is_file() else None,
         str(folder / HF_CONFIG),
@@ -108,8 +114,13 @@ def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Che
     short = layouts.TOKEN_ROWS in tensors and tensors.get(layouts.TOKEN_TABLE, torch.empty(())).dim() == 2
     rows = len(tensors[layouts.TOKEN_TABLE]) if short else None
     _check_depth(config, tensors, folder / HF_CONFIG)
-    state = layouts.convert(tensors, layouts.huggingface(config, rows), str(weights))
-    return Checkpoint(config, state, "huggingface")
+    state = layouts.convert(tensors, layout_tables.huggingface(config, rows), str(weights))
+    return Checkpoint(config, state, "huggingface", _tokenizer(folder, config))
+
+
+def _tokenizer(folder: Path, config: ClipConfig) -> Tokenizer | None:
+    """CLIP's own tokenizer, or the one beside the weights."""
+    return ClipTokenizer() if config.text.clean == "clip" else find_tokenizer(folder, config.text)
 
 
 def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
@@ -122,9 +133,11 @@ def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path
 
 
 def _openclip(tensors: dict[str, Tensor], config_path: Path, weights: Path) -> Checkpoint:
-    config = configfiles.from_openclip(_config(config_path), str(config_path))
+    config = from_openclip(_config(config_path), str(config_path))
     _check_depth(config, tensors, config_path)
-    return Checkpoint(config, layouts.convert(tensors, layouts.openai(config), str(weights)), "openclip")
+    table = layout_tables.timm if layouts.is_timm(tensors) else layout_tables.openai
+    state = layouts.convert(tensors, table(config, layouts.text_prefix(tensors)), str(weights))
+    return Checkpoint(config, state, "openclip", _tokenizer(config_path.parent, config))
 
 
 def _read_file(path: Path, activation: str | None) -> Checkpoint:
@@ -145,10 +158,16 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
     silent = weights.silent or path.name in OPENCLIP_WEIGHTS
     if silent and (path.parent / OPENCLIP_CONFIG).is_file():
         return _openclip(tensors, path.parent / OPENCLIP_CONFIG, path)
+    if layouts.is_timm(tensors):
+        raise CheckpointError(
+            f"{path}: holds OpenCLIP's tensors, which need their {OPENCLIP_CONFIG} beside them"
+        )
     if not layouts.is_openai(tensors):
         raise CheckpointError(
             f"{path}: its tensors are those of no CLIP layout: {layouts.some(list(tensors))}"
         )
+    if "visual.attn_pool.probe" in tensors:  # PE-Core's own file: all of them were trained with GELU
+        activation = activation or "gelu"
     if activation is None and not silent:
         activation = "quick_gelu"  # what a bare state dict of OpenAI's format is made of
     if activation is None:
@@ -160,8 +179,8 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
 
 
 def _bare(tensors: dict[str, Tensor], activation: str, path: Path, layout: str) -> Checkpoint:
-    config = configfiles.from_shapes(tensors, activation, str(path))
-    return Checkpoint(config, layouts.convert(tensors, layouts.openai(config), str(path)), layout)
+    config = from_shapes(tensors, activation, str(path))
+    return Checkpoint(config, layouts.convert(tensors, layout_tables.openai(config), str(path)), layout)
 
 
 @dataclass(frozen=True)
@@ -267,8 +286,8 @@ def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) 
     folder, config = Path(folder), clip.config
     state = clip.state_dict()
     rows = len(state["text.tokens"]) if "text.rows" in state else None
-    tensors = layouts.publish(state, layouts.huggingface(config, rows))
+    tensors = layouts.publish(state, layout_tables.huggingface(config, rows))
     stored = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     write_safetensors(folder / HF_WEIGHTS[0], stored, {"format": "pt"})
-    write_json(folder / HF_IMAGES, configfiles.to_images(config))
-    write_json(folder / HF_CONFIG, configfiles.to_huggingface(config, str(dtype).removeprefix("torch.")))
+    write_json(folder / HF_IMAGES, to_images(config))
+    write_json(folder / HF_CONFIG, to_huggingface(config, str(dtype).removeprefix("torch.")))

@@ -1,12 +1,18 @@
-"""The shape of a CLIP: everything a checkpoint decides except the numbers in it."""
+"""The architecture of a CLIP-like model: everything a checkpoint decides except its weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dear._io.image_file import View
 from dear.errors import CheckpointError, UsageError
 
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh")  # the order is that of the GPU kernel
+VISION_POOLS = ("class", "attention")
+TEXT_POOLS = ("largest", "end", "last")
+CLEANINGS = ("clip", "canonicalize", "lower", "whitespace", "none")  # "clip": CLIP's own byte pairs
+RESIZES = ("crop", "squash")
+INTERPOLATIONS = ("bicubic", "bilinear")
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -69,13 +75,37 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class VisionConfig(TowerConfig):
-    """The image tower: a ViT that reads `image_size` pixels in patches of `patch_size`."""
+    """The image tower: a ViT that reads `image_size` pixels in patches of `patch_size`.
+
+    The defaults are CLIP's. SigLIP has no class token, no norm before the first layer, a bias on its patches,
+    attention pooling and no projection; PE-Core has rotary positions and attention pooling.
+    """
 
     image_size: int = 224
     patch_size: int = 16
+    class_token: bool = True  #: a learned token before the patches
+    patch_bias: bool = False  #: the patch projection has a bias
+    pre_norm: bool = True  #: a norm before the first layer
+    rotary: bool = False  #: 2-D rotary positions in every layer, besides the learned ones
+    pool: str = "class"  #: "class" reads the class token, "attention" asks all tokens with a learned probe
+    pool_heads: int = 0  #: heads of the attention pooling; 0 means as many as in a layer
+    projection: bool = True  #: a matrix from the width to the shared space; without it both have one size
+    projection_bias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.pool_heads == 0:
+            object.__setattr__(self, "pool_heads", self.heads)
+        _check(self.pool in VISION_POOLS, f"pool {self.pool!r} is not known: {', '.join(VISION_POOLS)}")
+        _check(self.pool != "class" or self.class_token, "reading the class token needs a class token")
+        _check(
+            0 < self.pool_heads <= _LIMIT and self.width % self.pool_heads == 0,
+            f"{self.pool_heads} pooling heads do not divide the width {self.width}",
+        )
+        _check(
+            not self.rotary or self.head_width % 4 == 0,
+            f"rotary positions need heads of a multiple of 4; these are {self.head_width} wide",
+        )
         for name in ("image_size", "patch_size"):
             value = getattr(self, name)
             _check(isinstance(value, int) and 0 < value <= 4096, f"{name} = {value!r} is not an image size")
@@ -91,21 +121,42 @@ class VisionConfig(TowerConfig):
 
     @property
     def positions(self) -> int:
-        """Class token and patches: the length of the original sequence."""
-        return self.side**2 + 1
+        """Class token, if there is one, and patches: the length of the original sequence."""
+        return self.side**2 + int(self.class_token)
 
 
 @dataclass(frozen=True)
 class TextConfig(TowerConfig):
-    """The text tower: a causal transformer over `context` BPE tokens out of `vocab`."""
+    """The text tower: a transformer over `context` tokens out of `vocab`.
+
+    The defaults are CLIP's. SigLIP is not causal, reads the last position of the padded text and has a bias
+    on its projection; MetaCLIP 2 reads the first end token.
+    """
 
     context: int = 77
     vocab: int = 49_408
+    causal: bool = True
+    pool: str = "largest"  #: the row read: of the "largest" id, of the first "end" token, or the "last" one
+    end: int = 49_407  #: the id that ends a text, where `pool` is "end"
+    begins: bool = True  #: a text begins with a token that is no word
+    clean: str = "clip"  #: what becomes of a text before it is tokenized, see `dear.clip.tokenizer_file`
+    projection_bias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(isinstance(self.context, int) and 2 < self.context <= 4096, f"context = {self.context!r}")
         _check(isinstance(self.vocab, int) and 0 < self.vocab <= 10_000_000, f"vocab = {self.vocab!r}")
+        _check(self.clean in CLEANINGS, f"clean {self.clean!r} is not known: {', '.join(CLEANINGS)}")
+        _check(self.pool in TEXT_POOLS, f"text pool {self.pool!r} is not known: {', '.join(TEXT_POOLS)}")
+        _check(
+            self.pool != "end" or (isinstance(self.end, int) and 0 <= self.end < self.vocab),
+            f"the end token {self.end!r} is not one of {self.vocab} tokens",
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether every position must be computed, padding included, because the read row sees it."""
+        return not self.causal or self.pool == "last"
 
 
 @dataclass(frozen=True)
@@ -122,6 +173,9 @@ class ClipConfig:
     embed_dim: int
     mean: tuple[float, float, float] = field(default=CLIP_MEAN)
     std: tuple[float, float, float] = field(default=CLIP_STD)
+    resize: str = "crop"  #: "crop" (short side to the image size, center) or "squash" (both sides)
+    interpolation: str = "bicubic"  #: or "bilinear"
+    logit_bias: bool = False  #: pairs were trained one by one with a sigmoid, which needs a bias
 
     def __post_init__(self) -> None:
         _check(
@@ -130,10 +184,24 @@ class ClipConfig:
         )
         _check(len(self.mean) == 3 and len(self.std) == 3, "mean and std must have three numbers each")
         _check(all(s > 1e-6 for s in self.std), f"std = {self.std!r} must be positive")
+        _check(self.resize in RESIZES, f"resize {self.resize!r} is not known: {', '.join(RESIZES)}")
+        _check(
+            self.interpolation in INTERPOLATIONS,
+            f"interpolation {self.interpolation!r} is not known: {', '.join(INTERPOLATIONS)}",
+        )
+        _check(
+            self.vision.projection or self.embed_dim == self.vision.width,
+            f"without a projection features have the width {self.vision.width}, not {self.embed_dim}",
+        )
+
+    @property
+    def view(self) -> View:
+        """How an image becomes the square that the model reads."""
+        return View(self.vision.image_size, self.resize == "squash", self.interpolation == "bilinear")
 
     @staticmethod
     def named(name: str) -> ClipConfig:
-        """The shape of a public CLIP ViT by its usual name, with OpenAI's activation.
+        """The architecture of a public model by its usual name; plain CLIPs have OpenAI's activation.
 
         Raises:
             UsageError: the name is not one of `ClipConfig.names()`, nor OpenAI's way to write one.
@@ -142,10 +210,9 @@ class ClipConfig:
         True
         """
         try:
-            vision, text, embed_dim = _NAMED[name.replace("/", "-").replace("@336px", "-336")]
+            return _NAMED[name.replace("/", "-").replace("@336px", "-336")]
         except KeyError:
             raise UsageError(f"no CLIP shape is called {name!r}; known are {', '.join(_NAMED)}") from None
-        return ClipConfig(vision, text, embed_dim)
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -153,15 +220,54 @@ class ClipConfig:
         return tuple(_NAMED)
 
 
-_B_TEXT = TextConfig(width=512, layers=12, heads=8)
-_L_TEXT = TextConfig(width=768, layers=12, heads=12)
-_NAMED: dict[str, tuple[VisionConfig, TextConfig, int]] = {
-    "ViT-B-32": (VisionConfig(width=768, layers=12, heads=12, patch_size=32), _B_TEXT, 512),
-    "ViT-B-16": (VisionConfig(width=768, layers=12, heads=12, patch_size=16), _B_TEXT, 512),
-    "ViT-L-14": (VisionConfig(width=1024, layers=24, heads=16, patch_size=14), _L_TEXT, 768),
-    "ViT-L-14-336": (
-        VisionConfig(width=1024, layers=24, heads=16, patch_size=14, image_size=336),
-        _L_TEXT,
-        768,
-    ),
+def _plain(vision: tuple[int, int, int, int, int], text: tuple[int, int, int], embed_dim: int) -> ClipConfig:
+    """A CLIP of OpenAI's architecture: (width, layers, heads, patch, image), (width, layers, heads), E."""
+    width, layers, heads, patch, image = vision
+    mlp = int(width * 4.9231) if width == 1664 else 0  # bigG alone has another ratio
+    tower = VisionConfig(width, layers, heads, mlp, patch_size=patch, image_size=image)
+    return ClipConfig(tower, TextConfig(*text), embed_dim)
+
+
+def _siglip(vision: tuple[int, int, int, int, int], mlp: int = 0, vocab: int = 32_000) -> ClipConfig:
+    """A SigLIP: (width, layers, heads, patch, image); both towers have one size."""
+    width, layers, heads, patch, image = vision
+    shape = {"width": width, "layers": layers, "heads": heads, "mlp": mlp}
+    usual = {"activation": "gelu_tanh", "eps": 1e-6}
+    tower = VisionConfig(
+        **shape, **usual, patch_size=patch, image_size=image, class_token=False, patch_bias=True,
+        pre_norm=False, pool="attention", projection=False,
+    )  # fmt: skip
+    text = TextConfig(
+        **shape, **usual, context=64, vocab=vocab, causal=False, pool="last", end=1, begins=False,
+        clean="canonicalize" if vocab < 100_000 else "lower", projection_bias=True,
+    )  # fmt: skip
+    half = (0.5, 0.5, 0.5)
+    return ClipConfig(tower, text, width, half, half, resize="squash", logit_bias=True)
+
+
+def _perception(vision: tuple[int, int, int, int, int]) -> ClipConfig:
+    """A PE-Core: (width, layers, heads, patch, image)."""
+    width, layers, heads, patch, image = vision
+    tower = VisionConfig(
+        width, layers, heads, activation="gelu", patch_size=patch, image_size=image, rotary=True,
+        pool="attention", pool_heads=8,
+    )  # fmt: skip
+    text = TextConfig(width=1024, layers=24, heads=16, activation="gelu", context=32)
+    half = (0.5, 0.5, 0.5)
+    return ClipConfig(tower, text, 1024, half, half, resize="squash", interpolation="bilinear")
+
+
+_NAMED: dict[str, ClipConfig] = {
+    "ViT-B-32": _plain((768, 12, 12, 32, 224), (512, 12, 8), 512),
+    "ViT-B-16": _plain((768, 12, 12, 16, 224), (512, 12, 8), 512),
+    "ViT-L-14": _plain((1024, 24, 16, 14, 224), (768, 12, 12), 768),
+    "ViT-L-14-336": _plain((1024, 24, 16, 14, 336), (768, 12, 12), 768),
+    "ViT-H-14": _plain((1280, 32, 16, 14, 224), (1024, 24, 16), 1024),
+    "ViT-bigG-14": _plain((1664, 48, 16, 14, 224), (1280, 32, 20), 1280),
+    "ViT-B-16-SigLIP": _siglip((768, 12, 12, 16, 224)),
+    "ViT-L-16-SigLIP-256": _siglip((1024, 24, 16, 16, 256)),
+    "ViT-SO400M-14-SigLIP-384": _siglip((1152, 27, 16, 14, 384), mlp=4304),
+    "ViT-B-16-SigLIP2": _siglip((768, 12, 12, 16, 224), vocab=256_000),
+    "PE-Core-B-16": _perception((768, 12, 12, 16, 224)),
+    "PE-Core-L-14-336": _perception((1024, 24, 16, 14, 336)),
 }

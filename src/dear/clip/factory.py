@@ -91,6 +91,7 @@ def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.
         clip = Clip(checkpoint.config, name, rows)
     placed = {key: _place(key, tensor, device, dtype) for key, tensor in state.items()}
     clip.load_state_dict(placed, assign=True)
+    clip.tokenizer = checkpoint.tokenizer
     clip.requires_grad_(False)
     if dtype in (torch.float16, torch.bfloat16):
         # The identity is that of the checkpoint's values, before this call rounds them.
@@ -102,7 +103,7 @@ def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.
 def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     if not tensor.is_floating_point():
         return tensor.to(device)
-    if ".ln_" in name or name == "log_scale":
+    if ".ln_" in name or ".pool.norm." in name or name in ("log_scale", "pair_bias"):
         stored = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
         dtype = torch.promote_types(dtype, stored)
     try:

@@ -1,18 +1,17 @@
-"""How the published CLIP layouts name and fold the tensors that `Clip` holds.
+"""From published tensors to those of `Clip`, by a table of entries (see `layout_tables`).
 
-A layout is a table of entries: one published tensor, its shape, and the tensor (or tensors) of ours that it
-becomes. The same table loads, names what is missing or misshapen, and writes the layout again.
+An entry is one published tensor, its shape, and the tensor (or tensors) of ours that it becomes. The same
+table loads, names what is missing or misshapen, and writes the layout again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dear.clip.config import ClipConfig, TextConfig, VisionConfig
 from dear.errors import CheckpointError
 
 #: Maps a BPE id to a row of a shortened token table (an addition of ours to Hugging Face's layout).
@@ -27,31 +26,12 @@ _MAX_LOG_SCALE = 20.0  # its exponential multiplies every logit: e^20 times a co
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 
-# Ours -> Hugging Face's and OpenAI's names inside one block.
-_HF_BLOCK = {
-    "ln_1": "layer_norm1",
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.o": "self_attn.out_proj",
-    "ln_2": "layer_norm2",
-    "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
-}
-_OPENAI_BLOCK = {
-    "ln_1": "ln_1",
-    "attn.o": "attn.out_proj",
-    "ln_2": "ln_2",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
-
 
 @dataclass(frozen=True)
 class Entry:
     """One published tensor: its name, its shape, and what it becomes.
 
-    Three names in `into` share the tensor's rows equally (OpenAI keeps q, k and v in one matrix).
+    Several names in `into` share the tensor's rows equally (OpenAI keeps q, k and v in one matrix).
     """
 
     source: str
@@ -59,99 +39,6 @@ class Entry:
     into: tuple[str, ...]
     transposed: bool = False
     integer: bool = False
-
-
-def huggingface(config: ClipConfig, rows: int | None = None) -> tuple[Entry, ...]:
-    """The table of Hugging Face's `CLIPModel`; `rows` is the length of a shortened token table."""
-    vision, text, E = config.vision, config.text, config.embed_dim
-    table = [
-        Entry("logit_scale", (), ("log_scale",)),
-        Entry("visual_projection.weight", (E, vision.width), ("visual.proj",), transposed=True),
-        Entry("text_projection.weight", (E, text.width), ("text.proj",), transposed=True),
-        Entry(TOKEN_TABLE, (text.vocab if rows is None else rows, text.width), ("text.tokens",)),
-        Entry(
-            "text_model.embeddings.position_embedding.weight", (text.context, text.width), ("text.positions",)
-        ),
-        *_norm("text_model.final_layer_norm", "text.ln_final", text.width),
-        *_patches(
-            vision,
-            patch="vision_model.embeddings.patch_embedding.weight",
-            class_token="vision_model.embeddings.class_embedding",
-            positions="vision_model.embeddings.position_embedding.weight",
-        ),
-        *_norm("vision_model.pre_layrnorm", "visual.ln_pre", vision.width),  # the published name has the slip
-        *_norm("vision_model.post_layernorm", "visual.ln_post", vision.width),
-        *_hf_blocks("vision_model.encoder.layers", "visual.blocks", vision),
-        *_hf_blocks("text_model.encoder.layers", "text.blocks", text),
-    ]
-    if rows is not None:
-        table.append(Entry(TOKEN_ROWS, (text.vocab,), ("text.rows",), integer=True))
-    return tuple(table)
-
-
-def openai(config: ClipConfig) -> tuple[Entry, ...]:
-    """The table of OpenAI's state dict, which OpenCLIP shares."""
-    vision, text, E = config.vision, config.text, config.embed_dim
-    return (
-        Entry("logit_scale", (), ("log_scale",)),
-        Entry("visual.proj", (vision.width, E), ("visual.proj",)),
-        Entry("text_projection", (text.width, E), ("text.proj",)),
-        Entry("token_embedding.weight", (text.vocab, text.width), ("text.tokens",)),
-        Entry("positional_embedding", (text.context, text.width), ("text.positions",)),
-        *_norm("ln_final", "text.ln_final", text.width),
-        *_patches(
-            vision,
-            patch="visual.conv1.weight",
-            class_token="visual.class_embedding",
-            positions="visual.positional_embedding",
-        ),
-        *_norm("visual.ln_pre", "visual.ln_pre", vision.width),
-        *_norm("visual.ln_post", "visual.ln_post", vision.width),
-        *_openai_blocks("visual.transformer.resblocks", "visual.blocks", vision),
-        *_openai_blocks("transformer.resblocks", "text.blocks", text),
-    )
-
-
-def _patches(vision: VisionConfig, patch: str, class_token: str, positions: str) -> Iterator[Entry]:
-    """What turns pixels into tokens; the class token has a position of its own."""
-    yield Entry(patch, (vision.width, 3, vision.patch_size, vision.patch_size), ("visual.patch.weight",))
-    yield Entry(class_token, (vision.width,), ("visual.class_token",))
-    yield Entry(positions, (vision.positions, vision.width), ("visual.positions",))
-
-
-def _norm(source: str, ours: str, width: int) -> Iterator[Entry]:
-    for part in ("weight", "bias"):
-        yield Entry(f"{source}.{part}", (width,), (f"{ours}.{part}",))
-
-
-def _sizes(tower: VisionConfig | TextConfig) -> dict[str, tuple[int, ...]]:
-    """Weight shapes of one block, by our names; a bias has the first number of its weight."""
-    D = tower.width
-    square = dict.fromkeys(("attn.q", "attn.k", "attn.v", "attn.o"), (D, D))
-    return {"ln_1": (D,), "ln_2": (D,), **square, "mlp.up": (tower.mlp, D), "mlp.down": (D, tower.mlp)}
-
-
-def _hf_blocks(source: str, ours: str, tower: VisionConfig | TextConfig) -> Iterator[Entry]:
-    yield from _blocks(source, ours, tower, _HF_BLOCK)
-
-
-def _openai_blocks(source: str, ours: str, tower: VisionConfig | TextConfig) -> Iterator[Entry]:
-    yield from _blocks(source, ours, tower, _OPENAI_BLOCK)
-    D = tower.width
-    for layer in range(tower.layers):
-        for part, shape in (("weight", (3 * D, D)), ("bias", (3 * D,))):
-            into = tuple(f"{ours}.{layer}.attn.{name}.{part}" for name in "qkv")
-            yield Entry(f"{source}.{layer}.attn.in_proj_{part}", shape, into)
-
-
-def _blocks(
-    source: str, ours: str, tower: VisionConfig | TextConfig, names: Mapping[str, str]
-) -> Iterator[Entry]:
-    sizes = _sizes(tower)
-    for layer in range(tower.layers):
-        for name, published in names.items():
-            for part, shape in (("weight", sizes[name]), ("bias", sizes[name][:1])):
-                yield Entry(f"{source}.{layer}.{published}.{part}", shape, (f"{ours}.{layer}.{name}.{part}",))
 
 
 def is_huggingface(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
@@ -164,12 +51,22 @@ def is_openai(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
     return any(name.startswith("visual.transformer.resblocks.") for name in names)
 
 
+def is_timm(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
+    """Whether the image tower is one of timm's inside OpenCLIP."""
+    return any(name.startswith("visual.trunk.") for name in names)
+
+
+def text_prefix(names: Sequence[str] | Mapping[str, Tensor]) -> str:
+    """What OpenCLIP puts before the text tower's names: nothing, or "text."."""
+    return "text." if any(name.startswith("text.") for name in names) else ""
+
+
 def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) -> dict[str, Tensor]:
     """Turn published tensors into the state dict of `Clip`, keeping each tensor's precision.
 
     Args:
         tensors: published names to tensors.
-        table: `huggingface(config)` or `openai(config)`.
+        table: one of `layout_tables`.
         source: the file, for messages.
 
     Raises:
@@ -224,8 +121,8 @@ def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) ->
         if name not in tensors:
             continue
         tensor = tensors[name]
-        one_number = entry.shape == () and tensor.numel() == 1  # some releases write the scale as [1]
-        if tuple(tensor.shape) != entry.shape and not one_number:
+        # Some releases write the scale as [1], and the probe and the positions with leading axes of 1.
+        if tuple(d for d in tensor.shape if d != 1) != tuple(d for d in entry.shape if d != 1):
             misshapen.append(f"{name} is {list(tensor.shape)}, expected {list(entry.shape)}")
         if tensor.dtype not in (_INTEGERS if entry.integer else _FLOATS):
             strange.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")

@@ -1,4 +1,4 @@
-"""CLIP: an image tower and a text tower that meet in one space, frozen."""
+"""A CLIP-like model: an image tower and a text tower that meet in one space, frozen."""
 
 from __future__ import annotations
 
@@ -12,157 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.clip.config import ClipConfig, TextConfig, VisionConfig
-from dear.clip.correction import Correction, Head, folded
-from dear.clip.edit import Edit
-from dear.clip.tower import Block, LayerNorm, Record, Tower
-from dear.clip.without import norm_without_heads, without_heads
-from dear.errors import InputError
+from dear.clip.config import ClipConfig
+from dear.clip.correction import Correction, folded
+from dear.clip.initialize import initialize
+from dear.clip.text import TextTower
+from dear.clip.tokenizer import ClipTokenizer, Tokenizer
+from dear.clip.vision import Patches, VisionTower
+from dear.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["Clip", "Patches", "TextTower", "VisionTower"]
+
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
 
 
-class Patches(nn.Module):
-    """Cuts an image into patches and projects each: CLIP's first convolution, which has no bias."""
-
-    def __init__(self, width: int, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, 3, size, size))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] -> [B, patches, D]; pixels beyond the last whole patch are not read."""
-        return self.as_product(pixels) if pixels.is_cuda else self.as_convolution(pixels)
-
-    def as_convolution(self, pixels: Tensor) -> Tensor:
-        """The way that is faster on a CPU."""
-        grid = F.conv2d(pixels.to(self.weight.dtype), self.weight, stride=self.weight.shape[-1])
-        return grid.flatten(2).transpose(1, 2)
-
-    def as_product(self, pixels: Tensor) -> Tensor:
-        """The same as one matrix product: a GPU's convolution kernels are made for overlapping windows."""
-        side = self.weight.shape[-1]
-        rows, columns = (pixels.shape[axis] // side * side for axis in (2, 3))
-        cut = pixels[:, :, :rows, :columns].unflatten(3, (-1, side)).unflatten(2, (-1, side))
-        cut = cut.permute(0, 2, 4, 1, 3, 5)  # [B, rows, columns, 3, P, P]
-        cut = cut.to(self.weight.dtype, memory_format=torch.contiguous_format)
-        return F.linear(cut.flatten(3).flatten(1, 2), self.weight.flatten(1))
-
-
-class VisionTower(Tower):
-    """The image tower: patches, positions, blocks, final norm, projection, and a correction if it has one."""
-
-    correction_matrix: Tensor | None
-    correction_bias: Tensor | None
-
-    def __init__(self, config: VisionConfig, embed_dim: int) -> None:
-        super().__init__(config, causal=False)
-        self.shape = config
-        self.patch = Patches(config.width, config.patch_size)
-        self.class_token = nn.Parameter(torch.empty(config.width))
-        self.positions = nn.Parameter(torch.empty(config.positions, config.width))
-        self.ln_pre = LayerNorm(config.width, config.eps)
-        self.ln_post = LayerNorm(config.width, config.eps)
-        self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
-        self.left_out: tuple[Head, ...] = ()  # heads whose terms the feature goes without
-        # Not persistent: a correction is no weight of the backbone.
-        self.register_buffer("correction_matrix", None, persistent=False)
-        self.register_buffer("correction_bias", None, persistent=False)
-
-    def embed(self, pixels: Tensor) -> Tensor:
-        """Normalized pixels [B, 3, S, S] to the input of layer 1, [B, N, D], class token first."""
-        size = self.shape.image_size
-        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
-            raise InputError(f"images must be [B, 3, {size}, {size}]; got {list(pixels.shape)}")
-        patches = self.patch(pixels)  # [B, N - 1, D]
-        first = self.class_token.to(patches.dtype).expand(patches.shape[0], 1, -1)
-        x: Tensor = self.ln_pre(torch.cat([first, patches], dim=1) + self.positions)
-        return x
-
-    def run(
-        self,
-        x: Tensor,
-        first: int = 1,
-        last: int | None = None,
-        edit: Edit | None = None,
-        read: Tensor | None = None,
-        record: Record | None = None,
-    ) -> Tensor:
-        """As `Tower.run`; where heads are left out, rows of the last layer are what `norm_rows` expects."""
-        last = self.config.layers if last is None else last
-        if not self.left_out or last < self.config.layers:
-            return super().run(x, first, last, edit, read, record)
-        return without_heads(self, super().run, x, first, edit, read, record)
-
-    def norm_rows(self, x: Tensor) -> Tensor:
-        """Final norm of rows [..., D] that `run` returned for the last layer."""
-        if not self.left_out:
-            normed: Tensor = self.ln_post(x)
-            return normed
-        return norm_without_heads(self.ln_post, x)
-
-    def correct(self, features: Tensor) -> Tensor:
-        """The affine part of the correction, on features [..., E]; without one they stay as they are."""
-        if self.correction_matrix is None or self.correction_bias is None:
-            return features
-        return features @ self.correction_matrix.to(features.dtype) + self.correction_bias.to(features.dtype)
-
-    def project(self, x: Tensor) -> Tensor:
-        """Final norm, projection and correction of rows [..., D] to features [..., E]."""
-        return self.correct(self.norm_rows(x) @ self.proj)
-
-    def forward(self, pixels: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
-        """Images to features [B, E]: the class token's last state, normed and projected."""
-        read = torch.zeros(1, dtype=torch.long, device=pixels.device)
-        return self.project(self.run(self.embed(pixels), edit=edit, read=read, record=record)[:, 0])
-
-
-class TextTower(Tower):
-    """The text tower: token rows, positions, causal blocks, final norm, projection at EOT."""
-
-    rows: Tensor | None
-
-    def __init__(self, config: TextConfig, embed_dim: int, rows: int | None = None) -> None:
-        super().__init__(config, causal=True)
-        self.shape = config
-        self.tokens = nn.Parameter(torch.empty(rows or config.vocab, config.width))
-        self.positions = nn.Parameter(torch.empty(config.context, config.width))
-        self.ln_final = LayerNorm(config.width, config.eps)
-        self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
-        # A reduced vocabulary keeps the rows that training used and maps every other id to one shared row.
-        self.register_buffer("rows", torch.zeros(config.vocab, dtype=torch.long) if rows else None)
-
-    @staticmethod
-    def eot(ids: Tensor) -> Tensor:
-        """Where each text ends: the position of EOT, the largest id there is. [N, T] -> [N]."""
-        return ids.argmax(dim=-1)
-
-    @staticmethod
-    def cut(ids: Tensor) -> Tensor:
-        """Drop the columns after the longest text's EOT: under the causal mask they cannot reach it."""
-        return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """Token ids [N, T] to the input of layer 1, [N, T, D]."""
-        if ids.ndim != 2 or ids.shape[1] > self.shape.context:
-            raise InputError(f"token ids must be [N, at most {self.shape.context}]; got {list(ids.shape)}")
-        rows = ids if self.rows is None else self.rows[ids]
-        return self.tokens[rows] + self.positions[: ids.shape[1]]
-
-    def project(self, x: Tensor) -> Tensor:
-        """Final norm and projection of rows [..., D] to features [..., E]."""
-        normed: Tensor = self.ln_final(x)
-        return normed @ self.proj
-
-    def forward(self, ids: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
-        """Token ids [N, T] to features [N, E]: EOT's last state, normed and projected."""
-        ids = self.cut(ids)
-        end = self.eot(ids)
-        if edit is not None and edit.at is not None:
-            end = end + edit.count
-        return self.project(self.run(self.embed(ids), edit=edit, read=end[:, None], record=record)[:, 0])
+def _reads_clip_tokens(config: ClipConfig) -> bool:
+    """Whether texts are CLIP's own byte pairs, which need no file."""
+    return config.text.clean == "clip"
 
 
 def _span(ids: Tensor) -> str:
@@ -170,7 +38,9 @@ def _span(ids: Tensor) -> str:
 
 
 class Clip(nn.Module):
-    """A CLIP of any shape, frozen and in eval mode. `Clip(config)` has random weights; see `dear.load`.
+    """A CLIP-like model of any supported family, frozen and in eval mode.
+
+    `Clip(config)` has random weights; see `dear.load`.
 
     Example:
         >>> import dear
@@ -186,35 +56,18 @@ class Clip(nn.Module):
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim, token_rows)
         self.log_scale = nn.Parameter(torch.empty(()))
+        self.register_parameter("pair_bias", nn.Parameter(torch.empty(())) if config.logit_bias else None)
+        self.tokenizer: Tokenizer | None = ClipTokenizer() if _reads_clip_tokens(config) else None
         self._scale: tuple[int, int, float] | None = None
         self._correction: Correction | None = None
         if self.log_scale.device.type != "meta":
-            self._start()
+            initialize(self.visual, self.text)
+            with torch.no_grad():
+                self.log_scale.fill_(math.log(1 / 0.07))
+                if self.pair_bias is not None:
+                    self.pair_bias.fill_(-10.0)
         self.requires_grad_(False)
         self.eval()
-
-    @torch.no_grad()
-    def _start(self) -> None:
-        """Random weights at CLIP's scales: small at the residual stream, smaller the deeper the tower."""
-        for tower in (self.visual, self.text):
-            width, depth = tower.config.width, tower.config.layers
-            narrow = width**-0.5
-            for block in tower.blocks:
-                assert isinstance(block, Block)
-                attn, mlp = block.attn, block.mlp
-                deep = narrow * (2 * depth) ** -0.5
-                scales = {attn.q: narrow, attn.k: narrow, attn.v: narrow, attn.o: deep}
-                scales |= {mlp.up: (2 * width) ** -0.5, mlp.down: deep}
-                for linear, scale in scales.items():
-                    nn.init.normal_(linear.weight, std=scale)
-                    nn.init.zeros_(linear.bias)
-            nn.init.normal_(tower.proj, std=narrow)
-        nn.init.normal_(self.visual.patch.weight, std=(3 * self.config.vision.patch_size**2) ** -0.5)
-        nn.init.normal_(self.visual.class_token, std=self.config.vision.width**-0.5)
-        nn.init.normal_(self.visual.positions, std=self.config.vision.width**-0.5)
-        nn.init.normal_(self.text.tokens, std=0.02)
-        nn.init.normal_(self.text.positions, std=0.01)
-        self.log_scale.fill_(math.log(1 / 0.07))
 
     def copy(self) -> Clip:
         """The same model with tensors of its own: same device, precision of every tensor, and settings."""
@@ -223,6 +76,7 @@ class Clip(nn.Module):
             other = Clip(self.config, self.name, rows)
         other.load_state_dict({name: t.clone() for name, t in self.state_dict().items()}, assign=True)
         other.visual.fused, other.text.fused = self.visual.fused, self.text.fused
+        other.tokenizer = self.tokenizer
         return other.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Clip:
@@ -237,7 +91,7 @@ class Clip(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The precision of the weights."""
-        return self.visual.proj.dtype
+        return self.visual.positions.dtype
 
     @property
     def logit_scale(self) -> float:
@@ -249,6 +103,11 @@ class Clip(nn.Module):
         if self._scale is None or self._scale[:2] != stamp:
             self._scale = (*stamp, math.exp(float(self.log_scale.detach())))
         return self._scale[2]
+
+    @property
+    def logit_bias(self) -> float:
+        """What is added to a pair's logit; 0 where the model was trained with a softmax."""
+        return 0.0 if self.pair_bias is None else float(self.pair_bias.detach())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -310,22 +169,39 @@ class Clip(nn.Module):
         return self
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """Texts to BPE ids [N, context]."""
-        from dear.clip.tokenizer import tokenize
+        """Texts to token ids [N, context].
 
-        return tokenize(texts, self.config.text.context)
+        Raises:
+            InputError: a text is empty, too long, not a text, or contains a special token.
+            UsageError: the checkpoint came without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{self.name}: there is no tokenizer file beside the weights; put tokenizer.json (or the "
+                "sentencepiece model) of the checkpoint there, or give token ids"
+            )
+        return self.tokenizer(texts, self.config.text.context)
 
     def preprocess(self, image: Image) -> Tensor:
-        """An image to normalized pixels [3, S, S], as CLIP was trained."""
+        """An image to normalized pixels [3, S, S], as the model was trained."""
         from dear.clip.images import preprocess
 
-        return preprocess(image, self.config.vision.image_size, self.config.mean, self.config.std)
+        return preprocess(image, self.config.view, self.config.mean, self.config.std)
 
     @torch.no_grad()
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length."""
         features: Tensor = self.visual(pixels.to(self.device))
         return features
+
+    def pair_logits(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Logits [B, C] of features [B, E] and [C, E]: scale times cosine, plus the bias of a sigmoid model.
+
+        Softmax over the texts compares them; `pair_logits(...).sigmoid()` is the probability that an image
+        and a text belong together, which only means something for a model trained so (`logit_bias`).
+        """
+        cosines = F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T
+        return self.logit_scale * cosines + self.logit_bias
 
     def _known(self, ids: Tensor) -> bool:
         """Whether all token ids have a row; on a GPU an unknown one would end the process's CUDA context."""

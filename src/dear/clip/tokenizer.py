@@ -17,10 +17,11 @@ import html
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import ftfy
 import torch
-from instant_clip_tokenizer import Tokenizer
+from instant_clip_tokenizer import Tokenizer as BytePairs
 from torch import Tensor
 
 from dear.errors import InputError
@@ -41,9 +42,9 @@ _LONG_S_TOKENS = (6, 129, 379)  # "'", and the two bytes of the long s, the last
 
 
 @lru_cache(maxsize=1)
-def _byte_pairs() -> Tokenizer:
+def _byte_pairs() -> BytePairs:
     """The merges, parsed once: that takes longer than tokenizing thousands of texts."""
-    return Tokenizer()
+    return BytePairs()
 
 
 def clean(text: str) -> str:
@@ -91,12 +92,37 @@ def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
     return result
 
 
-def _checked(text: str, context: int) -> list[int]:
-    """Token ids of a text that fits between BOT and EOT."""
+class Tokenizer(Protocol):
+    """From texts to token ids [N, context]."""
+
+    def __call__(self, texts: str | Sequence[str], context: int) -> Tensor:
+        """Token ids, int64 [N, context], padded."""
+        ...
+
+
+class ClipTokenizer:
+    """CLIP's byte pairs, which come with this package."""
+
+    def __call__(self, texts: str | Sequence[str], context: int) -> Tensor:
+        """See `tokenize`."""
+        return tokenize(texts, context)
+
+
+def check_text(text: str) -> None:
+    """Refuse what is no text, or longer than any context can hold.
+
+    Raises:
+        InputError: naming the text.
+    """
     if not isinstance(text, str):
         raise InputError(f"{shorten(text)} is not a text; give a str or a list of them")
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"the text {shorten(text)} is too long: {len(text):,} characters; shorten it")
+
+
+def _checked(text: str, context: int) -> list[int]:
+    """Token ids of a text that fits between BOT and EOT."""
+    check_text(text)
     cleaned = clean(text)
     for special in SPECIAL:
         if special in cleaned:

@@ -13,6 +13,8 @@ from dear.clip.attention import Attention, Linear, take_rows
 from dear.clip.config import TowerConfig
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu import tower as gpu_tower
+from dear.clip.norm import LayerNorm
+from dear.clip.rotary import Turn
 from dear.errors import UsageError
 
 
@@ -57,21 +59,6 @@ class Record(Mapping[str, Tensor]):
         return len(self._kept)
 
 
-class LayerNorm(nn.Module):
-    """Layer normalization in the precision of its weights, whatever the activations' precision."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize the last axis of x [..., D]."""
-        y = F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
-        return y.to(x.dtype)
-
-
 def activate(x: Tensor, activation: str) -> Tensor:
     """QuickGELU, `x * sigmoid(1.702 x)`, GELU, or GELU's tanh approximation."""
     if activation == "quick_gelu":
@@ -113,6 +100,7 @@ class Block(nn.Module):
         fused: bool = True,
         record: Record | None = None,
         layer: int = 0,
+        turn: Turn | None = None,
     ) -> Tensor:
         """Run the layer on x [B, N, D]; only the rows `read` come out if it is given."""
         rows: slice | Tensor | None = None if record is None else record.rows
@@ -122,7 +110,7 @@ class Block(nn.Module):
             if rows is None:  # other rows are recorded than read: compute all, take those read at the end
                 rows, read, late = record.rows, None, read
         with_pattern = record is not None and record.pattern
-        z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, with_pattern)
+        z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, with_pattern, turn)
         x = (x if read is None else take_rows(x, read)) + self.attn.merge(z)
         m = self.mlp(self.ln_2(x))
         x = x + m
@@ -151,6 +139,10 @@ class Tower(nn.Module):
         block = self.blocks[0]
         assert isinstance(block, Block)
         return block.mlp.up.weight.dtype
+
+    def turn(self, edit: Edit | None, layer: int, device: torch.device) -> Turn | None:
+        """Rotary angles of the tokens in a layer; None for a tower without rotary positions."""
+        return None
 
     def run(
         self,
@@ -195,7 +187,8 @@ class Tower(nn.Module):
                 extra = edit.count
                 x = bring_in(x, edit, layer)
             rows = read if layer == last else None
-            block, inputs = self.blocks[layer - 1], (x, change, rows, extra, self.fused, record, layer)
+            turn = self.turn(edit, layer, x.device)
+            block, inputs = self.blocks[layer - 1], (x, change, rows, extra, self.fused, record, layer, turn)
             if change is None or not change.added:
                 x = block(*inputs)
             else:

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from dear.clip.attention import take_rows
 from dear.clip.edit import Edit
-from dear.clip.tower import Block, LayerNorm, Record
+from dear.clip.norm import LayerNorm
+from dear.clip.tower import Block, Record
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.clip.model import VisionTower
+    from dear.clip.vision import VisionTower
 
 
 class _HeadRows(Record):
@@ -56,8 +57,14 @@ def without_heads(
     """Run layers `first` to the last; rows [B, R, D] for `norm_without_heads`.
 
     Raises:
-        UsageError: a head to leave out lies before `first`: its term is not in this run.
+        UsageError: a head to leave out lies before `first`, so that its term is not in this run; or the tower
+            has attention pooling.
     """
+    if tower.pool is not None:
+        raise UsageError(
+            "this image tower pools its tokens by attention, so heads cannot be left out exactly; remove the "
+            "concept by words or by examples"
+        )
     layers = {layer for layer, _ in tower.left_out}
     if min(layers) < first:
         raise UsageError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dear.clip.edit import Edit, LayerEdit
-from dear.clip.model import Clip, TextTower
+from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.prompts import ClassPrompts
 from dear.methods.starts import normal
@@ -41,8 +41,8 @@ class ContextPrompts:
         lead = self.words or " ".join("X" * count)
         sentences = [f"{lead} {tail.replace('{}', name)}" for name in prompts.classes]
         ids = prompts.clip.tokenize(sentences) if prompts.given is None else prompts.given
-        self.ids = TextTower.cut(ids).to(prompts.clip.device)  # [C, T]
-        self.eot = TextTower.eot(self.ids)  # [C]
+        self.ids = prompts.clip.text.cut(ids).to(prompts.clip.device)  # [C, T]
+        self.eot = prompts.clip.text.eot(self.ids)  # [C]
         if int(self.eot.min()) <= count:
             short = prompts.classes[int(self.eot.argmin())]
             raise UsageError(f"the prompt of {short!r} has fewer words than the {count} to be replaced")
@@ -91,4 +91,4 @@ class ContextPrompts:
 
 def _length(clip: Clip, words: str) -> int:
     """How many tokens the words are."""
-    return int(TextTower.eot(clip.tokenize([words]))[0]) - 1
+    return int(clip.text.word_count(clip.tokenize([words]))[0])

@@ -30,7 +30,7 @@ def visual_prompts(clip: Clip, tokens: Tensor) -> Edit:
 
     The first layer's tokens pass the norm before the blocks, as the patches do.
     """
-    layers = {1: LayerEdit(tokens=clip.visual.ln_pre(tokens[0]))}
+    layers = {1: LayerEdit(tokens=clip.visual.before(tokens[0]))}
     layers |= {layer: LayerEdit(tokens=own) for layer, own in enumerate(tokens[1:], start=2)}
     return Edit(layers, count=tokens.shape[-2])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dear._io.printable import check_name
 from dear.clip.edit import Edit
-from dear.clip.model import Clip, TextTower
+from dear.clip.model import Clip
 from dear.errors import InputError, UsageError
 
 TEMPLATE = "a photo of a {}."
@@ -67,8 +67,8 @@ class ClassPrompts:
             )
         if full.numel() == 0 or not 0 <= int(full.min()) <= int(full.max()) < clip.config.text.vocab:
             raise InputError(f"ids must be token numbers from 0 to {clip.config.text.vocab - 1}")
-        self.ids = TextTower.cut(full).to(clip.device)  # [C, T]
-        self.eot = TextTower.eot(self.ids)  # [C]
+        self.ids = clip.text.cut(full).to(clip.device)  # [C, T]
+        self.eot = clip.text.eot(self.ids)  # [C]
         self._frozen: Tensor | None = None
         self._prefix: dict[int, Tensor] = {}
 

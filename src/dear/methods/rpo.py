@@ -82,7 +82,7 @@ class RPO(Method):
         """Last states of the image prompts, projected, [B, K, E], for embedded patches [B, N, D]."""
         visual = self.clip.visual
         read = torch.arange(x.shape[1], x.shape[1] + len(self.image), device=x.device)
-        edit = edit_of(self.clip.config.vision.layers, visual.ln_pre(self.image), self.mask)
+        edit = edit_of(self.clip.config.vision.layers, visual.before(self.image), self.mask)
         return visual.project(visual.run(x, edit=edit, read=read))
 
     def _texts(self) -> Tensor:

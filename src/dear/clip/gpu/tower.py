@@ -2,7 +2,8 @@
 
 `Tower.run` takes it when it can; the result is that of the plain way but for rounding (sums, norms and
 activations are computed in float32 here and rounded once). What it cannot do, the plain way does: gates,
-low-rank changes, records, written-out attention, float32, CPUs, machines without Triton or a compiler.
+low-rank changes, records, written-out attention, rotary positions, float32, CPUs, machines without Triton or
+a compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.attention import attention, power
 
 if TYPE_CHECKING:
-    from dear.clip.tower import LayerNorm, Tower
+    from dear.clip.norm import LayerNorm
+    from dear.clip.tower import Tower
 
 _ELEMENTS = 1024  # an activation kernel's program
 _HALF = (torch.bfloat16, torch.float16)
@@ -43,7 +45,7 @@ def _kernels() -> Any:
 
 def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
     """Whether this tower can run on x under this edit here."""
-    if not x.is_cuda or not tower.fused or tower.dtype not in _HALF:
+    if not x.is_cuda or not tower.fused or tower.dtype not in _HALF or tower.turn(None, 1, x.device):
         return False
     if torch.compiler.is_compiling():  # compilers and exporters want PyTorch's own operations
         return False

@@ -1,0 +1,172 @@
+"""Tokenizers that come with a checkpoint: SigLIP's, SigLIP 2's and MetaCLIP 2's.
+
+The pieces and their ids are the work of `tokenizers` (tokenizer.json) or `sentencepiece` (*.model); here are
+the cleaning that the models were trained with, and the rule for begin, end and padding. A text that is too
+long is refused, as for CLIP, and not cut.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ftfy
+import torch
+from torch import Tensor
+
+from dear._io.files import read_json
+from dear.clip.config import TextConfig
+from dear.clip.tokenizer import check_text, shorten
+from dear.errors import CheckpointError, DearError, InputError
+
+JSON = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+PIECES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+FILES = (JSON, SETTINGS, *PIECES)  #: the files of a checkpoint that may be needed
+
+_MAX_BYTES = 200 * 1024 * 1024  # the largest known, of 900,000 pieces, has 61 MB
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SPACES = re.compile(r"\s+")
+
+
+def clean(text: str, how: str) -> str:
+    """The text as a model was trained to see it.
+
+    >>> clean("A photo_of (2) Cats!", "canonicalize"), clean("Two  Cats!", "lower")
+    ('a photo of 2 cats', 'two  cats!')
+    """
+    if how == "canonicalize":
+        text = html.unescape(html.unescape(ftfy.fix_text(text))).strip().replace("_", " ")
+        return " ".join(text.translate(_PUNCTUATION).lower().split())
+    if how == "whitespace":
+        return _SPACES.sub(" ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
+    return text.lower() if how == "lower" else text
+
+
+class FileTokenizer:
+    """A checkpoint's own tokenizer.
+
+    Args:
+        folder: the checkpoint's folder.
+        config: the text tower's configuration: its vocabulary, cleaning and end token.
+
+    Raises:
+        CheckpointError: the files are damaged, or have more pieces than the text tower has rows.
+    """
+
+    def __init__(self, folder: Path, config: TextConfig) -> None:
+        self.config = config
+        settings = _settings(folder / SETTINGS)
+        self._encode, count, ids = _open(_present(folder, config)[0])
+        if count > config.vocab:
+            raise CheckpointError(
+                f"{folder}: the tokenizer has {count:,} pieces, but the text tower has rows for "
+                f"{config.vocab:,}; they do not belong together"
+            )
+        self.end = config.end
+        pad = settings.get("pad_token")
+        pad = pad.get("content") if isinstance(pad, dict) else pad
+        found = ids(pad) if isinstance(pad, str) else None
+        self.pad = self.end if found is None else found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FileTokenizer:
+        return self  # never changed, and large
+
+    def __call__(self, texts: str | Sequence[str], context: int) -> Tensor:
+        """Token ids [N, context]: the words, the end token, then padding.
+
+        Raises:
+            InputError: a text is empty, too long, or not a text.
+        """
+        rows = [texts] if isinstance(texts, str) else list(texts)
+        result = torch.full((len(rows), context), self.pad, dtype=torch.int64)
+        for row, text in zip(result, rows, strict=True):
+            ids = self._ids(text, context)
+            row[: len(ids)] = torch.tensor(ids)
+        return result
+
+    def _ids(self, text: str, context: int) -> list[int]:
+        check_text(text)
+        cleaned = clean(text, self.config.clean)
+        ids = self._encode(cleaned) if cleaned.strip() else []
+        words = len(ids) - int(self.config.begins)
+        if words > 0 and ids[-1] == self.end:
+            words -= 1
+        elif ids:
+            ids = [*ids, self.end]
+        if {self.end, self.pad} & set(ids[int(self.config.begins) : -1]):
+            raise InputError(f"the text {shorten(text)} contains a special token of the model; remove it")
+        if words < 1:
+            raise InputError(f"the text {shorten(text)} is empty once cleaned; give at least one word")
+        if len(ids) > context:
+            raise InputError(
+                f"the text {shorten(text)} is too long: {len(ids)} tokens where {context} fit; shorten it"
+            )
+        return ids
+
+
+def find_tokenizer(folder: Path, config: TextConfig) -> FileTokenizer | None:
+    """The tokenizer beside a checkpoint's weights; None if there is none.
+
+    Raises:
+        CheckpointError: its files are damaged or do not fit the model.
+    """
+    if not _present(folder, config):
+        return None
+    return FileTokenizer(folder, config)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """tokenizer_config.json, of which only the padding token is used."""
+    if not path.is_file():
+        return {}
+    try:
+        raw = read_json(path, what="tokenizer configuration", max_bytes=16 * 1024 * 1024)
+    except DearError as error:
+        raise CheckpointError(str(error)) from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path}: is not a tokenizer configuration (an object was expected)")
+    return raw
+
+
+def _present(folder: Path, config: TextConfig) -> list[Path]:
+    """The files that can be used, best first: a bare sentencepiece model knows no begin token."""
+    names = (JSON,) if config.begins else (JSON, *PIECES)
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _open(path: Path) -> tuple[Any, int, Any]:
+    """From text to ids, how many pieces there are, and from a piece to its id (None if unknown)."""
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise CheckpointError(f"{path}: has {size:,} bytes, more than any known tokenizer; refused")
+    try:
+        return _from_json(path) if path.name == JSON else _from_pieces(path)
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs the package {error.name}; install it") from None
+    except Exception as error:  # both libraries raise plain exceptions for damaged files
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path}: is not a whole tokenizer ({reason}); get it again") from None
+
+
+def _from_json(path: Path) -> tuple[Any, int, Any]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    encode = lambda text: list(tokenizer.encode(text).ids)  # noqa: E731
+    return encode, tokenizer.get_vocab_size(), tokenizer.token_to_id
+
+
+def _from_pieces(path: Path) -> tuple[Any, int, Any]:
+    from sentencepiece import SentencePieceProcessor
+
+    model = SentencePieceProcessor()
+    model.LoadFromSerializedProto(path.read_bytes())
+    known = lambda piece: None if model.PieceToId(piece) == model.unk_id() else model.PieceToId(piece)  # noqa: E731
+    return lambda text: list(model.EncodeAsIds(text)), model.GetPieceSize(), known
