@@ -2,10 +2,11 @@
 
     python benchmarks/parity.py --with transformers
     python benchmarks/parity.py --with open_clip --models ViT-B-16-SigLIP2 PE-Core-B-16
-    python benchmarks/parity.py --with perception --code PATH   # a copy of github.com/facebookresearch/perception_models
+    python benchmarks/parity.py --with perception --code PATH
 
 Every tensor is made random, the model is written as its own project writes it, read by `dear.load`, and both
-compute features of the same random images and token ids. Prints the largest difference of features of unit length.
+compute features of the same random images and token ids. Prints the largest difference of unit features. PATH
+is a copy of github.com/facebookresearch/perception_models.
 """
 
 from __future__ import annotations

@@ -153,12 +153,14 @@ class Clip(nn.Module):
         """A plain CLIP of its own whose weights hold the correction.
 
         Raises:
-            UsageError: the correction leaves out heads, which no weights can say.
+            UsageError: the correction leaves out heads, which no weights can say, or this is no plain CLIP.
         """
         plain = copy.deepcopy(self.corrected(None))
         plain.__dict__.pop("fingerprint", None)
         if self.correction is not None:
             visual = plain.visual
+            if visual.proj is None or visual.pool is not None or visual.proj_bias is not None:
+                raise UsageError("only a plain CLIP can hold a correction in its weights")
             proj, bias = folded(visual.proj, visual.ln_post.weight, visual.ln_post.bias, self.correction)
             visual.proj.data, visual.ln_post.bias.data = proj, bias
         return plain

@@ -180,10 +180,22 @@ class VisionTower(Tower):
 
     def forward(self, pixels: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
         """Images to features [B, E]."""
-        x = self.run(self.embed(pixels), edit=edit, read=self.read_rows(), record=record)
+        return self.features_from(self.embed(pixels), edit=edit, record=record)
+
+    def features_from(
+        self, x: Tensor, first: int = 1, edit: Edit | None = None, record: Record | None = None
+    ) -> Tensor:
+        """The input of layer `first` [B, N, D] to image features [B, E], under `edit`."""
+        x = self.run(x, first=first, edit=edit, read=self.read_rows(), record=record)
         if self.pool is not None and edit is not None and edit.count:
             x = _without(x, edit)
         return self.features(x)
+
+    def space_matrix(self) -> Tensor:
+        """The projection from pooled vectors to the shared space, [D, E]; identity where there is none."""
+        if self.proj is not None:
+            return self.proj
+        return torch.eye(self.config.width, device=self.positions.device, dtype=self.positions.dtype)
 
 
 def _without(x: Tensor, edit: Edit) -> Tensor:

@@ -43,8 +43,9 @@ class ContextPrompts:
         ids = prompts.clip.tokenize(sentences) if prompts.given is None else prompts.given
         self.ids = prompts.clip.text.cut(ids).to(prompts.clip.device)  # [C, T]
         self.eot = prompts.clip.text.eot(self.ids)  # [C]
-        if int(self.eot.min()) <= count:
-            short = prompts.classes[int(self.eot.argmin())]
+        words_there = prompts.clip.text.word_count(self.ids)
+        if int(words_there.min()) < count:
+            short = prompts.classes[int(words_there.argmin())]
             raise UsageError(f"the prompt of {short!r} has fewer words than the {count} to be replaced")
 
     def start(self, clip: Clip, generator: torch.Generator) -> Tensor:
@@ -53,7 +54,8 @@ class ContextPrompts:
             return normal(generator, self.count, clip.config.text.width)
         ids = clip.tokenize([self.words]).to(clip.device)
         rows = clip.text.embed(ids)[0] - clip.text.positions[: ids.shape[1]]
-        return rows[1 : 1 + self.count]
+        at = clip.text.first_word
+        return rows[at : at + self.count]
 
     def deep_start(self, clip: Clip, generator: torch.Generator, depth: int) -> Tensor:
         """Where contexts of the layers 1 to `depth` start, [depth, count, D]: all but the first at random."""
@@ -79,13 +81,14 @@ class ContextPrompts:
 
     def _rest(self, clip: Clip) -> Tensor:
         """Embedded prompts without the replaced words, [C, T - count, D]."""
-        rows = clip.text.embed(self.ids)
-        return torch.cat([rows[:, :1], rows[:, 1 + self.count :]], dim=1)
+        rows, at = clip.text.embed(self.ids), clip.text.first_word
+        return torch.cat([rows[:, :at], rows[:, at + self.count :]], dim=1)
 
     def _run(self, clip: Clip, rows: Tensor, end: Tensor, tokens: Mapping[int, Tensor]) -> Tensor:
         tower = clip.text
-        placed = {**tokens, 1: tokens[1] + tower.positions[1 : 1 + self.count]}
-        edit = Edit({layer: LayerEdit(tokens=own) for layer, own in placed.items()}, count=self.count, at=1)
+        at = tower.first_word
+        placed = {**tokens, 1: tokens[1] + tower.positions[at : at + self.count]}
+        edit = Edit({layer: LayerEdit(tokens=own) for layer, own in placed.items()}, count=self.count, at=at)
         return tower.project(tower.run(rows, edit=edit, read=end[:, None])[:, 0])
 
 

@@ -137,7 +137,7 @@ class DeAR(Method):
             self.p_down = self.learn(normal(generator, shape[0], config.rank, std=shape[0] ** -0.5))
             self.p_up = self.learn(torch.zeros(config.rank, shape[1]))
         else:
-            start: Tensor = self.clip.visual.proj
+            start = self.clip.visual.space_matrix()
             if config.projection == "random":
                 start = normal(generator, *shape, std=shape[0] ** -0.5)
             self.p_attr = self.learn(start)
@@ -169,7 +169,7 @@ class DeAR(Method):
         """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
         x_cls, x = class_and_tokens(self.clip, prefix, self.first, self.image_edit())
         correct = self.clip.visual.correct
-        f_cls = correct(x_cls @ self.clip.visual.proj)  # eq. 10
+        f_cls = correct(self.clip.visual.into_space(x_cls))  # eq. 10
         own = x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
         return f_cls, correct(self._project(own))
 
@@ -177,7 +177,7 @@ class DeAR(Method):
         """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""
         if self.config.projection == "low-rank":
             low = x.to(self.p_down.dtype) @ self.p_down @ self.p_up
-            return (x @ self.clip.visual.proj).to(low.dtype) + low
+            return self.clip.visual.into_space(x).to(low.dtype) + low
         return x.to(self.p_attr.dtype) @ self.p_attr
 
     # -- text side --------------------------------------------------------------------------------
@@ -191,7 +191,9 @@ class DeAR(Method):
             layer: LayerEdit(tokens=_raw(self.text_tokens, i), anchor=self.config.beta)
             for i, layer in enumerate(range(self.text_first, last + 1))
         }
-        edit = Edit(layers, count=self.text_tokens.shape[-2], at=1)  # between BOT and the words
+        edit = Edit(
+            layers, count=self.text_tokens.shape[-2], at=self.clip.text.first_word
+        )  # before the words
         return unit(self.prompts.features(edit, first=self.text_first))
 
     # -- logits and loss --------------------------------------------------------------------------

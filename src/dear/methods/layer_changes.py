@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip, TextTower, VisionTower
-from dear.clip.tower import LayerNorm
+from dear.clip.norm import LayerNorm
 from dear.methods.base import Method
 from dear.methods.headtools import fold
+from dear.methods.prefix import need_class_token
 
 SIDES = ("image", "text")
 _END_NORM = ("end_norm_weight", "end_norm_bias")
@@ -30,6 +31,13 @@ def tower_of(clip: Clip, side: str) -> VisionTower | TextTower:
 def end_norm(clip: Clip, side: str) -> LayerNorm:
     """The norm between the last layer and the projection."""
     return clip.visual.ln_post if side == "image" else clip.text.ln_final
+
+
+def _projection(clip: Clip, side: str) -> Tensor:
+    """The projection [D, E] of a tower that has one, as `LayerChanges.learn` made sure."""
+    projection = tower_of(clip, side).proj
+    assert projection is not None
+    return projection
 
 
 def _name(side: str, layer: int, parameter: str) -> str:
@@ -52,7 +60,13 @@ class LayerChanges:
         self.side, self.layers, self.wanted, self.projection = side, tuple(layers), wanted, projection
 
     def learn(self, method: Method) -> None:
-        """Make the additions, all zero, as parameters of `method`."""
+        """Make the additions, all zero, as parameters of `method`.
+
+        Raises:
+            UsageError: the image tower has no class token with a projection.
+        """
+        if self.side == "image":
+            need_class_token(method.clip, method.title)
 
         def add(name: str, like: Tensor) -> None:
             method.register_parameter(name, method.learn(torch.zeros_like(like)))
@@ -63,7 +77,7 @@ class LayerChanges:
         for name, weight in zip(_END_NORM, (norm.weight, norm.bias), strict=True):
             add(f"{self.side}_{name}", weight)
         if self.projection:
-            add(f"{self.side}_projection", tower_of(method.clip, self.side).proj)
+            add(f"{self.side}_projection", _projection(method.clip, self.side))
 
     def _weights(self, clip: Clip) -> Iterable[tuple[int, str, nn.Parameter]]:
         for layer in self.layers:
@@ -84,10 +98,12 @@ class LayerChanges:
         to_weight, to_bias = (method.get_parameter(f"{self.side}_{name}") for name in _END_NORM)
         weight, bias = norm.weight + to_weight, norm.bias + to_bias
         normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)
-        projection: Tensor = tower_of(method.clip, self.side).proj
+        projection = _projection(method.clip, self.side)
         if self.projection:
             projection = projection + method.get_parameter(f"{self.side}_projection")
-        return normed @ projection.to(normed.dtype)
+        bias = tower_of(method.clip, self.side).proj_bias
+        features = normed @ projection.to(normed.dtype)
+        return features if bias is None else features + bias.to(normed.dtype)
 
     def texts(self, method: Method, first: int = 1, chosen: Tensor | None = None) -> Tensor:
         """Text features [C, E] of the classes (or of the `chosen` ones) from the layer `first` on."""
@@ -113,6 +129,6 @@ def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Cli
         for name, weight in zip(_END_NORM, (norm.weight, norm.bias), strict=True):
             weight.add_(method.get_parameter(f"{changes.side}_{name}").to(weight))
         if changes.projection:
-            proj = tower_of(plain, changes.side).proj
+            proj = _projection(plain, changes.side)
             proj.add_(method.get_parameter(f"{changes.side}_projection").to(proj))
     return plain

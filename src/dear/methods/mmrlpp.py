@@ -93,7 +93,7 @@ class MMRLpp(Method):
         tokens = self._tokens("image")
         f_c, mean = represented_images(self.clip, prefix, self.first, tokens, self.config.beta)
         change = mean.to(self.proj_a.dtype) @ self.proj_a @ self.proj_b
-        return f_c, self.clip.visual.correct(mean @ self.clip.visual.proj + change)
+        return f_c, self.clip.visual.correct(self.clip.visual.into_space(mean) + change)
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D] and the frozen unit features [B, E]."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from dear.clip.edit import Edit
 from dear.clip.model import Clip
 from dear.clip.tower import Record
+from dear.errors import UsageError
 
 
 def image_prefix(clip: Clip, pixels: Tensor, first: int = 1) -> Tensor:
@@ -22,11 +23,8 @@ def image_prefix(clip: Clip, pixels: Tensor, first: int = 1) -> Tensor:
 def class_feature(
     clip: Clip, prefix: Tensor, first: int = 1, edit: Edit | None = None, record: Record | None = None
 ) -> Tensor:
-    """Feature [B, E] of the class token from the input of layer `first`, [B, N, D], under `edit`."""
-    read = torch.zeros(1, dtype=torch.long, device=prefix.device)
-    return clip.visual.project(
-        clip.visual.run(prefix, first=first, edit=edit, read=read, record=record)[:, 0]
-    )
+    """The image feature [B, E] from the input of layer `first`, [B, N, D], under `edit`."""
+    return clip.visual.features_from(prefix, first, edit, record)
 
 
 def frozen_features(clip: Clip, prefix: Tensor, first: int = 1) -> Tensor:
@@ -36,18 +34,31 @@ def frozen_features(clip: Clip, prefix: Tensor, first: int = 1) -> Tensor:
 
 
 def class_and_tokens(clip: Clip, prefix: Tensor, first: int, edit: Edit) -> tuple[Tensor, Tensor]:
-    """The last layer's class token [B, D] and extra tokens [B, T, D] under `edit`, both normed."""
-    end = prefix.shape[1]
-    own = torch.zeros(1, dtype=torch.long, device=prefix.device)
-    read = torch.cat([own, torch.arange(end, end + edit.count, device=prefix.device)])
-    x = clip.visual.norm_rows(clip.visual.run(prefix, first=first, edit=edit, read=read))  # [B, 1 + T, D]
-    return x[:, 0], x[:, 1:]
+    """The pooled vectors of the image [B, D] and of the extra tokens [B, T, D] under `edit`.
+
+    With a class token these are the last layer's rows, normed; see `VisionTower.pooled` for other towers.
+    """
+    visual = clip.visual
+    x = visual.run(prefix, first=first, edit=edit, read=visual.read_rows(edit.count))
+    pooled = visual.pooled(x, edit.count)  # [B, 1 + T, D]
+    return pooled[:, 0], pooled[:, 1:]
 
 
 @torch.no_grad()
 def class_token(clip: Clip, pixels: Tensor) -> Tensor:
-    """The frozen class token after the last norm and before the projection, [B, D]."""
-    read = torch.zeros(1, dtype=torch.long, device=clip.device)
-    rows = clip.visual.run(clip.visual.embed(pixels), read=read)[:, 0]
-    normed: Tensor = clip.visual.ln_post(rows)
-    return normed
+    """The frozen image vector after the last norm (and pooling) and before the projection, [B, D]."""
+    visual = clip.visual
+    return visual.pooled(visual.run(visual.embed(pixels), read=visual.read_rows()))[:, 0]
+
+
+def need_class_token(clip: Clip, title: str) -> None:
+    """Refuse a tower whose image feature is not one token's.
+
+    Raises:
+        UsageError: the tower pools its tokens by attention, or has no projection.
+    """
+    if clip.visual.pool is not None or clip.visual.proj is None:
+        raise UsageError(
+            f"{title} works on the class token and its projection, which {clip.name} does not have (it pools "
+            "its tokens by attention); take a plain CLIP or another method"
+        )

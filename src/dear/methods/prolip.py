@@ -54,6 +54,10 @@ class ProLIP(Method):
 
     def build(self, generator: torch.Generator) -> None:
         """P [D, E], and lambda, which the training set decides."""
+        if self.clip.visual.proj is None:
+            raise UsageError(
+                f"ProLIP trains the visual projection, which {self.clip.name} does not have; take another method"
+            )
         self.projection = self.learn(self.clip.visual.proj)
         weight = 1.0 if self.config.weight is None else self.config.weight
         self.register_buffer("penalty", self.projection.detach().new_tensor(weight))
@@ -74,12 +78,14 @@ class ProLIP(Method):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained projection."""
-        return frozen[0].to(self.projection.dtype) @ self.projection
+        features = frozen[0].to(self.projection.dtype) @ self.projection
+        bias = self.clip.visual.proj_bias
+        return features if bias is None else features + bias.to(features.dtype)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Cross-entropy and the distance to CLIP's own projection."""
         ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
-        distance = (self.projection - self.clip.visual.proj).square().sum()
+        distance = (self.projection - self.clip.visual.space_matrix()).square().sum()
         return Loss(ce + self.penalty * distance, {"ce": ce.detach(), "distance": distance.detach()})
 
     def facts(self) -> dict[str, Any]:
@@ -90,5 +96,5 @@ class ProLIP(Method):
     def merge(self) -> Clip:
         """A plain CLIP with the trained projection."""
         plain = fold(self.clip)
-        plain.visual.proj.copy_(self.projection)
+        plain.visual.space_matrix().copy_(self.projection)
         return plain

@@ -69,7 +69,7 @@ def token_edit(first: int, tokens: Tensor, anchor: float = 1.0, at: int | None =
 
 def represented_texts(prompts: ClassPrompts, first: int, tokens: Tensor, anchor: float = 1.0) -> Tensor:
     """Text features [C, E] with tokens [layers, K, D] between BOT and the words."""
-    return prompts.features(token_edit(first, tokens, anchor, at=1), first=first)
+    return prompts.features(token_edit(first, tokens, anchor, at=prompts.clip.text.first_word), first=first)
 
 
 def represented_images(
@@ -77,7 +77,7 @@ def represented_images(
 ) -> tuple[Tensor, Tensor]:
     """f_c [B, E], and the mean of the last representation tokens [B, D], normed and not yet projected."""
     own, last = class_and_tokens(clip, prefix, first, token_edit(first, tokens, anchor))
-    return clip.visual.correct(own @ clip.visual.proj), last.mean(dim=1)
+    return clip.visual.correct(clip.visual.into_space(own)), last.mean(dim=1)
 
 
 def frozen_stage(method: RepresentationMethod, pixels: Tensor) -> Frozen:

@@ -22,7 +22,7 @@ from torch import Tensor
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.methods.base import Frozen, Method
-from dear.methods.prefix import image_prefix
+from dear.methods.prefix import image_prefix, need_class_token
 from dear.methods.prompts import unit
 from dear.methods.starts import normal
 
@@ -67,6 +67,8 @@ class RPO(Method):
             noise = F.normalize(normal(generator, count, len(start)), dim=-1)
             return start.cpu().double() + self.config.noise * noise
 
+        need_class_token(self.clip, self.title)
+        assert self.clip.visual.class_token is not None  # pooling by it needs it
         self.image = self.learn(around(self.clip.visual.class_token))
         self.text = self.learn(around(_eot_embedding(self.clip)))
 

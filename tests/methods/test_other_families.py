@@ -1,0 +1,164 @@
+"""Every method on a tiny SigLIP and a tiny PE-Core: it learns, saves, answers, or refuses with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import images, mixed_roles
+from torch import Tensor
+
+import dear
+from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, TextConfig, VisionConfig
+from dear.errors import UsageError
+from dear.heads.roles import RoleMap
+from dear.methods import METHODS, Batch, Method, ZeroShot, build_method
+
+NAMES = ("red cat", "dog", "very old newt")
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+DOMAINS = torch.tensor([0, 0, 1, 1, 2, 2])
+SMALL = {"mmrl": {"width": 16}, "mmrlpp": {"width": 16}, "rpo": {"prompts": 5}}
+REFUSED = {
+    ("siglip", "prolip"): "trains the visual projection, which tiny does not have",
+    **{
+        (family, name): "works on the class token .* take a plain CLIP or another method"
+        for family in ("siglip", "perception")
+        for name in ("rpo", "skip-tuning", "two-stage")
+    },
+}
+SIGLIP = ClipConfig(
+    VisionConfig(
+        width=36, layers=6, heads=4, activation="gelu_tanh", eps=1e-6, image_size=26, patch_size=8,
+        class_token=False, patch_bias=True, pre_norm=False, pool="attention", projection=False,
+    ),
+    TextConfig(
+        width=24, layers=5, heads=3, activation="gelu_tanh", context=64, vocab=40, causal=False,
+        pool="last", end=1, begins=False, clean="canonicalize", projection_bias=True,
+    ),
+    embed_dim=36, resize="squash", logit_bias=True,
+)  # fmt: skip
+PERCEPTION = ClipConfig(
+    VisionConfig(
+        width=32, layers=6, heads=4, activation="gelu", image_size=24, patch_size=8, rotary=True,
+        pool="attention", pool_heads=2,
+    ),
+    TextConfig(width=24, layers=5, heads=3, activation="gelu", context=32),
+    embed_dim=20, resize="squash", interpolation="bilinear",
+)  # fmt: skip
+
+
+class Letters:
+    """A tokenizer in three lines: a token per letter, 1 ends and pads."""
+
+    def __call__(self, texts, context: int) -> Tensor:
+        rows = [[2 + ord(c) % 38 for c in text][: context - 1] for text in texts]
+        return torch.tensor([row + [1] * (context - len(row)) for row in rows])
+
+
+def model(config: ClipConfig, dtype: torch.dtype = torch.float64) -> Clip:
+    torch.manual_seed(0)
+    clip = Clip(config, name="tiny")
+    with torch.no_grad():
+        for name, tensor in clip.named_parameters():
+            if name.endswith("bias"):
+                tensor.normal_(std=0.2)
+    if config is SIGLIP:
+        clip.tokenizer = Letters()
+    return clip.to(dtype)
+
+
+FAMILIES = {"siglip": SIGLIP, "perception": PERCEPTION}
+
+
+def build(name: str, family: str, **options) -> Method:
+    clip = model(FAMILIES[family])
+    method = build_method(name, clip, NAMES, roles=mixed_roles(), **{**SMALL.get(name, {}), **options})
+    pixels = images(6, size=clip.config.vision.image_size)
+    method.prepare(lambda augment: iter([Batch(pixels, LABELS, DOMAINS)]))
+    return method
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_learns_saves_and_answers_or_refuses(name: str, family: str) -> None:
+    if (family, name) in REFUSED:
+        with pytest.raises(UsageError, match=REFUSED[family, name]):
+            build(name, family)
+        return
+    method = build(name, family)
+    pixels = images(6, size=method.clip.config.vision.image_size)
+    frozen = ZeroShot(method.clip, NAMES).logits(pixels)
+    with method.disabled():
+        torch.testing.assert_close(method.logits(pixels), frozen)
+    learned = list(method.parameters())
+    if learned and name != "tip-adapter":
+        optimizer, losses = torch.optim.Adam(learned, 1e-2), []
+        for _ in range(8):
+            torch.manual_seed(0)
+            optimizer.zero_grad()
+            loss = method.loss(pixels, LABELS, DOMAINS)
+            method.backward(loss, lambda x: x)
+            optimizer.step()
+            losses.append(float(loss.total.detach()))
+        assert losses[-1] < losses[0], losses
+    own = method.logits(pixels)
+    assert own.shape == (6, 3)
+    assert own.isfinite().all()
+    again = build_method(name, method.clip, NAMES, roles=mixed_roles(), seed=9, config=method.config)
+    again.load_adapter_state(method.adapter_state())
+    assert torch.equal(again.logits(pixels), own)
+    method.clip.use_fused(False)
+    method._cache.clear()
+    torch.testing.assert_close(method.logits(pixels), own, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attribute_tokens_that_all_heads_isolate_leave_the_image_feature_alone(family: str) -> None:
+    clip = model(FAMILIES[family])
+    roles = RoleMap.uniform("generalization", range(4, 7), 4)
+    method = build_method("dear", clip, NAMES, roles=roles, attributes=("Color", "Shape"))
+    pixels = images(3, size=clip.config.vision.image_size)
+    with torch.no_grad():
+        prefix = clip.visual.run(clip.visual.embed(pixels), last=method.first - 1)
+        feature, attributes = method._adapted(prefix)
+    torch.testing.assert_close(feature, clip.encode_image(pixels), rtol=1e-9, atol=1e-9)
+    assert attributes.shape == (3, 2, clip.config.embed_dim)
+    open_roles = RoleMap.uniform("mixed", range(4, 7), 4)
+    other = build_method("dear", clip, NAMES, roles=open_roles, attributes=("Color", "Shape"))
+    with torch.no_grad():
+        assert (other._adapted(prefix)[0] - feature).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_core_heads_read_their_own_token_alone(family: str) -> None:
+    """A token whose heads are all another attribute's changes nothing but its own feature."""
+    clip = model(FAMILIES[family])
+    x = torch.randn(2, clip.config.vision.positions, clip.config.vision.width, dtype=torch.float64)
+    see = torch.ones(4, 3, 3, dtype=torch.bool)
+    see[:, :, 2] = False  # nobody reads token 2 ...
+    see[:, 2, 2] = True  # ... but itself
+    tokens = torch.randn(2, clip.config.vision.width, dtype=torch.float64)
+    results = []
+    for change in (torch.zeros_like(tokens[1]), torch.randn_like(tokens[1])):
+        own = torch.stack([tokens[0], tokens[1] + change])
+        layers = {layer: LayerEdit(tokens=own, mask=BlockMask(see)) for layer in (5, 6)}
+        results.append(clip.visual.run(x, first=5, edit=Edit(layers, count=2)))
+    pooled = [clip.visual.pooled(y if clip.visual.pool else y[:, [0, -2, -1]], 2) for y in results]
+    torch.testing.assert_close(pooled[0][:, :2], pooled[1][:, :2], rtol=1e-9, atol=1e-9)
+    assert (pooled[0][:, 2] - pooled[1][:, 2]).abs().max() > 1e-5
+
+
+def test_adapting_a_siglip_folder(tmp_path: Path) -> None:
+    """Train, save, load and answer with the public functions."""
+    from tiny import Colors
+
+    from dear.train import Recipe, load_run, train
+
+    clip = model(SIGLIP, torch.float32)
+    method = build_method("dear", clip, Colors().classes, roles=mixed_roles())
+    train(method, Colors(size=26), Recipe(epochs=1, batch=4), tmp_path / "run")
+    loaded = load_run(tmp_path / "run", clip)
+    pixels = images(2, size=26, dtype=torch.float32)
+    assert torch.equal(loaded.logits(pixels), method.logits(pixels))
+    assert dear.list_methods()
