@@ -56,7 +56,7 @@ class ProLIP(Method):
         """P [D, E], and lambda, which the training set decides."""
         if self.clip.visual.proj is None:
             raise UsageError(
-                f"ProLIP trains the visual projection, which {self.clip.name} does not have; take another method"
+                f"ProLIP trains the visual projection, which {self.clip.name} has not; take another method"
             )
         self.projection = self.learn(self.clip.visual.proj)
         weight = 1.0 if self.config.weight is None else self.config.weight
