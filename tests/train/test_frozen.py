@@ -1,14 +1,18 @@
-"""The frozen part of several steps at once, and the two parts of a loss."""
+"""The frozen stage of several steps at once, or of a fixed number of views, kept."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
-from dear.methods import DeAR
+from dear.errors import UsageError
+from dear.methods import DeAR, Method, build_method
+from dear.train import Paused, train
 from dear.train.feed import Feed
-from dear.train.frozen import FrozenAhead
+from dear.train.frozen import FrozenAhead, KeptViews
 from dear.train.recipe import Recipe
 
 
@@ -62,3 +66,72 @@ def test_nothing_ahead_but_the_prefix_without_regularization() -> None:
     assert len(method.frozen_stage(feed.at(0).pixels)) == 2
     plain = DeAR(method.clip, method.classes, roles=mixed_roles(), ids=token_ids(), lambda_reg=0.0)
     assert len(plain.frozen_stage(feed.at(0).pixels)) == 1
+
+
+def kept_task(views: int = 2, **limits: int) -> tuple[DeAR, Feed, KeptViews]:
+    clip = tiny_clip(dtype=torch.float32)
+    method = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
+    feed = Feed(Colors(domains=2), clip, Recipe(batch=5, views=views))
+    return method, feed, KeptViews(method, feed, **limits)
+
+
+def test_kept_views_are_the_views_of_their_images() -> None:
+    method, feed, kept = kept_task()
+    for step in (0, 2, 4, 7):  # three steps per epoch
+        rows, view = feed.indices(step), step // 3 % 2
+        inputs, batch = kept.at(step), feed.views(rows, view)
+        assert torch.equal(inputs.labels, batch.labels)
+        assert torch.equal(inputs.domains, batch.domains)
+        for one, other in zip(inputs.frozen, method.frozen_stage(batch.pixels), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        alone = feed.views(rows[1:2], view)  # a view depends on its image alone
+        torch.testing.assert_close(alone.pixels[0], batch.pixels[1], rtol=0, atol=1e-5)
+    first, second = feed.views([3], 0).pixels, feed.views([3], 1).pixels
+    assert not torch.equal(first, second)
+
+
+def test_every_view_passes_the_frozen_backbone_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, feed, kept = kept_task()
+    stage, images = method.frozen_stage, []
+    monkeypatch.setattr(method, "frozen_stage", lambda pixels: images.append(len(pixels)) or stage(pixels))
+    for step in range(5 * feed.steps_per_epoch):
+        kept.at(step)
+    assert sum(images) == 2 * len(feed.images)
+
+
+def test_views_that_do_not_fit_into_memory_are_computed_again() -> None:
+    _, feed, kept = kept_task()
+    _, _, tight = kept_task(limit_bytes=1000)
+    for step in range(2 * feed.steps_per_epoch):
+        for one, other in zip(kept.at(step).frozen, tight.at(step).frozen, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert not tight._kept
+
+
+@pytest.mark.parametrize("name", ["dear", "coop", "purify"])
+def test_a_run_with_kept_views_learns_and_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    task, recipe = Colors(domains=2), Recipe(epochs=5, batch=5, lr=1e-2, views=2)
+
+    def fresh() -> Method:
+        return build_method(name, tiny_clip(dtype=torch.float32), task.classes, roles=mixed_roles())
+
+    whole, again, asked = fresh(), fresh(), []
+    lines = train(whole, task, recipe).lines
+    assert lines[-1]["ce"] < lines[0]["ce"]
+    with pytest.raises(Paused):
+        train(fresh(), task, recipe, tmp_path / "run", stop=lambda: asked.append(1) or len(asked) == 8)
+    train(again, task, recipe, tmp_path / "run", resume=True)
+    for key, tensor in whole.adapter_state().items():
+        assert torch.equal(again.adapter_state()[key], tensor)
+
+
+def test_a_method_that_replaces_its_whole_loss_has_nothing_to_keep() -> None:
+    class Whole(DeAR):
+        def loss(self, pixels, labels, domains=None):
+            return super().loss(pixels, labels, domains)
+
+    method, _, _ = kept_task()
+    whole = Whole(method.clip, method.classes, roles=mixed_roles(), ids=token_ids())
+    train(whole, Colors(), Recipe(epochs=1))
+    with pytest.raises(UsageError, match="no frozen stage to keep"):
+        train(whole, Colors(), Recipe(epochs=1, views=2))

@@ -87,7 +87,7 @@ class Method(nn.Module):
     )
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}  #: name -> "options" and "recipe"
-    Config: ClassVar[type] = NoConfig  #: a field added later must default to what the method did before
+    Config: ClassVar[type] = NoConfig  #: frozen dataclass; `earlier_values` says how fields are added later
 
     def __init__(
         self,

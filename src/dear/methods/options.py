@@ -36,6 +36,22 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _fit(name, value, hints.get(name, Any)) for name, value in options.items()}
 
 
+def earlier_values(config: type) -> dict[str, Any]:
+    """What versions without them did of the fields of `config` that were added later.
+
+    Such a field says so as `field(default=..., metadata={"before": value})`.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Options:
+    ...     old: int = 1
+    ...     new: int = dataclasses.field(default=5, metadata={"before": 3})
+    >>> earlier_values(Options)
+    {'new': 3}
+    """
+    known = dataclasses.fields(config)
+    return {field.name: field.metadata["before"] for field in known if "before" in field.metadata}
+
+
 def configured(owner: str, kind: type, options: Mapping[str, Any], start: Any = None) -> Any:
     """The dataclass `kind` with `options` by name; what they leave out is as in `start`, or the default.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,9 @@ from dear._io.schema import Strict, Whole, check
 from dear.data.images import ImageSet
 from dear.errors import DearError, RunError
 from dear.heads.roles import RoleMap
+from dear.methods import find_method
 from dear.methods.base import Method
+from dear.methods.options import earlier_values
 from dear.train import correction
 from dear.train.identity import RunIdentity, plain, roles_digest
 from dear.train.recipe import Recipe
@@ -63,11 +64,10 @@ class RunConfig(Strict, frozen=True):
     @property
     def identity(self) -> RunIdentity:
         """What must agree for the run to be continued."""
-        defaults = plain(asdict(Recipe()))  # fields that the recipe got after this run
         return RunIdentity(
             method=self.method,
-            options=self.options,
-            recipe={**defaults, **self.recipe},
+            options=self.all_options(),
+            recipe={**plain(earlier_values(Recipe)), **self.recipe},
             classes=tuple(self.classes),
             template=self.template,
             ids=None if self.ids is None else tuple(map(tuple, self.ids)),
@@ -77,6 +77,10 @@ class RunConfig(Strict, frozen=True):
             correction=None if self.correction is None else str(self.correction.get("digest")),
             preset=self.preset,
         )
+
+    def all_options(self) -> dict[str, Any]:
+        """The method's options; those that it got after this run are as the run was trained without them."""
+        return {**plain(earlier_values(find_method(self.method).Config)), **self.options}
 
     def document(self) -> dict[str, Any]:
         """As JSON values."""

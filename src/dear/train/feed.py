@@ -86,6 +86,19 @@ class Feed:
         start = place * self.recipe.batch
         return self.order(epoch)[start : start + self.recipe.batch]
 
+    def views(self, indices: Sequence[int], view: int) -> Batch:
+        """The random view number `view` of some images; it depends on the image alone."""
+        raw, sizes = self.decoded.batch(indices)
+        scale, flip = self.recipe.scale, self.recipe.flip
+        draws = [
+            sample_boxes(size[None], stream(self.recipe.seed, f"view {view}", index), scale, flip=flip)
+            for index, size in zip(indices, sizes, strict=True)
+        ]
+        boxes, flips = (
+            torch.cat(part).to(self.device, non_blocking=True) for part in zip(*draws, strict=True)
+        )
+        return self._labeled(crop_batch(raw, boxes, flips, self.size), indices)
+
     def span(self, first: int, last: int) -> tuple[Batch, list[int]]:
         """The batches of steps `first` to `last` - 1 as one, and the images of each; the views of `at`."""
         steps = [self.indices(step) for step in range(first, last)]

@@ -203,7 +203,7 @@ def _untrained(folder: Path, config: RunConfig, clip: Clip, allow_other: bool) -
         roles=roles,
         allow_other_roles=allow_other or config.allow_other_roles,
         ids=None if config.ids is None else torch.tensor(config.ids, dtype=torch.long),
-        **config.options,
+        **config.all_options(),
     )
 
 

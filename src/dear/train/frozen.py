@@ -1,4 +1,4 @@
-"""The frozen stage of several training steps, computed at once.
+"""The frozen stage of training steps, computed for several of them at once, or once and kept.
 
 A small batch leaves a GPU half idle. The frozen stage of a step (crops, frozen layers, frozen features) waits
 for no learned tensor, so that of the next steps is run as one large batch; equal up to rounding.
@@ -6,6 +6,7 @@ for no learned tensor, so that of the next steps is run as one large batch; equa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,3 +67,62 @@ class FrozenAhead:
         labels = batch.labels.split(counts)
         domains = [None] * len(counts) if batch.domains is None else batch.domains.split(counts)
         return [StepInputs(*parts) for parts in zip(stages, labels, domains, strict=True)]
+
+
+class KeptViews:
+    """The frozen stage of a fixed number of random views per image (`Recipe.views`), computed once and kept.
+
+    View number `epoch % views` of every image is used in an epoch. The stage is computed for fixed groups of
+    images, so that a resumed run computes the same bits. Where all of it would take more than `limit_bytes`,
+    nothing is kept: the views are the same, and their frozen stage is computed again at every step.
+
+    Args:
+        method: whose frozen stage is kept.
+        feed: the images and the recipe.
+        limit_bytes: how much may be kept, on the device.
+    """
+
+    def __init__(self, method: Method, feed: Feed, limit_bytes: int = 4 << 30) -> None:
+        self.method, self.feed, self.limit_bytes = method, feed, limit_bytes
+        self.group = max(1, min(IMAGES_AT_ONCE, IMAGES_AT_ONCE * 224**2 // feed.size**2))
+        self._kept: dict[int, Frozen] = {}  # view -> tensors [images, ...]; rows of groups that are there
+        self._there: set[tuple[int, int]] = set()
+        self._fits: bool | None = None
+
+    def at(self, step: int) -> StepInputs:
+        """The inputs of a training step (from 0)."""
+        rows = self.feed.indices(step)
+        view = step // self.feed.steps_per_epoch % self.feed.recipe.views
+        if self._fits is not False:
+            for group in sorted({row // self.group for row in rows}):
+                self._fill(view, group)
+        if not self._fits:
+            return self._compute(rows, view)
+        at = torch.tensor(rows).to(self.feed.device, non_blocking=True)
+        domains = None if self.feed.domains is None else self.feed.domains[at]
+        frozen = tuple(tensor[at] for tensor in self._kept[view])
+        return StepInputs(frozen, self.feed.labels[at], domains)
+
+    def _compute(self, rows: Sequence[int], view: int) -> StepInputs:
+        """The inputs of some images."""
+        batch = self.feed.views(rows, view)
+        with torch.no_grad():
+            return StepInputs(self.method.frozen_stage(batch.pixels), batch.labels, batch.domains)
+
+    def _fill(self, view: int, group: int) -> None:
+        """Compute the frozen stage of a view of a group of images, unless it is there."""
+        if self._fits is False or (view, group) in self._there:
+            return
+        images = len(self.feed.images)
+        rows = range(group * self.group, min((group + 1) * self.group, images))
+        frozen = self._compute(rows, view).frozen
+        if self._fits is None:
+            each = sum(tensor[0].numel() * tensor.element_size() for tensor in frozen)
+            self._fits = each * images * self.feed.recipe.views <= self.limit_bytes
+            if not self._fits:
+                return
+        if view not in self._kept:
+            self._kept[view] = tuple(tensor.new_empty(images, *tensor.shape[1:]) for tensor in frozen)
+        for kept, tensor in zip(self._kept[view], frozen, strict=True):
+            kept[rows.start : rows.stop] = tensor
+        self._there.add((view, group))

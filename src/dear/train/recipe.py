@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dear.errors import UsageError
@@ -21,6 +21,9 @@ class Recipe:
     The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
     `lr` towards 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
     run of no more epochs than the warm-up has none, for it would end before it learned anything.
+
+    With `views` = N each image has N random views, taken in turn epoch by epoch; what the frozen backbone
+    makes of them is computed once and kept, so that later epochs cost only what is learned.
 
     >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
     (1e-05, 0.001)
@@ -41,6 +44,7 @@ class Recipe:
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
     replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
     seed: int = 1
+    views: int = field(default=0, metadata={"before": 0})  #: see `KeptViews`; 0: new views in every epoch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", tuple(self.scale))
@@ -55,6 +59,7 @@ class Recipe:
         demand(self.warmup_lr >= 0 and self.warmup_epochs >= 0, "the warm-up cannot be negative")
         demand(self.weight_decay >= 0, f"weight_decay = {self.weight_decay} cannot be negative")
         demand(0 < self.scale[0] <= self.scale[1] <= 1, f"scale = {self.scale} must lie in (0, 1]")
+        demand(self.views >= 0, f"views = {self.views} cannot be negative")
         demand(0 <= self.flip <= 1, f"flip = {self.flip} is not a probability")
         for name, value, known in (
             ("optimizer", self.optimizer, OPTIMIZERS),

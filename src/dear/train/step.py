@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dear.errors import UsageError
 from dear.methods.base import Loss, Method
 from dear.train.feed import Feed
-from dear.train.frozen import FrozenAhead, StepInputs
+from dear.train.frozen import FrozenAhead, KeptViews, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
 
 _WORTH_RECORDING = 50  # steps
@@ -50,15 +51,18 @@ class Step(Protocol):
 class EagerStep:
     """Both stages and the update, launched kernel by kernel."""
 
-    def __init__(self, parts: StepParts) -> None:
-        self.parts = parts
+    def __init__(self, parts: StepParts, kept: KeptViews | None = None) -> None:
+        self.parts, self.kept = parts, kept
 
     def __call__(self, number: int) -> Loss:
         """Take step `number`."""
-        parts, batch = self.parts, self.parts.feed.at(number)
+        parts = self.parts
         parts.optimizer.zero_grad(set_to_none=True)
-        loss = parts.method.loss(*batch)
-        parts.method.backward(loss, parts.scaler.scale)
+        if self.kept is None:
+            loss = parts.method.loss(*parts.feed.at(number))
+            parts.method.backward(loss, parts.scaler.scale)
+        else:
+            loss = parts.gradients(self.kept.at(number))
         parts.update()
         return loss
 
@@ -69,15 +73,14 @@ class RecordedStep:
     Batches that are not whole are launched kernel by kernel.
     """
 
-    def __init__(self, parts: StepParts, steps: int) -> None:
-        self.parts = parts
-        self.ahead = FrozenAhead(parts.method, parts.feed, steps)
+    def __init__(self, parts: StepParts, inputs: FrozenAhead | KeptViews) -> None:
+        self.parts, self.inputs = parts, inputs
         self.recording: Recording | None = None
         self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
 
     def __call__(self, number: int) -> Loss:
         """Take step `number`."""
-        parts, inputs = self.parts, self.ahead.at(number)
+        parts, inputs = self.parts, self.inputs.at(number)
         if len(inputs.labels) != parts.feed.recipe.batch:
             parts.optimizer.zero_grad(set_to_none=True)
             loss = parts.gradients(inputs)
@@ -110,12 +113,20 @@ def make_step(parts: StepParts, steps: int, left: int) -> EagerStep | RecordedSt
         steps: how many steps the run has.
         left: how many of them are still to be taken.
     """
+    splits = type(parts.method).loss is Method.loss  # one that replaces both stages cannot be split
+    if parts.feed.recipe.views and not splits:
+        raise UsageError(
+            f"the method {parts.method.name!r} has no frozen stage to keep: set the recipe's views to 0"
+        )
+    kept = KeptViews(parts.method, parts.feed) if parts.feed.recipe.views else None
     recorded = (
         parts.feed.recipe.replay
         and parts.method.cuda_graph_safe
-        and type(parts.method).loss is Method.loss  # one that replaces both stages cannot be split
+        and splits
         and parts.feed.device.type == "cuda"
         and not parts.scaler.is_enabled()
         and left >= _WORTH_RECORDING
     )
-    return RecordedStep(parts, steps) if recorded else EagerStep(parts)
+    if recorded:
+        return RecordedStep(parts, kept or FrozenAhead(parts.method, parts.feed, steps))
+    return EagerStep(parts, kept)
