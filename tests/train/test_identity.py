@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
@@ -16,6 +17,7 @@ from dear.errors import RunError
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, build_method
 from dear.train import Paused, Recipe, RunIdentity, load_run, read_config, train
+from dear.train.folder import read_metrics
 from dear.train.identity import roles_digest
 
 CLASSES = ("red", "green", "blue")
@@ -39,8 +41,21 @@ def to_schema_1(folder: Path) -> None:
         del config[name]
     for name in ("source", "root"):
         del config["data"][name]
+    config["data"]["pictures"] = config["data"].pop("images")
+    config["recipe"]["optimiser"] = config["recipe"].pop("optimizer")
+    del config["recipe"]["views"]
     config |= config.pop("extra") | {"schema": 1}
     (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "resume.safetensors"
+    if path.exists():
+        tensors = safetensors.torch.load(path.read_bytes())
+        with safetensors.safe_open(path, "pt") as file:
+            words = {name: word for name, word in file.metadata().items() if name != "seconds"}
+        renamed = {name.replace("optimizer.", "optimiser."): tensor for name, tensor in tensors.items()}
+        safetensors.torch.save_file(renamed, path, words)
+    path = folder / "metrics.json"
+    if path.exists():
+        path.write_text(path.read_text().replace("trainable_parameters", "trainable_numbers"))
 
 
 @pytest.mark.parametrize("schema", [1, 2])
@@ -76,6 +91,7 @@ def test_a_folder_of_an_earlier_version_loads(tmp_path: Path) -> None:
     config = read_config(tmp_path / "run")
     assert config.extra == {"classifier": {"shots": 4}}
     assert config.identity == trained.config.identity
+    assert read_metrics(tmp_path / "run")["trainable_parameters"] == model.trainable_parameters
     loaded = load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
     pixels = torch.randn(2, 3, 24, 24)
     assert torch.equal(loaded.logits(pixels), model.logits(pixels))

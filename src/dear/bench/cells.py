@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -11,24 +10,15 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from dear.methods.options import earlier_values
+from dear.train.identity import canonical, digest
+
+__all__ = ["SCHEMA", "Cell", "Outcome", "Place", "as_configured", "as_written", "canonical", "digest"]
+
 SCHEMA = 2  #: of a cell's file
 _KEY_SCHEMA = 1  # part of every key: stays
 _KEY_NAMES = {"optimizer": "optimiser", "center": "centre"}  # keys are computed with the first spelling
 _READ_NAMES = {old: new for new, old in _KEY_NAMES.items()}
-
-
-def canonical(value: Any) -> str:
-    """JSON text that is the same for equal values: sorted keys, no spaces, tuples as lists.
-
-    >>> canonical({"b": (1, 2), "a": 0.5})
-    '{"a":0.5,"b":[1,2]}'
-    """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of `value`, in hexadecimal."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def _frozen(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,8 +43,7 @@ def as_written(config: Any) -> dict[str, Any]:
 
 def as_configured(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a cell with what `as_written` left out of them."""
-    before = {each.name: each.metadata["before"] for each in fields(kind) if "before" in each.metadata}
-    return {**before, **values}
+    return {**earlier_values(kind), **values}
 
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dear.bench.cells import digest
 from dear.errors import UsageError
 from dear.heads.names import CONCEPTS, GENERAL
 from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import rerule
+from dear.train.identity import roles_digest
 
 KINDS = ("uniform", "shuffled", "quantile", "dominant", "concepts", "from")
 
@@ -43,8 +43,7 @@ def mark(roles: RoleMap) -> str:
     >>> mark(derive(table2, "concepts:5")) == mark(table2) != mark(derive(table2, "concepts:3"))
     True
     """
-    heads = [[*key, role.kind, role.concept if role.kind == "core" else None] for key, role in roles]
-    return digest({"core": roles.core, "heads": heads})
+    return roles_digest(roles)
 
 
 def _apply(roles: RoleMap, part: str) -> RoleMap:

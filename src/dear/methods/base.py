@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,35 +15,18 @@ from torch import Tensor, nn
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
+from dear.methods.batch import Batch, Batches, Frozen, Loss
 from dear.methods.options import configured
 from dear.methods.prompts import TEMPLATE, ClassPrompts, scores
 from dear.methods.state import load_state
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
-    """What is minimized, and its named parts (unweighted, for the log)."""
-
-    total: Tensor  #: scalar
-    parts: Mapping[str, Tensor]  #: name -> scalar, detached
-
-
-class Batch(NamedTuple):
-    """Normalized pixels [B, 3, S, S], labels [B] and, where the dataset has them, domain numbers [B]."""
-
-    pixels: Tensor
-    labels: Tensor
-    domains: Tensor | None = None
-
-
-Batches = Callable[[bool], Iterator[Batch]]  #: batches(augment) walks the training set once
-Frozen = tuple[Tensor, ...]  #: what `Method.frozen_stage` returns: tensors [B, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class NoConfig:
     """Options of a method that has none."""
 
+
+__all__ = ["Batch", "Batches", "Frozen", "Loss", "M", "Method", "NoConfig"]
 
 M = TypeVar("M", bound="Method")
 

@@ -144,12 +144,22 @@ def read_config(folder: str | os.PathLike[str]) -> RunConfig:
 
 
 def _from_schema_1(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Schema 1 had no hash of the role map, and whatever a caller added stood beside the rest."""
+    """Schema 1 had other words, no hash of the role map, and whatever a caller added beside the rest."""
     known = set(RunConfig.__struct_fields__)
     extra = {name: value for name, value in document.items() if name not in known}
+    kept = {name: _renamed(value) for name, value in document.items() if name in known}
     roles = None
     with suppress(DearError):  # a damaged role map is refused where it is used
         if (folder / "roles.json").is_file():
             roles = roles_digest(RoleMap.load(folder / "roles.json"))
-    kept = {name: value for name, value in document.items() if name in known}
     return {**kept, "schema": SCHEMA, "roles": roles, "extra": extra}
+
+
+def _renamed(part: Any) -> Any:
+    """Options, recipe or data with the present names."""
+    return (
+        {_RENAMED.get(name, name): value for name, value in part.items()} if isinstance(part, dict) else part
+    )
+
+
+_RENAMED = {"optimiser": "optimizer", "centre": "center", "pictures": "images"}

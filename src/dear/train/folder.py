@@ -89,6 +89,8 @@ def read_metrics(folder: str | os.PathLike[str]) -> dict[str, Any]:
     metrics = read_json(path, "run metrics")
     if not isinstance(metrics, dict) or type(metrics.get("steps")) is not int:
         raise RunError(f"{path}: is not the metrics of a run")
+    if "trainable_numbers" in metrics:  # as earlier versions called them
+        metrics["trainable_parameters"] = metrics.pop("trainable_numbers")
     return metrics
 
 

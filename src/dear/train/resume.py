@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def restore(loop: Loop, folder: Path) -> float:
     path = folder / "resume.safetensors"
     tensors, words = read_safetensors(path, "saved training state")
     require_finite(tensors, str(path))
+    if not any(name.startswith("optimizer.") for name in tensors):  # earlier versions spelled it otherwise
+        tensors = {re.sub("^optimiser", "optimizer", name): tensor for name, tensor in tensors.items()}
     try:
         _check_words(loop, tensors.get("window"), words)
         loop.restore(tensors, words, read_log(folder))
