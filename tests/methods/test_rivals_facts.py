@@ -291,6 +291,12 @@ def test_numbers_of_vit_b_16() -> None:
         "mmrlpp": 5 * 512 + aligners + 64 * (768 + 512),
         "dear": 399_622,
         "purify": 2 * lora * (12 * 768 + 768) + 12 * 12,
+        # the last six layers of both towers, the last norm and the projection
+        "skip-tuning": sum(6 * (12 * w * w + 13 * w) + 2 * w + w * 512 for w in (768, 512)),
+        "two-stage": (12 * 4 + 2) * (768 + 512) + 2 * 512,  # norms, and a row per class
+        "prolip": 768 * 512,
+        "lp-plus-plus": 0,  # in closed form, when it is prepared
+        "proker": 0,
     }
     assert expected["maple"] == 3_555_072  # 3.55 M in its paper
     assert expected["mmrl"] == 4_992_256  # 4.992 M
