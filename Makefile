@@ -9,7 +9,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[roles,studio,onnx,cluster,serve,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[roles,studio,onnx,cluster,parquet,serve,dev]"
 	touch $@
 
 # The same environment with every file checked against a hash (Linux x86-64, Python 3.11).
@@ -43,7 +43,7 @@ test-oldest: TORCH := $(OLDEST_TORCH)
 test-newest: TORCH := $(NEWEST_TORCH)
 test-oldest test-newest:
 	test -x .venv-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-$(TORCH)
-	.venv-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[roles,studio,onnx,cluster,serve,dev]"
+	.venv-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[roles,studio,onnx,cluster,parquet,serve,dev]"
 	.venv-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile
 
 # Every reader of files, changed inputs: an answer or a sentence. About a quarter of an hour on two cores.

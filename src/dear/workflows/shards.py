@@ -1,0 +1,211 @@
+"""Work on very many images, shard by shard: constant memory, resumable, on this machine or on a Ray cluster.
+
+The result is a folder of Parquet files, one per shard, that pandas and pyarrow read as one table. A shard's
+file is written whole or not at all, so what is there is finished: after a kill only the missing shards are
+computed. `_shards.json` names what the shards were computed from; another question in the same folder is
+refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dear._io.files import read_text, write_atomic, write_json
+from dear._io.image_file import is_image_name
+from dear._io.progress import Progress, silent
+from dear._io.schema import decode
+from dear.errors import DataError, RunError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENGINES = ("local", "ray")
+Compute = Callable[[Sequence[str]], "pa.Table"]  #: from the images of a shard to its rows
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`_shards.json`: what the folder's shards were computed from."""
+
+    question: dict[str, str]
+    images: int
+    digest: str
+    shard_images: int
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """Images to work on and where the results go.
+
+    Attributes:
+        images: paths, in the order of the result.
+        out: folder of the result.
+        question: what is computed, by name; the same folder only answers the same question.
+        shard_images: images per shard.
+        engine: "local" or "ray".
+        workers: processes of the Ray engine.
+    """
+
+    images: Sequence[str]
+    out: Path
+    question: Mapping[str, str]
+    shard_images: int = 1024
+    engine: str = "local"
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.shard_images < 1 or self.workers < 1:
+            raise UsageError("shards need at least one image, and the engine at least one worker")
+        if self.engine not in ENGINES:
+            raise UsageError(f"engine {self.engine!r} is not known; choose from {', '.join(ENGINES)}")
+
+    @property
+    def shards(self) -> int:
+        """How many there are."""
+        return -(-len(self.images) // self.shard_images)
+
+    def part(self, shard: int) -> Path:
+        """The file of a shard."""
+        return self.out / f"part-{shard:06d}.parquet"
+
+    def rows(self, shard: int) -> Sequence[str]:
+        """The images of a shard."""
+        return self.images[shard * self.shard_images : (shard + 1) * self.shard_images]
+
+
+def list_images(source: str | os.PathLike[str]) -> list[str]:
+    """Paths of the images under a folder, or in the column `path` of a CSV or Parquet table.
+
+    Raises:
+        DataError: there is nothing of the kind; it is named.
+    """
+    path = Path(source)
+    if path.is_dir():
+        found = [
+            os.path.join(folder, name)
+            for folder, folders, names in os.walk(path)
+            for name in sorted(names)
+            if folders.sort() is None and is_image_name(name)
+        ]
+    elif path.suffix in (".csv", ".parquet"):
+        found = _table_paths(path)
+    else:
+        raise DataError(f"{path}: name a folder of images, or a .csv or .parquet table with a column path")
+    if not found:
+        raise DataError(f"{path}: holds no images")
+    return found
+
+
+def _table_paths(path: Path) -> list[str]:
+    """The column `path` of a table; relative paths start at the table's folder."""
+    _need_pyarrow()
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.csv.read_csv(path) if path.suffix == ".csv" else pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as a table ({error})") from error
+    if "path" not in table.column_names:
+        raise DataError(f"{path}: has no column path; it has {', '.join(table.column_names)}")
+    return [os.path.join(path.parent, str(value)) for value in table.column("path").to_pylist()]
+
+
+def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Progress = silent) -> int:
+    """Compute the missing shards; returns how many images they held.
+
+    Args:
+        job: what to do.
+        make_compute: makes the function that does it, once per process.
+        progress: told ("shards", done, total).
+
+    Raises:
+        RunError: the folder holds something else.
+        DearError: what `make_compute` raises, before anything is written.
+    """
+    _need_pyarrow()
+    _claim(job)
+    missing = [shard for shard in range(job.shards) if not job.part(shard).exists()]
+    done = job.shards - len(missing)
+    progress("shards", done, job.shards)
+    images = 0
+    computed = (
+        _on_ray(job, missing, make_compute) if job.engine == "ray" else _here(job, missing, make_compute)
+    )
+    for count in computed:
+        images += count
+        done += 1
+        progress("shards", done, job.shards)
+    return images
+
+
+def _claim(job: ShardJob) -> None:
+    """Make the folder, or check that it holds the same question."""
+    digest = hashlib.sha256("\n".join(job.images).encode("utf-8", "surrogatepass")).hexdigest()
+    own = Manifest(dict(job.question), len(job.images), digest, job.shard_images)
+    place = job.out / "_shards.json"
+    if not job.out.exists():
+        job.out.mkdir(parents=True)
+        write_json(place, msgspec.to_builtins(own))
+        return
+    if not place.is_file():
+        raise RunError(f"{job.out}: exists and holds no shards; choose another place for the result")
+    old = decode(read_text(place, "list of shards"), Manifest, str(place), "list of shards")
+    if old != own:
+        changed = [name for name in own.__struct_fields__ if getattr(own, name) != getattr(old, name)]
+        raise RunError(
+            f"{job.out}: holds shards of another question ({', '.join(changed)} differ); choose another place"
+        )
+
+
+def _here(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Compute]) -> Iterator[int]:
+    compute = make_compute()
+    for shard in missing:
+        yield write_shard(job, shard, compute)
+
+
+def write_shard(job: ShardJob, shard: int, compute: Compute) -> int:
+    """Compute one shard and write its file; returns its number of images."""
+    import pyarrow.parquet
+
+    rows = job.rows(shard)
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(compute(rows), content)
+    write_atomic(job.part(shard), content.getvalue())
+    return len(rows)
+
+
+def _on_ray(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Compute]) -> Iterator[int]:
+    """The same by Ray Data: every worker makes its function once and takes shard after shard."""
+    try:
+        import ray.data
+    except ImportError:
+        raise UsageError(
+            "the engine ray needs Ray: pip install 'dear-vlm[cluster]'", hint="cluster"
+        ) from None
+
+    class Worker:
+        def __init__(self) -> None:
+            self.compute = make_compute()
+
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            return {"images": write_shard(job, int(row["item"]), self.compute)}
+
+    if missing:
+        shards = ray.data.from_items(list(missing), override_num_blocks=len(missing))
+        for row in shards.map(Worker, concurrency=min(job.workers, len(missing))).iter_rows():
+            yield int(row["images"])
+
+
+def _need_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise UsageError("Parquet needs pyarrow: pip install 'dear-vlm[parquet]'", hint="parquet") from None
