@@ -224,7 +224,7 @@ def test_files_that_are_no_export_get_a_sentence(exported, tmp_path):
         OnnxModel(tmp_path / "cut.onnx")
     model = onnx.load(exported)
     for changes, message in (
-        ({"format": "other"}, "not one that `dear export` wrote"),
+        ({"format": "other"}, "not one that dear exported"),
         ({"schema": "9"}, "schema '9'"),
         ({"classes": "not json"}, "description is damaged"),
         ({"classes": "[1, 2]"}, "description is damaged"),

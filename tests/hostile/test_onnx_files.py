@@ -87,7 +87,7 @@ def test_numbers_in_another_file_are_not_read(tmp_path: Path, monkeypatch, place
         ({"words": {"preprocessing": "[]"}}, "damaged"),
         ({"words": {"outputs": "[]"}}, "damaged"),
         ({"words": {"outputs": '["scores", "scores"]'}}, "damaged"),
-        ({"words": {"format": "else"}}, "not one that `dear export` wrote"),
+        ({"words": {"format": "else"}}, "not one that dear exported"),
         ({"words": {"schema": "2"}}, "schema '2'"),
     ],
 )

@@ -219,7 +219,7 @@ def _parse(raw: dict[str, str], path: Path) -> Description:
         DearError: it is not what `dear export` writes.
     """
     if raw.get("format") != "dear onnx":
-        raise DearError(f"{path}: is an ONNX model, but not one that `dear export` wrote")
+        raise DearError(f"{path}: is an ONNX model, but not one that dear exported")
     if raw.get("schema") != "1":
         raise DearError(f"{path}: has schema {raw.get('schema')!r}; this version of dear reads 1")
     try:
