@@ -18,7 +18,7 @@ from dear.bench.session import Session
 from dear.data.open import open_data
 from dear.errors import DataError, RoleError, RunError, UsageError
 from dear.heads.roles import RoleMap
-from dear.methods import find_method
+from dear.methods import Preset, find_method
 
 FAST = {"epochs": 2, "batch": 8}
 
@@ -82,10 +82,12 @@ def test_base_to_novel_halves_and_harmonic_mean(backbone, table, place, asked):
     assert len(drawn) == 12
 
 
-def test_dear_reports_both_modes_its_size_and_its_fusion_weights(place, asked):
+def test_dear_reports_every_mode_its_size_and_its_fusion_weights(place, asked):
     (cell,) = plan("base-to-novel", asked(methods=["dear"]))
     result = run(cell, place)
-    assert set(result["modes"]) == {"fused", "decoupled"}
+    assert set(result["modes"]) == {"auto", "fused", "decoupled"}
+    auto, fused, decoupled = (result["modes"][mode] for mode in ("auto", "fused", "decoupled"))
+    assert (auto["base"], auto["novel"]) == (fused["base"], decoupled["novel"])  # the rule of the paper
     assert result["trainable_parameters"] == 5 * 24 + 5 * 16 + 24 * 12 + 6
     assert result["adapter_bytes"] > 4 * result["trainable_parameters"]
     assert sum(result["facts"]["fusion_weights"].values()) == pytest.approx(1)
@@ -271,8 +273,8 @@ def test_names_of_methods_are_the_same_in_upper_and_lower_case(asked):
 
 def test_presets_of_a_method_are_planned_and_named(asked, monkeypatch):
     presets = {
-        "paper": {"options": {}, "recipe": {"batch": 16}},
-        "quick": {"options": {"beta": 0.5}, "recipe": {"batch": 4}},
+        "paper": Preset("as published", {}, {"batch": 16}),
+        "quick": Preset("for a test", {"beta": 0.5}, {"batch": 4}),
     }
     monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)
     cells = plan("base-to-novel", asked(methods=["dear@paper", "dear@quick"], recipe={}))

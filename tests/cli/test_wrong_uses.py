@@ -181,6 +181,8 @@ adapt --data photos --out x --recipe strong --recipe weak
     --recipe strong and --recipe weak: name one preset
 adapt --data photos --out x --recipe unheard
     the method 'dear' has no preset 'unheard'
+bench base-to-novel --methods coop,vpt --datasets world:textures --out x --recipe strong
+    --recipe strong: none of the methods (coop, vpt) has a preset of that name
 adapt --data photos --out x --recipe rate=3
     the recipe has no 'rate'
 evaluate run --data broken --split all

@@ -60,9 +60,21 @@ def role_mask(kind, concept, attributes, each, originals, isolation):
 
 
 def image_tower(
-    w, pixels, *, layers, heads, patch, quick, eps, tokens=None, first=None, beta=None, masks=None
+    w,
+    pixels,
+    *,
+    layers,
+    heads,
+    patch,
+    quick,
+    eps,
+    tokens=None,
+    first=None,
+    beta=None,
+    masks=None,
+    start="free",
 ):
-    """All tokens of the last layer. tokens: {layer: [T, D]} raw tokens; masks: {layer: [H, Q, K]}."""
+    """All tokens of the last layer. tokens: {layer: [T, D]} learned tokens; masks: {layer: [H, Q, K]}."""
     b, _, size, _ = pixels.shape
     side = size // patch
     grid = []
@@ -76,6 +88,10 @@ def image_tower(
     for layer in range(1, layers + 1):
         if tokens is not None and layer >= first:
             raw = tokens[layer].expand(b, -1, -1)
+            if start == "class":  # the class token of each image on its way into layer J, without gradient
+                if layer == first:
+                    origin = x[:, :1].detach()
+                raw = raw + origin
             mixed = raw if layer == first else beta * raw + (1 - beta) * x[:, n:]  # eq. 5
             x = torch.cat([x[:, :n], mixed], 1)
             mask = masks[layer]
@@ -153,6 +169,7 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
         first=first,
         beta=beta,
         masks=masks,
+        start=o["start"],
         **v_shape,
     )
     f_cls = x[:, 0] @ w["visual.proj"]  # eq. 10
@@ -169,7 +186,7 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
         ids,
         tokens=sets(learned["text_tokens"], text_first, text.layers),
         first=text_first,
-        beta=beta,
+        beta=o["text_beta"],
         **t_shape,
     )
     tau = torch.exp(w["log_scale"])
@@ -181,13 +198,21 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
     ce = torch.stack(
         [torch.logsumexp(fused[i], 0) - fused[i, int(label)] for i, label in enumerate(labels)]
     ).mean()
+    share = o["class_ce"]
+    alone = torch.stack(
+        [torch.logsumexp(decoupled[i], 0) - decoupled[i, int(label)] for i, label in enumerate(labels)]
+    ).mean()
     parts = {
+        **({"ce_class": alone} if share else {}),
         "ce": ce,
         "reg_image": (1 - cosine(f_cls, frozen)).mean(),
         "reg_text": (1 - cosine(texts, w_frozen)).mean(),
         "fusion": -torch.log(alpha[0]) if o["fusion_loss"] == "log" else 1 - alpha[0],
     }
     total = (
-        ce + o["lambda_reg"] * (parts["reg_image"] + parts["reg_text"]) + o["lambda_fusion"] * parts["fusion"]
+        (1 - share) * ce
+        + share * alone
+        + o["lambda_reg"] * (parts["reg_image"] + parts["reg_text"])
+        + o["lambda_fusion"] * parts["fusion"]
     )
     return fused, decoupled, parts, total

@@ -36,6 +36,9 @@ def literal(model: DeAR, pixels: torch.Tensor, labels: torch.Tensor):
         "first": model.first,
         "text_first": model.text_first,
         "beta": c.beta,
+        "text_beta": c.beta if c.text_beta is None else c.text_beta,
+        "start": c.token_start,
+        "class_ce": c.class_ce,
         "each": c.tokens_per_attribute,
         "attributes": list(model.attributes),
         "isolation": c.isolation,
@@ -61,6 +64,11 @@ CASES = {
     "last layer": {"first_layer": 6, "text_first_layer": 5},
     "beta 1": {"beta": 1.0},
     "beta 0": {"beta": 0.0},
+    "class start": {"token_start": "class", "beta": 0.5},
+    "class start, a set a layer": {"token_start": "class", "beta": 0.3, "tokens_per_layer": True},
+    "two cross-entropies": {"class_ce": 0.7},
+    "two betas": {"beta": 0.2, "text_beta": 0.9},
+    "strong": dict(DeAR.presets["strong"].options),
 }
 
 
@@ -229,7 +237,8 @@ def test_with_classes_is_the_same_adapter_on_other_words() -> None:
     assert all(torch.equal(a, model.adapter_state()[n]) for n, a in other.adapter_state().items())
     fresh = DeAR(model.clip, ["fir", "oak"], roles=model.roles, ids=ids)
     fresh.load_adapter_state(model.adapter_state())
-    assert torch.equal(fresh.logits(images()), other.logits(images()))
+    for mode in ("fused", "decoupled"):
+        assert torch.equal(fresh.logits(images(), mode), other.logits(images(), mode))
     again = model.with_classes(NAMES, ids=token_ids())
     assert torch.equal(again.logits(images()), model.logits(images()))
 

@@ -122,7 +122,7 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
     frozen = ZeroShot(backbone(), classes, template="a photo of a {}.")
     for row, verdict in enumerate(verdicts):
         wanted = {"zero-shot": frozen.logits(batch), **other.all_logits(batch)}
-        assert list(verdict.answers) == ["zero-shot", "fused", "decoupled"]
+        assert list(verdict.answers) == ["zero-shot", "auto", "fused", "decoupled"]
         for mode, logits in wanted.items():
             best = logits[row].softmax(-1).max(-1)
             assert verdict.answers[mode][0][0] == classes[int(best.indices)]
@@ -247,7 +247,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     assert done.step == done.steps
     assert done.lines[-1]["step"] == done.steps
     assert opened.model.classes == load_run(trainer.run, backbone=opened.clip).classes
-    assert done.accuracy[-1][1].keys() == {"fused", "decoupled"}
+    assert done.accuracy[-1][1].keys() == {"auto", "fused", "decoupled"}
     again = open_desk(tmp_path, run=str(trainer.run))
     assert again.model.classes == opened.model.classes
     assert again.images.name == "world:vehicles"

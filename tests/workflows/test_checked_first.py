@@ -78,11 +78,11 @@ def test_adapt_takes_values_of_the_recipe(tmp_path: Path) -> None:
 
 
 def test_presets_and_values_live_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dear.methods import find_method
+    from dear.methods import Preset, find_method
     from dear.workflows.adapt import preset_of
     from dear.workflows.options import AdaptOptions
 
-    presets = {"quick": {"options": {"beta": 0.5}, "recipe": {"epochs": 2, "batch": 4}}}
+    presets = {"quick": Preset("for a test", {"beta": 0.5}, {"epochs": 2, "batch": 4})}
     monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)
     asked = AdaptOptions(preset="quick", recipe={"epochs": 7}, options={"text_tokens": 2})
     assert preset_of(asked) == ({"beta": 0.5, "text_tokens": 2}, {"epochs": 7, "batch": 4})

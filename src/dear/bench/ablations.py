@@ -13,6 +13,7 @@ from dear.bench.records import Line, average
 from dear.bench.tables import Row, Sheet
 from dear.clip.config import last_third
 from dear.errors import UsageError
+from dear.methods import DeAR
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Variant:
         name: as in tables.
         options: options of the method that differ from the defaults.
         roles: change of the role map, see `dear.bench.rolespec.derive`; "{seed}" stands for the seed.
-        mode: the way to predict; None: the method's usual one.
+        mode: the way to predict; None: the study's.
         recipe: parts of the training recipe that differ from the method's own.
-        fixed: whether the options hold against what a user asks for, as in a study.
+        fixed: whether options and recipe hold against what a user asks for, as in a study.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Study:
         paper: what the paper reports, in a sentence; empty where it reports nothing.
         method: the method that is studied.
         protocol: the protocol it is studied with.
+        mode: the way to predict of variants that name none; None: the method's usual one.
     """
 
     name: str
@@ -57,10 +59,11 @@ class Study:
     paper: str = ""
     method: str = "dear"
     protocol: str = "base-to-novel"
+    mode: str | None = "fused"
 
     def mode_of(self, lines: Sequence[Line]) -> dict[str, str]:
         """The mode that each variant is shown in: its own, or the first one of the lines."""
-        return {variant.name: variant.mode or lines[0].mode for variant in self.variants}
+        return {variant.name: variant.mode or self.mode or lines[0].mode for variant in self.variants}
 
     def shown(self, lines: Sequence[Line]) -> list[Line]:
         """The lines of each variant in its mode."""
@@ -160,6 +163,45 @@ ISOLATION = Study(
     ),
 )
 
+
+def _strong(name: str, options: Mapping[str, Any] | None = None, **changes: Any) -> Variant:
+    """DeAR's preset `strong` with some options changed; `changes` are fields of `Variant`."""
+    preset = DeAR.preset("strong")
+    recipe = {**preset.recipe, **changes.pop("recipe", {})}
+    return Variant(name, {**preset.options, **(options or {})}, recipe=recipe, **changes)
+
+
+STRONG = Study(
+    "strong",
+    "Parts of the recipe `strong`",
+    "What is lost when one part of the recipe is as in the paper?",
+    (
+        _strong("strong"),
+        _strong("free tokens", {"token_start": "free"}),
+        _strong("beta = 0.9", {"beta": 0.9}),
+        _strong("text beta = beta", {"text_beta": None}),
+        _strong("cross-entropy on fused logits alone", {"class_ce": 0.0}),
+        _strong("one rate for tokens", {"token_rate": 1.0}),
+        _strong("one rate for text tokens", {"text_rate": 1.0}),
+        _strong("batch 16", recipe={"batch": 16}),
+        _strong("new classes decoupled", {"novel_mode": "decoupled"}),
+        _strong("new classes fused", {"novel_mode": "fused"}),
+        Variant("paper"),
+    ),
+    mode="auto",
+)
+STRONG_ROLES = Study(
+    "strong-roles",
+    "Roles under the recipe `strong`",
+    "What do the roles of the heads add to the recipe `strong`?",
+    (
+        _strong("roles"),
+        _strong("all-mixed", roles="uniform:mixed"),
+        _strong("all-generalization", roles="uniform:generalization"),
+        *(_strong(f"shuffle {draw}", roles=f"shuffled:{draw}") for draw in range(1, 6)),
+    ),
+)
+
 STUDIES: Mapping[str, Study] = {
     study.name: study
     for study in (
@@ -172,6 +214,8 @@ STUDIES: Mapping[str, Study] = {
         BETA,
         first_layers(12),
         ISOLATION,
+        STRONG,
+        STRONG_ROLES,
     )
 }
 """Every study by name; `first-layer` as it is for twelve layers."""

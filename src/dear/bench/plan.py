@@ -141,11 +141,8 @@ def _method(name: str) -> tuple[type[Method], Variant]:
     kind = find_method(method)
     if not at:
         return kind, Variant(kind.name)
-    presets = getattr(kind, "presets", {})
-    if preset not in presets:
-        offer = f"it has {', '.join(presets)}" if presets else "it has none"
-        raise UsageError(f"the method {kind.name!r} has no preset {preset!r}; {offer}")
-    return kind, Variant(name, presets[preset]["options"], recipe=presets[preset]["recipe"], fixed=False)
+    chosen = kind.preset(preset)
+    return kind, Variant(name, chosen.options, recipe=chosen.recipe, fixed=False)
 
 
 def _cell(
@@ -161,7 +158,8 @@ def _cell(
     """One cell with the method's options and the recipe written out in full."""
     asked = request.options_of(kind.name)
     given = {**asked, **variant.options} if variant.fixed else {**variant.options, **asked}
-    recipe = as_written(Recipe.of(kind, **{**variant.recipe, **request.recipe}))
+    changes = {**request.recipe, **variant.recipe} if variant.fixed else {**variant.recipe, **request.recipe}
+    recipe = as_written(Recipe.of(kind, **changes))
     del recipe["seed"]
     extra = dict(setting)
     if dataset in request.templates:

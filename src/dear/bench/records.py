@@ -152,10 +152,10 @@ def preset_of(cell: Cell) -> str | None:
     if cell.method not in METHODS:
         return None
     kind = METHODS[cell.method]
-    for name, chosen in getattr(kind, "presets", {}).items():
-        recipe = as_written(Recipe.of(kind, **chosen["recipe"]))
+    for name, chosen in kind.presets.items():
+        recipe = as_written(Recipe.of(kind, **chosen.recipe))
         recipe.pop("seed")
-        wanted = {"options": as_written(kind.configure(chosen["options"])), "recipe": recipe}
+        wanted = {"options": as_written(kind.configure(chosen.options)), "recipe": recipe}
         if canonical(wanted) == canonical({"options": dict(cell.options), "recipe": dict(cell.recipe)}):
             return str(name)
     return None

@@ -19,13 +19,14 @@ from dear.cli.common import (
     device_named,
     parse_pairs,
     print_json,
+    read_recipe,
     say,
     stages,
     stoppable,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dear.bench.cells import Cell, Outcome, Place
     from dear.bench.grid import Engine, Grid, Summary
@@ -49,7 +50,10 @@ Set = Annotated[
 ]
 Recipe = Annotated[
     list[str] | None,
-    typer.Option("--recipe", help="Part of the training recipe, NAME=VALUE (epochs=5); may be repeated."),
+    typer.Option(
+        "--recipe",
+        help="A preset of the methods that have it (strong), or a value of the recipe, NAME=VALUE.",
+    ),
 ]
 Templates = Annotated[
     list[str] | None,
@@ -131,9 +135,10 @@ def bench(
 
     find_protocol(protocol)
     asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
-    names = _names(methods)
+    preset, values = read_recipe(recipe)
+    names = _with_preset(_names(methods), preset)
     engines = _engine(asked, engine, address, workers, gpus)
-    request, place = _prepare(asked, names, options, recipe, template)
+    request, place = _prepare(asked, names, options, values, template)
     wanted = None if targets is None else _datasets(targets)
     request = replace(request, methods=names, targets=wanted)
     place = replace(place, adapters=str((out / "adapters").resolve()))
@@ -147,8 +152,8 @@ def ablate(
     study: Annotated[
         str,
         typer.Argument(
-            help="masks, losses, inference, threshold, concepts, shuffle, beta, first-layer, isolation; "
-            "several with commas, or all."
+            help="masks, losses, inference, threshold, concepts, shuffle, beta, first-layer, isolation, "
+            "strong, strong-roles; several with commas, or all."
         ),
     ],
     out: Out = Path("ablations"),
@@ -187,7 +192,8 @@ def ablate(
     methods = [find(name).method for name in names]
     asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
     engines = _engine(asked, engine, address, workers, gpus)
-    request, place = _prepare(asked, methods, options, recipe, template)
+    values = parse_pairs(recipe, "--recipe")
+    request, place = _prepare(asked, methods, options, values, template)
     layers = open_backbone(place.backbone, place.device).config.vision.layers
     studies = [(found, plan_study(found, request)) for found in (find(name, layers) for name in names)]
     cells = [cell for _, planned in studies for _, own in planned for cell in own]
@@ -211,11 +217,26 @@ class _Asked:
     shots: str | None
 
 
+def _with_preset(methods: Sequence[str], preset: str | None) -> list[str]:
+    """The methods, each that has the preset with it: METHOD@PRESET."""
+    from dear.errors import UsageError
+    from dear.methods import find_method
+
+    if preset is None:
+        return list(methods)
+    has = {name: "@" not in name and preset in find_method(name).presets for name in methods}
+    if not any(has.values()):
+        raise UsageError(
+            f"--recipe {preset}: none of the methods ({', '.join(methods)}) has a preset of that name"
+        )
+    return [f"{name}@{preset}" if has[name] else name for name in methods]
+
+
 def _prepare(
     asked: _Asked,
     methods: Sequence[str],
     options: Sequence[str] | None,
-    recipe: Sequence[str] | None,
+    recipe: Mapping[str, Any],
     templates: Sequence[str] | None,
 ) -> tuple[Request, Place]:
     """What is asked for, and where it is computed; wrong use is refused before the backbone is loaded."""
@@ -257,7 +278,7 @@ def _prepare(
         seeds=seeds,
         shots=shots or None,
         options=by_method,
-        recipe=parse_pairs(recipe, "--recipe"),
+        recipe=recipe,
         templates={_datasets(name)[0]: value for name, _, value in typed},
         data_root=place.data_root,
         draws=place.draws,

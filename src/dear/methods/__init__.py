@@ -13,7 +13,8 @@ from dear.methods.clip_adapter import CLIPAdapter
 from dear.methods.clip_lora import CLIPLoRA
 from dear.methods.cocoop import CoCoOp
 from dear.methods.coop import CoOp
-from dear.methods.dear import DeAR, DeARConfig
+from dear.methods.dear import DeAR
+from dear.methods.dear_options import DeARConfig
 from dear.methods.headtools import HeadLoRA, combine, fold, head_gates, head_masks
 from dear.methods.kgcoop import KgCoOp
 from dear.methods.linear_probe import LinearProbe
@@ -22,6 +23,7 @@ from dear.methods.maple import MaPLe
 from dear.methods.masks import layer_mask
 from dear.methods.mmrl import MMRL
 from dear.methods.mmrlpp import MMRLpp
+from dear.methods.presets import Preset, find_preset
 from dear.methods.prograd import ProGrad
 from dear.methods.proker import ProKeR
 from dear.methods.prolip import ProLIP
@@ -91,7 +93,7 @@ def method_modes(name: str) -> tuple[str, ...]:
     """The ways a method can predict, the usual one first.
 
     >>> method_modes("dear")
-    ('fused', 'decoupled')
+    ('auto', 'fused', 'decoupled')
     """
     return find_method(name).modes
 
@@ -114,11 +116,13 @@ __all__ = [
     "HeadLoRA",
     "Loss",
     "Method",
+    "Preset",
     "Purify",
     "ZeroShot",
     "build_method",
     "combine",
     "find_method",
+    "find_preset",
     "fold",
     "head_gates",
     "head_masks",

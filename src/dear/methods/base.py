@@ -17,6 +17,7 @@ from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.batch import Batch, Batches, Frozen, Loss
 from dear.methods.options import configured
+from dear.methods.presets import Preset, find_preset
 from dear.methods.prompts import TEMPLATE, ClassPrompts, scores
 from dear.methods.state import load_state
 
@@ -69,7 +70,7 @@ class Method(nn.Module):
         False  #: every step launches the same kernels and never waits for the GPU
     )
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
-    presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}  #: name -> "options" and "recipe"
+    presets: ClassVar[Mapping[str, Preset]] = {}  #: named settings, the recommended one first
     Config: ClassVar[type] = NoConfig  #: frozen dataclass; `earlier_values` says how fields are added later
 
     def __init__(
@@ -109,6 +110,21 @@ class Method(nn.Module):
             UsageError: the method has no such option, or its value is of another kind.
         """
         return configured(cls.name, cls.Config, options, config)
+
+    @classmethod
+    def preset(cls, name: str | None = None) -> Preset:
+        """A named setting of the method; None: the recommended one, which is empty where there is none.
+
+        Raises:
+            UsageError: the method has no such preset.
+        """
+        name = cls.recommended() if name is None else name
+        return Preset("the method's own values") if name is None else find_preset(cls.name, cls.presets, name)
+
+    @classmethod
+    def recommended(cls) -> str | None:
+        """Name of the preset that is used unless another is named: the first one."""
+        return next(iter(cls.presets), None)
 
     # -- what a subclass writes -------------------------------------------------------------------
 
@@ -158,6 +174,10 @@ class Method(nn.Module):
         """The loss from the frozen stage, labels [B] and, where there are any, domain numbers [B]."""
         ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
         return Loss(ce, {"ce": ce.detach()})
+
+    def rates(self) -> Mapping[str, float]:
+        """Learning rates that differ from the recipe's, as multiples of it, by name of the parameter."""
+        return {}
 
     def prepare(self, batches: Batches) -> None:
         """Called once before the first step; `batches(augment)` walks the training set (for cache models)."""
@@ -210,6 +230,18 @@ class Method(nn.Module):
         """A learned tensor that starts at `start`: on the backbone's device, at least in float32."""
         wide = torch.float64 if self.clip.dtype == torch.float64 else torch.float32
         return nn.Parameter(start.detach().to(self.clip.device, wide, copy=True))
+
+    def by_training(self, trained: Tensor, others: Tensor) -> Tensor:
+        """Logits [B, C]: columns of trained classes from the first tensor, all others from the second."""
+        if self.all_trained:
+            return trained
+        columns = [name in self.trained_classes for name in self.classes]
+        return torch.where(torch.tensor(columns, device=trained.device), trained, others)
+
+    @property
+    def all_trained(self) -> bool:
+        """Whether every class is one that the learned tensors were made for."""
+        return set(self.classes) <= set(self.trained_classes)
 
     def pick_mode(self, mode: str | None) -> str:
         """The mode that is meant: the usual one for None.

@@ -9,7 +9,8 @@ Loss (eq. 12-16): `CE + lambda_reg (L_img + L_txt) + lambda_fusion (-log alpha_c
 
 Departures: none that is known; the authors published no code. Where their text leaves a choice, ours is the
 first value of the option: P_attr starts as a copy of CLIP's projection, isolation works both ways, one set
-of tokens serves all layers, `-log alpha_cls` rather than `1 - alpha_cls`.
+of tokens serves all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The recipe `strong` departs further
+(docs/strong.md): raw tokens are `x_cls + delta_a`, x_cls the image's class token at the input of layer J.
 
 The step does only work whose result is used: the layers before J are the same for the frozen and the adapted
 pass and run once without gradient; the text tower's layers before J are constant for a task; texts end at
@@ -18,8 +19,9 @@ the longest EOT; the last layer computes the rows that are read; isolated heads 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -33,59 +35,12 @@ from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
 from dear.methods.agreement import distance
 from dear.methods.base import Frozen, Loss, Method
-from dear.methods.masks import ISOLATIONS, canonical_attribute, find_attribute, layer_mask
+from dear.methods.dear_options import PRESETS, DeARConfig
+from dear.methods.masks import canonical_attribute, find_attribute, layer_mask
 from dear.methods.prefix import class_and_tokens, frozen_features, image_prefix
+from dear.methods.presets import Preset
 from dear.methods.prompts import unit
 from dear.methods.starts import normal
-
-PROJECTIONS = ("copy", "random", "low-rank")
-FUSION_LOSSES = ("log", "linear")
-_SPELLINGS = {**{concept.casefold(): concept for concept in CONCEPTS}, "colour": "Color"}
-_MOST = 1024  # more tokens or ranks than anyone means; a damaged file may name any number
-
-
-@dataclass(frozen=True)
-class DeARConfig:
-    """Options of DeAR; the defaults are the paper's."""
-
-    attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
-    tokens_per_attribute: int = 1  #: an attribute's feature is the mean of its tokens' features
-    tokens_per_layer: bool = False  #: a raw set of tokens per layer instead of one for all layers
-    first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
-    text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
-    text_tokens: int = 5  #: K
-    beta: float = 0.9  #: weight of the raw token against the layer before (eq. 5 and 6)
-    isolation: str = "bidirectional"  #: or "readonly": attribute tokens may read the originals
-    projection: str = "copy"  #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
-    rank: int = 16  #: of the low-rank projection
-    fusion_loss: str = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
-    lambda_reg: float = 1.0  #: weight of L_img + L_txt
-    lambda_fusion: float = 0.7  #: weight of L_fusion
-
-    def __post_init__(self) -> None:
-        def demand(good: bool, message: str) -> None:
-            if not good:
-                raise UsageError(message)
-
-        if self.attributes is not None:
-            names = tuple(_concept(name) for name in self.attributes)
-            demand(bool(names), "attributes is empty: DeAR needs at least one")
-            demand(len({n.casefold() for n in names}) == len(names), f"attributes {names} name one twice")
-            object.__setattr__(self, "attributes", names)
-        demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
-        demand(0 <= self.text_tokens <= _MOST, f"text_tokens must be from 0 to {_MOST}")
-        demand(0.0 <= self.beta <= 1.0, f"beta = {self.beta} is not between 0 and 1")
-        demand(1 <= self.rank <= _MOST, f"rank must be from 1 to {_MOST}")
-        demand(
-            self.lambda_reg >= 0 and self.lambda_fusion >= 0,
-            "lambda_reg and lambda_fusion cannot be negative",
-        )
-        for name, value, known in (
-            ("isolation", self.isolation, ISOLATIONS),
-            ("projection", self.projection, PROJECTIONS),
-            ("fusion_loss", self.fusion_loss, FUSION_LOSSES),
-        ):
-            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
 
 
 class DeAR(Method):
@@ -103,9 +58,10 @@ class DeAR(Method):
 
     name: ClassVar[str] = "dear"
     title: ClassVar[str] = "DeAR"
-    modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
+    modes: ClassVar[tuple[str, ...]] = ("auto", "fused", "decoupled")
     uses_roles: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = DeARConfig
     config: DeARConfig
 
@@ -141,7 +97,14 @@ class DeAR(Method):
             if config.projection == "random":
                 start = normal(generator, *shape, std=shape[0] ** -0.5)
             self.p_attr = self.learn(start)
-        self.v = self.learn(torch.zeros(1 + len(self.attributes)))
+        v = torch.zeros(1 + len(self.attributes), dtype=torch.float64)
+        if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
+            v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
+        self.v = self.learn(v)
+
+    def rates(self) -> dict[str, float]:
+        """Learning rates of tokens and text tokens as multiples of the recipe's."""
+        return {"tokens": self.config.token_rate, "text_tokens": self.config.text_rate}
 
     def _take_roles(self, roles: RoleMap | None) -> RoleMap:
         """The role map to use, checked against the backbone."""
@@ -157,17 +120,30 @@ class DeAR(Method):
 
     # -- image side -------------------------------------------------------------------------------
 
-    def image_edit(self) -> Edit:
-        """Attribute tokens and role masks, layer by layer."""
+    def image_edit(self, prefix: Tensor | None = None) -> Edit:
+        """Attribute tokens and role masks, layer by layer.
+
+        `prefix`, the input of layer J [B, N, D], is needed where tokens start from the class token.
+        """
         layers = {
-            layer: LayerEdit(tokens=_raw(self.tokens, i), anchor=self.config.beta, mask=mask)
+            layer: LayerEdit(
+                tokens=self._raw_tokens(_raw(self.tokens, i), prefix), anchor=self.config.beta, mask=mask
+            )
             for i, (layer, mask) in enumerate(self.masks.items())
         }
         return Edit(layers, count=self.tokens.shape[-2])
 
+    def _raw_tokens(self, learned: Tensor, prefix: Tensor | None) -> Tensor:
+        """Raw tokens from the learned ones [T, D]: as they are, or added to each class token: [B, T, D]."""
+        if self.config.token_start == "free":
+            return learned
+        if prefix is None:
+            raise UsageError("tokens that start from the class token need the input of layer J")
+        return learned + prefix[:, :1].detach().to(learned.dtype)
+
     def _adapted(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
-        x_cls, x = class_and_tokens(self.clip, prefix, self.first, self.image_edit())
+        x_cls, x = class_and_tokens(self.clip, prefix, self.first, self.image_edit(prefix))
         correct = self.clip.visual.correct
         f_cls = correct(self.clip.visual.into_space(x_cls))  # eq. 10
         own = x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
@@ -186,9 +162,10 @@ class DeAR(Method):
         """Adapted unit text features [C, E]."""
         if self.text_tokens.shape[-2] == 0:
             return self.prompts.frozen
-        last = self.clip.config.text.layers
+        last, config = self.clip.config.text.layers, self.config
+        beta = config.beta if config.text_beta is None else config.text_beta
         layers = {
-            layer: LayerEdit(tokens=_raw(self.text_tokens, i), anchor=self.config.beta)
+            layer: LayerEdit(tokens=_raw(self.text_tokens, i), anchor=beta)
             for i, layer in enumerate(range(self.text_first, last + 1))
         }
         edit = Edit(
@@ -198,15 +175,13 @@ class DeAR(Method):
 
     # -- logits and loss --------------------------------------------------------------------------
 
-    def _logits(self, f_cls: Tensor, f_attr: Tensor, texts: Tensor) -> dict[str, Tensor]:
-        """Logits of both modes from unit features (eq. 17-19).
+    def _mixed(self, f_cls: Tensor, f_attr: Tensor) -> Tensor:
+        """The image side of the fused logits, [B, E], from unit features (eq. 17-19).
 
-        The weighted sum of cosines with w_c is the cosine product of the weighted sum: one matrix product.
+        The weighted sum of cosines with w_c is the product of w_c and the weighted sum: one matrix product.
         """
         alpha = self.v.softmax(dim=0)
-        mix = alpha[0] * f_cls + torch.einsum("a,bae->be", alpha[1:], f_attr)
-        scale = self.clip.logit_scale
-        return {"fused": scale * mix @ texts.T, "decoupled": scale * f_cls @ texts.T}
+        return alpha[0] * f_cls + torch.einsum("a,bae->be", alpha[1:], f_attr)
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D] and, for L_img, the frozen unit features [B, E]."""
@@ -224,23 +199,38 @@ class DeAR(Method):
         return (image_prefix(self.clip, pixels, self.first),)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits of both modes, [B, C] each."""
-        f_cls, f_attr = self._adapted(frozen[0])
-        return self._logits(unit(f_cls), unit(f_attr), self.cached("texts", self.texts))
+        """Logits of every mode, [B, C] each."""
+        f_cls, f_attr = (unit(f) for f in self._adapted(frozen[0]))
+        texts, mixed = self.cached("texts", self.texts), self._mixed(f_cls, f_attr)
+        scale = self.clip.logit_scale
+        fused, decoupled = scale * mixed @ texts.T, scale * f_cls @ texts.T
+        others = fused if self.config.novel_mode == "fused" else decoupled
+        if self.config.novel_mode == "blend" and not self.all_trained:
+            f_frozen = unit(frozen_features(self.clip, frozen[0], self.first)).to(mixed.dtype)
+            weight = self.config.blend
+            others = scale / (1 + weight) * (mixed + weight * f_frozen) @ texts.T
+        return {"auto": self.by_training(fused, others), "fused": fused, "decoupled": decoupled}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16)."""
-        config = self.config
+        """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16).
+
+        With `class_ce` = c, CE is (1 - c) CE(fused logits) + c CE(decoupled logits).
+        """
+        config, share = self.config, self.config.class_ce
         side = Aside(self.clip.device)
         with side.work():
             texts = self.texts()
         f_cls, f_attr = (unit(f) for f in self._adapted(frozen[0]))
         texts = side.join(texts)
-        ce = F.cross_entropy(self._logits(f_cls, f_attr, texts)["fused"], labels)
+        scale = self.clip.logit_scale
+        ce = F.cross_entropy(scale * self._mixed(f_cls, f_attr) @ texts.T, labels)
         log_alpha = self.v.log_softmax(dim=0)[0]
         fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()
         parts = {"ce": ce, "fusion": fusion}
-        total = ce + config.lambda_fusion * fusion
+        total = (1 - share) * ce + config.lambda_fusion * fusion
+        if share > 0:
+            parts["ce_class"] = F.cross_entropy(scale * f_cls @ texts.T, labels)
+            total = total + share * parts["ce_class"]
         if config.lambda_reg > 0:
             parts["reg_image"] = distance(f_cls, frozen[1])
             parts["reg_text"] = distance(texts, self.prompts.frozen)
@@ -283,11 +273,6 @@ class DeAR(Method):
     def facts(self) -> dict[str, Any]:
         """The fusion weights."""
         return {"fusion_weights": self.fusion_weights()}
-
-
-def _concept(name: str) -> str:
-    """A concept as the paper spells it; other names stay, for a role map may know them."""
-    return _SPELLINGS.get(name.strip().casefold(), name)
 
 
 def _raw(tokens: Tensor, place: int) -> Tensor:

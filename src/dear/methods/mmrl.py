@@ -28,7 +28,7 @@ from dear.methods.prefix import image_prefix
 from dear.methods.representation import (
     MODES,
     agreement_loss,
-    both_modes,
+    every_mode,
     first_layers,
     frozen_stage,
     represented_images,
@@ -99,8 +99,8 @@ class MMRL(Method):
         return (image_prefix(self.clip, pixels, self.first),)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C] of both modes."""
-        return both_modes(self, frozen)
+        """Logits [B, C] of every mode."""
+        return every_mode(self, frozen)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Two cross-entropies and the agreement with the frozen model."""

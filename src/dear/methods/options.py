@@ -16,6 +16,14 @@ _LARGEST = 100_000  # tokens, ranks and layers of any method; a larger number wo
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
+def added(default: Any) -> Any:
+    """A field that a configuration got later, with a default that is what earlier versions did.
+
+    Keys of grids leave it out while it has that value, so that results computed before keep theirs.
+    """
+    return dataclasses.field(default=default, metadata={"before": default})
+
+
 def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """`options` with every value as the field of its name in the dataclass `config` is annotated.
 

@@ -31,7 +31,9 @@ from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.headtools import fold
 from dear.methods.mmd import mmd
+from dear.methods.options import added
 from dear.methods.prefix import class_feature, image_prefix
+from dear.methods.presets import Preset
 from dear.methods.prompts import scores
 from dear.methods.starts import uniform
 
@@ -49,6 +51,7 @@ class PurifyConfig:
     weight: float = 1.0  #: w, of the MMD
     mmd_to: str = "gates"  #: whom its gradient reaches: "gates" or "all"
     bandwidths: tuple[float, ...] | None = None  #: of the Gaussian kernels; None: around the median distance
+    gate_rate: float = added(1.0)  #: learning rate of the gates' scalars, as a multiple of the recipe's
 
     def __post_init__(self) -> None:
         if self.bandwidths is not None:
@@ -62,6 +65,18 @@ class PurifyConfig:
             raise UsageError("purify with neither LoRA nor gates has nothing to learn")
         if min(self.rank, self.last_rank) < 1 or self.weight < 0 or min(self.bandwidths or (1.0,)) <= 0:
             raise UsageError("ranks must be at least 1, weight at least 0, bandwidths above 0")
+        if self.gate_rate <= 0:
+            raise UsageError(f"gate_rate = {self.gate_rate} must be above 0")
+
+
+PRESETS = {
+    "strong": Preset(
+        "rates at which both parts act; chosen on two domains of world:domains",
+        options={"gate_rate": 20.0},
+        recipe={"lr": 3e-3},
+    ),
+    "paper": Preset("the paper's values, and this package's where the paper is silent"),
+}
 
 
 class Purify(Method):
@@ -71,6 +86,7 @@ class Purify(Method):
     title: ClassVar[str] = "Head purification"
     mergeable: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 32}
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = PurifyConfig
     config: PurifyConfig
     history: Tensor
@@ -92,6 +108,10 @@ class Purify(Method):
         if config.gates:
             self.scalars = self.learn(torch.zeros(vision.layers, vision.heads))
             self.register_buffer("history", self.scalars.detach().new_zeros(0, vision.layers, vision.heads))
+
+    def rates(self) -> dict[str, float]:
+        """The gates' scalars have a learning rate of their own."""
+        return {"scalars": self.config.gate_rate}
 
     def gates(self, top: int | None = None) -> Tensor:
         """Gates [L, H], mean 1 in a layer; with `top`, 1 for that many strongest heads, 0 for the rest."""

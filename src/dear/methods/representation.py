@@ -5,7 +5,8 @@ image has two features: `f_c` of the class token under CLIP's projection, and `f
 tokens' mean under a learned one.
 
 Loss: `alpha CE(f_c) + (1 - alpha) CE(f_r) + lambda (1 - cos(f_c, f_c frozen) + 1 - cos(w, w frozen))`.
-Inference: `fused`, alpha s_c + (1 - alpha) s_r; `decoupled`, s_c alone.
+Inference: `fused`, alpha s_c + (1 - alpha) s_r; `decoupled`, s_c alone; `auto`, the authors' rule: fused for
+classes that were trained on, decoupled for others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dear.methods.deep import depth_of
 from dear.methods.prefix import class_and_tokens, frozen_features, image_prefix
 from dear.methods.prompts import ClassPrompts, scores, unit
 
-MODES = ("fused", "decoupled")
+MODES = ("auto", "fused", "decoupled")
 
 
 class RepresentationMethod(Protocol):
@@ -49,6 +50,10 @@ class RepresentationMethod(Protocol):
 
     def texts(self) -> Tensor:
         """Text features [C, E]."""
+        ...
+
+    def by_training(self, trained: Tensor, others: Tensor) -> Tensor:
+        """Logits [B, C] of trained classes from the first, of all others from the second."""
         ...
 
 
@@ -86,13 +91,14 @@ def frozen_stage(method: RepresentationMethod, pixels: Tensor) -> Frozen:
     return prefix, unit(frozen_features(method.clip, prefix, method.first))
 
 
-def both_modes(method: RepresentationMethod, frozen: Frozen) -> dict[str, Tensor]:
-    """Logits [B, C] of both modes."""
+def every_mode(method: RepresentationMethod, frozen: Frozen) -> dict[str, Tensor]:
+    """Logits [B, C] of every mode."""
     alpha, clip = method.config.alpha, method.clip
     f_c, f_r = method.features(frozen[0])
     texts = method.cached("texts", method.texts)
     own = scores(clip, f_c, texts)
-    return {"fused": alpha * own + (1 - alpha) * scores(clip, f_r, texts), "decoupled": own}
+    fused = alpha * own + (1 - alpha) * scores(clip, f_r, texts)
+    return {"auto": method.by_training(fused, own), "fused": fused, "decoupled": own}
 
 
 def agreement_loss(method: RepresentationMethod, frozen: Frozen, labels: Tensor) -> Loss:

@@ -218,10 +218,17 @@ class Trainer:
         if self._prepared is None:
             self._prepared = self._prepare(plan, images, watched)
         clip, roles = self._prepared
+        preset = find_method(plan.method).preset()
         method = build_method(
-            plan.method, clip, images.classes, roles=roles, template=images.template, seed=plan.seed
+            plan.method,
+            clip,
+            images.classes,
+            roles=roles,
+            template=images.template,
+            seed=plan.seed,
+            **preset.options,
         )
-        recipe = Recipe.of(method, epochs=plan.epochs, seed=plan.seed)
+        recipe = Recipe.of(method, **{**preset.recipe, "epochs": plan.epochs, "seed": plan.seed})
         began, first = time.monotonic(), -1
 
         def progress(step: int, steps: int, line: Mapping[str, float | int]) -> None:
@@ -236,7 +243,9 @@ class Trainer:
             left = (time.monotonic() - began) / (step - first) * (steps - step)
             watched.message = f"Step {step} of {steps}, about {left:.0f} s left."
 
-        train(method, images, recipe, self.run, resume, progress, self._stop.is_set)
+        train(
+            method, images, recipe, self.run, resume, progress, self._stop.is_set, preset=method.recommended()
+        )
         return method
 
     def _prepare(self, plan: Plan, images: ImageSet, watched: Watched) -> tuple[Clip, RoleMap | None]:

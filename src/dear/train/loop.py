@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ class Loop:
         self.learned = [p for p in method.parameters() if p.requires_grad]
         if not self.learned:
             self.steps = 0
-        self.optimizer = optimizer_of(self.learned, recipe)
+        self.optimizer = optimizer_of(self.learned, recipe, rates_of(method))
         self.scaler = torch.amp.GradScaler(feed.device.type, enabled=self.dtype == torch.float16)
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
@@ -106,10 +106,11 @@ class Loop:
         torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
         rate = self.recipe.rate(self.step, self.feed.steps_per_epoch)
         for group in self.optimizer.param_groups:
+            own = rate * group["multiple"]
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # a recorded update reads it there
+                group["lr"].fill_(own)  # a recorded update reads it there
             else:
-                group["lr"] = rate
+                group["lr"] = own
         if self._step is None:
             parts = StepParts(self.method, self.feed, self.learned, self.optimizer, self.scaler)
             self._step = make_step(parts, self.steps, self.steps - self.step)
@@ -188,16 +189,38 @@ class Loop:
             self.scaler.load_state_dict(state)
 
 
-def optimizer_of(learned: list[torch.nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of the recipe over the learned tensors."""
+def rates_of(method: Method) -> list[float]:
+    """The learning rate of each learned tensor as a multiple of the recipe's."""
+    named = method.rates()
+    return [named.get(name, 1.0) for name, p in method.named_parameters() if p.requires_grad]
+
+
+def optimizer_of(
+    learned: list[torch.nn.Parameter], recipe: Recipe, rates: Sequence[float] | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of the recipe over the learned tensors.
+
+    Args:
+        learned: the learned tensors.
+        recipe: the kind of optimizer and its values.
+        rates: for each tensor a multiple of the learning rate; None: 1 for all.
+
+    Returns:
+        One parameter group per multiple, which the group keeps as "multiple".
+    """
     parameters = learned or [torch.nn.Parameter(torch.zeros(0))]  # zero-shot has none; optimizers want one
+    multiples = [1.0] * len(parameters) if rates is None or not learned else list(rates)
+    groups = [
+        {
+            "params": [p for p, m in zip(parameters, multiples, strict=True) if m == multiple],
+            "multiple": multiple,
+        }
+        for multiple in dict.fromkeys(multiples)
+    ]
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-        )
+        return torch.optim.SGD(groups, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     if parameters[0].is_cuda:  # one kernel for all tensors, which a recorded step can hold
-        rate = torch.tensor(recipe.lr, device=parameters[0].device)
-        return torch.optim.AdamW(
-            parameters, rate, weight_decay=recipe.weight_decay, fused=True, capturable=True
-        )
-    return torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)
+        for group in groups:
+            group["lr"] = torch.tensor(recipe.lr, device=parameters[0].device)
+        return torch.optim.AdamW(groups, weight_decay=recipe.weight_decay, fused=True, capturable=True)
+    return torch.optim.AdamW(groups, recipe.lr, weight_decay=recipe.weight_decay)

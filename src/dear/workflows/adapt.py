@@ -15,7 +15,7 @@ from dear.clip.tokenizer import clean
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
-from dear.errors import DataError, UsageError
+from dear.errors import DataError
 from dear.heads.known import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
@@ -63,7 +63,9 @@ def adapt(
         images = few_shot(images, asked.shots, asked.seed)
     method = build(images, asked, options)
     recipe = Recipe.of(method, **{"seed": asked.seed, **plan})
-    return train(method, images, recipe, out, resume, progress, stop, preset=asked.preset)
+    return train(
+        method, images, recipe, out, resume, progress, stop, preset=asked.preset or method.recommended()
+    )
 
 
 def open_training(data: PathLike, asked: AdaptOptions) -> ImageSet:
@@ -106,15 +108,9 @@ def preset_of(asked: AdaptOptions) -> tuple[dict[str, Any], dict[str, Any]]:
         UsageError: the method has no such preset.
     """
     options: dict[str, Any] = dict(asked.options or {})
-    recipe: dict[str, Any] = dict(asked.recipe or {})
-    if asked.preset is None:
-        return options, recipe
-    presets = getattr(find_method(asked.method), "presets", {})
-    if asked.preset not in presets:
-        offer = f"it has {', '.join(presets)}" if presets else "it has none"
-        raise UsageError(f"the method {asked.method!r} has no preset {asked.preset!r}; {offer}")
-    chosen = presets[asked.preset]
-    return {**chosen["options"], **options}, {**chosen["recipe"], **recipe}
+    recipe: dict[str, Any] = dict(asked.recipe or {})  # type: ignore[arg-type]  # a name became `preset`
+    chosen = find_method(asked.method).preset(asked.preset)
+    return {**chosen.options, **options}, {**chosen.recipe, **recipe}
 
 
 def check_task(images: ImageSet) -> None:

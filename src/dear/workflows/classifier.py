@@ -47,7 +47,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed: of everything random.
         roles: role map or its file, for methods that use roles; None: the backbone's own.
         template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
-        mode: how to predict ("fused", "decoupled"); None: the method's usual mode.
+        mode: how to predict ("auto", "fused", "decoupled"); None: the method's usual mode.
+        recipe: a named setting of the method ("strong", "paper"); None: the one it recommends.
         epochs: passes over the training images; None: the method's own.
         batch: images per step; None: the method's own.
         lr: learning rate; None: the method's own.
@@ -74,6 +75,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         roles: PathLike | RoleMap | None = None,
         template: str | None = None,
         mode: str | None = None,
+        recipe: str | None = None,
         epochs: int | None = None,
         batch: int | None = None,
         lr: float | None = None,
@@ -87,6 +89,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.roles = roles
         self.template = template
         self.mode = mode
+        self.recipe = recipe
         self.epochs = epochs
         self.batch = batch
         self.lr = lr
@@ -115,6 +118,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=self.seed,
             template=self.template,
             recipe={name: value for name, value in recipe.items() if value is not None},
+            preset=self.recipe,
             options=self.options,
             mode=self.mode,
         )

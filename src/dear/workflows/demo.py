@@ -106,11 +106,17 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, epochs: int | N
     whole, test = open_data(f"world:{name}", "train"), open_data(f"world:{name}", "test")
     base, novel = halves(whole.classes)
     known, fresh = test.select_classes(base), test.select_classes(novel)
-    model = build_method("dear", clip, base, roles=roles, template=whole.template, seed=SEED)
+    preset = DeAR.preset()
+    model = build_method(
+        "dear", clip, base, roles=roles, template=whole.template, seed=SEED, **preset.options
+    )
     assert isinstance(model, DeAR)
-    recipe = Recipe.of(model, seed=SEED, **({} if epochs is None else {"epochs": epochs}))
+    asked = {} if epochs is None else {"epochs": epochs}
+    recipe = Recipe.of(model, **{**preset.recipe, "seed": SEED, **asked})
     shots = few_shot(whole.select_classes(base), SHOTS, SEED)
-    trained = train(model, shots, recipe, run, resume=True)  # a second demo goes on where the first was
+    trained = train(
+        model, shots, recipe, run, resume=True, preset=model.recommended()
+    )  # a second demo goes on where the first was
     frozen = build_method("zeroshot", clip, base, template=whole.template)
     rows = []
     on_base = {"zero-shot": evaluate(frozen, known), "DeAR": evaluate(model, known)}

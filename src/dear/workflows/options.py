@@ -27,8 +27,8 @@ class AdaptOptions:
         template: prompt with `{}` for the class; None: the dataset's.
         root: folder of the benchmarks, for the name of a benchmark.
         device: "auto", "cpu", "cuda", ...
-        recipe: changes to the method's recipe (epochs, batch, lr, precision, ...).
-        preset: name of a published or recommended setting of the method; None: the method's defaults.
+        recipe: changes to the method's recipe (epochs, batch, lr, precision, ...), or the name of a preset.
+        preset: name of a setting of the method ("strong", "paper"); None: the one it recommends.
         options: the method's own options by name.
         mode: how the result will predict; checked before training.
     """
@@ -42,12 +42,17 @@ class AdaptOptions:
     template: str | None = None
     root: PathLike | None = None
     device: str = "auto"
-    recipe: dict[str, Any] | None = None
+    recipe: dict[str, Any] | str | None = None
     preset: str | None = None
     options: dict[str, Any] | None = None
     mode: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.recipe, str):
+            if self.preset not in (None, self.recipe):
+                raise UsageError(f"recipe {self.recipe!r} and preset {self.preset!r}: name one of them")
+            object.__setattr__(self, "preset", self.recipe)
+            object.__setattr__(self, "recipe", None)
         if self.shots is not None and self.shots < 0:
             raise UsageError(f"shots = {self.shots}: ask for at least 1 image per class, or for all with 0")
 
