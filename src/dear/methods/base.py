@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.clip.gpu.recorded import Runner, run_eagerly
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
@@ -153,8 +154,13 @@ class Method(nn.Module):
         """Adapters with equal keys are computed in one pass by `stacked_logits`; None: one after another."""
         return None
 
-    def stacked_logits(self, methods: Sequence[Method], frozen: Frozen, mode: str) -> list[Tensor]:
-        """Logits [C_i] of each image [B, ...] under its own adapter of `methods` [B], in one pass."""
+    def stacked_logits(
+        self, methods: Sequence[Method], frozen: Frozen, mode: str, run: Runner = run_eagerly
+    ) -> list[Tensor]:
+        """Logits [C_i] of each image [B, ...] under its own adapter of `methods` [B], in one pass.
+
+        `run` runs functions of tensors [B, ...], eagerly or recorded.
+        """
         raise NotImplementedError(f"{self.name} gives no stack_key")
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:

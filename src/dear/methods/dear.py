@@ -20,7 +20,7 @@ the longest EOT; the last layer computes the rows that are read; isolated heads 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -29,10 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
+from dear.clip.gpu.recorded import Runner, run_eagerly
 from dear.clip.gpu.streams import Aside
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
+from dear.methods import dear_stack
 from dear.methods.agreement import distance
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.dear_options import PRESETS, DeARConfig
@@ -193,6 +195,17 @@ class DeAR(Method):
     def stage_key(self) -> Hashable:
         """The layers before the first change."""
         return "prefix", self.first
+
+    def stack_key(self) -> Hashable:
+        """Adapters that differ in learned tensors and classes alone are computed in one pass."""
+        return dear_stack.stack_key(self)
+
+    def stacked_logits(
+        self, methods: Sequence[Method], frozen: Frozen, mode: str, run: Runner = run_eagerly
+    ) -> list[Tensor]:
+        """Logits [C_i] of each image under its own adapter; see `dear_stack`."""
+        models = [method for method in methods if isinstance(method, DeAR)]
+        return dear_stack.stacked_logits(models, frozen, mode, run)
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D]."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dear.clip.gpu.recorded import Recorder
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.methods.base import Method
 from dear.methods.together import answer_together
+from dear.train.precision import choose, kept_cast
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,18 @@ class ImageJob:
 
 
 class Engine:
-    """Computes batches of jobs on one backbone."""
+    """Computes batches of jobs on one backbone; on a GPU by recorded runs.
 
-    def __init__(self, clip: Clip) -> None:
+    Args:
+        clip: the backbone, on its device.
+        precision: of its matrices, for features; adapters come bound to theirs.
+    """
+
+    def __init__(self, clip: Clip, precision: str = "auto") -> None:
         self.clip = clip
+        kept = precision == "auto" and clip.dtype != torch.float32
+        self.tower = clip if kept else kept_cast(clip, choose(precision, clip.device))
+        self.run = Recorder()
 
     @torch.inference_mode()
     def compute(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
@@ -44,16 +54,20 @@ class Engine:
         found: list[Tensor | None] = [None] * len(jobs)
         plain = [row for row, job in enumerate(jobs) if job.method is None]
         if plain:
-            features = torch.nn.functional.normalize(self.clip.encode_image(pixels[plain]).float(), dim=-1)
+            (features,) = self.run(("image", id(self.tower)), self._encode, pixels[plain])
             for row, feature in zip(plain, features.cpu(), strict=True):
                 found[row] = feature
         asked = [row for row, job in enumerate(jobs) if job.method is not None]
         if asked:
             methods = [method for row in asked if (method := jobs[row].method) is not None]
-            logits = answer_together(methods, pixels[asked])
+            part = pixels if not plain else pixels[asked]
+            logits = answer_together(methods, part, run=self.run)
             for row, own in zip(asked, _to_cpu(logits), strict=True):
                 found[row] = own.softmax(dim=-1)
         return [one for one in found if one is not None]
+
+    def _encode(self, pixels: Tensor) -> tuple[Tensor]:
+        return (torch.nn.functional.normalize(self.tower.encode_image(pixels).float(), dim=-1),)
 
 
 def _to_cpu(rows: Sequence[Tensor]) -> list[Tensor]:

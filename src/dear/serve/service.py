@@ -38,7 +38,7 @@ class Service:
         self.store.refresh()
         self.decoder = Decoder(settings.decoders, clip.config.vision.image_size, settings.limits.pixels)
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
-            Engine(clip).compute,
+            Engine(clip, settings.precision).compute,
             settings.largest_batch,
             settings.longest_wait,
             settings.limits.queued_images,

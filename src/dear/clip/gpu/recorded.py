@@ -1,0 +1,148 @@
+"""Inference recorded once per batch size and replayed: on a GPU, launching a small batch outlasts its work.
+
+A recorded function takes and returns tensors [B, ...] whose rows do not depend on each other. Batches are
+padded to the next of a few sizes, so that a handful of recordings serves every batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  #: batch sizes that are recorded
+_WARM_UP = 2  # runs before recording, so that libraries have chosen their kernels and taken their memory
+_MOST = 128  # recordings kept; the least recently used one makes room
+
+
+class Runner(Protocol):
+    """Runs a function of tensors [B, ...]; equal keys mean the same function."""
+
+    def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+        """`function(*inputs)`."""
+
+
+def run_eagerly(key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+    """`function(*inputs)`, nothing recorded.
+
+    >>> run_eagerly("double", lambda x: (2 * x,), torch.ones(2))
+    (tensor([2., 2.]),)
+    """
+    return function(*inputs)
+
+
+class Recording:
+    """A function on inputs of fixed shapes as a CUDA graph.
+
+    The graph knows memory addresses, so everything that `function` reads beside its inputs must stay where it
+    is: the function is kept, and with it what it refers to.
+
+    Args:
+        function: from tensors [B, ...] to tensors [B, ...].
+        inputs: of the shapes and kinds to record.
+        pool: memory shared with other recordings.
+    """
+
+    def __init__(
+        self, function: Callable[..., Tensors], inputs: Sequence[Tensor], pool: tuple[int, int] | None = None
+    ) -> None:
+        self.function = function
+        self.places = [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in inputs]
+        for place, one in zip(self.places, inputs, strict=True):
+            place.copy_(one)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                function(*self.places)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        # Other threads may load adapters meanwhile: only this thread's calls belong to the recording.
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+            self.results = function(*self.places)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Tensors:
+        """The results of inputs [b, ...] with b up to the recorded size, as tensors of their own."""
+        rows = len(inputs[0])
+        for place, one in zip(self.places, inputs, strict=True):
+            place[:rows].copy_(one)
+        self.graph.replay()
+        return tuple(result[:rows].clone() for result in self.results)
+
+
+class Recorder:
+    """Runs functions eagerly the first time a batch size comes, recorded from the second time on.
+
+    On a CPU, with gradients on, and for batches larger than the largest bucket everything runs eagerly.
+
+    Args:
+        buckets: batch sizes to record, ascending.
+        most: recordings kept.
+        record: makes a recording of a function from inputs of a bucket's size.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[int] = BUCKETS,
+        most: int = _MOST,
+        record: Callable[[Callable[..., Tensors], Sequence[Tensor]], Callable[[Sequence[Tensor]], Tensors]]
+        | None = None,
+    ) -> None:
+        self.buckets, self.most = tuple(buckets), most
+        self._record = record
+        self._pool: tuple[int, int] | None = None
+        self._lock = threading.RLock()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Callable[[Sequence[Tensor]], Tensors]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Number of recordings."""
+        return len(self._kept)
+
+    def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+        """`function(*inputs)`, replayed where it was recorded.
+
+        Args:
+            key: names the function and everything it reads beside its inputs.
+            function: from tensors [B, ...] to tensors [B, ...] whose rows do not depend on each other.
+            inputs: tensors [B, ...].
+        """
+        rows = len(inputs[0])
+        bucket = next((size for size in self.buckets if size >= rows), None)
+        usable = self._record is not None or all(one.is_cuda for one in inputs)
+        if not usable or bucket is None or rows == 0 or torch.is_grad_enabled():
+            return function(*inputs)
+        place = (key, bucket, tuple((one.shape[1:], one.dtype, one.device) for one in inputs))
+        # Tensors made in inference mode could not be written to outside of it.
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if place not in self._kept:
+                if place not in self._seen:
+                    self._seen[place] = None
+                    while len(self._seen) > 8 * self.most:
+                        self._seen.popitem(last=False)
+                    return function(*inputs)
+                self._kept[place] = self._made(function, [_padded(one, bucket) for one in inputs])
+                while len(self._kept) > self.most:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(place)
+            return self._kept[place](inputs)
+
+    def _made(
+        self, function: Callable[..., Tensors], inputs: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor]], Tensors]:
+        if self._record is not None:
+            return self._record(function, inputs)
+        with torch.cuda.device(inputs[0].device):
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            return Recording(function, inputs, self._pool)
+
+
+def _padded(one: Tensor, rows: int) -> Tensor:
+    """A tensor [B, ...] with its first row repeated to [rows, ...]."""
+    return torch.cat([one, one[:1].expand(rows - len(one), *one.shape[1:])])

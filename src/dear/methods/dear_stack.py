@@ -1,0 +1,157 @@
+"""Several DeAR adapters in one pass: every image of a batch brings its own tokens, P_attr, alpha and texts.
+
+Attribute tokens are inputs of the image tower, so adapters that put as many tokens into the same layers under
+the same masks differ in inputs alone. The tower runs once on tokens [B, T, D]; what is left to each adapter
+are small products, done for all images as one batched product.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dear.clip.edit import Edit, LayerEdit
+from dear.clip.gpu.recorded import Runner
+from dear.methods.base import Frozen
+from dear.methods.prefix import class_and_tokens, frozen_features
+from dear.methods.prompts import ClassPrompts, unit
+
+if TYPE_CHECKING:
+    from dear.methods.dear import DeAR
+
+
+def stack_key(model: DeAR) -> Hashable:
+    """Everything that adapters must agree on to be computed in one pass; kept, for it never changes."""
+    kept: Hashable = model.__dict__.get("_stack_key")
+    if kept is None:
+        config, masks = model.config, hashlib.sha256()
+        for layer, mask in model.masks.items():
+            masks.update(f"{layer} {tuple(mask.see.shape)} ".encode())
+            masks.update(bytes(mask.see.flatten().to(torch.uint8).tolist()))
+        learned = tuple((name, tuple(getattr(model, name).shape)) for name in _projection(model))
+        kept = (
+            "dear", model.first, len(model.attributes), tuple(model.tokens.shape), model.tokens.dtype,
+            config.beta, config.token_start, config.projection, learned, masks.digest(),
+        )  # fmt: skip
+        model.__dict__["_stack_key"] = kept
+    return kept
+
+
+def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runner) -> list[Tensor]:
+    """Logits [C_i] of each image under its own adapter, of `models` [B] with equal `stack_key`.
+
+    Args:
+        models: the adapter of each image.
+        frozen: the input of layer J, [B, N, D].
+        mode: "auto", "fused" or "decoupled".
+        run: runs the suffix of the tower.
+    """
+    first = models[0]
+    tokens = torch.stack([model.tokens for model in models])  # [B, T, D], or [B, L, T, D]
+    v = torch.stack([model.v for model in models])  # [B, 1 + A]
+    projections = [torch.stack([getattr(m, name) for m in models]) for name in _projection(first)]
+    key = ("dear", id(first.clip), first.clip.visual.positions.data_ptr(), stack_key(first))
+
+    def suffix(prefix: Tensor, tokens: Tensor, v: Tensor, *projections: Tensor) -> tuple[Tensor, ...]:
+        return _features(first, prefix, tokens, v, projections)
+
+    f_cls, mixed = run(key, suffix, frozen[0], tokens, v, *projections)  # [B, E] each
+    kept = [_kept(model) for model in models]
+    texts = _padded([one.texts for one in kept])  # [B, C, E]
+    chosen = f_cls if mode == "decoupled" else mixed
+    logits = _products(texts, chosen)  # [B, C]
+    if mode == "auto" and not all(one.all_trained for one in kept):
+        logits = torch.where(
+            _padded([one.trained for one in kept]),
+            logits,
+            _products(texts, _others(models, frozen, f_cls, mixed)),
+        )
+    logits = first.clip.logit_scale * logits
+    return [row[: len(one.texts)] for row, one in zip(logits, kept, strict=True)]
+
+
+def _features(
+    model: DeAR, prefix: Tensor, tokens: Tensor, v: Tensor, projections: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Unit feature of the class token and the fused image side [B, E] each, as `DeAR` computes them."""
+    visual, count = model.clip.visual, tokens.shape[-2]
+    if model.config.token_start != "free":
+        start = prefix[:, :1].to(tokens.dtype)  # [B, 1, D]
+        tokens = tokens + (start if tokens.ndim == 3 else start[:, None])
+    layers = {
+        layer: LayerEdit(
+            tokens=tokens if tokens.ndim == 3 else tokens[:, i], anchor=model.config.beta, mask=mask
+        )
+        for i, (layer, mask) in enumerate(model.masks.items())
+    }
+    x_cls, x = class_and_tokens(model.clip, prefix, model.first, Edit(layers, count=count))
+    f_cls = unit(visual.correct(visual.into_space(x_cls)))  # eq. 10
+    own = x.unflatten(1, (len(model.attributes), -1)).mean(dim=2)  # [B, A, D]
+    f_attr = own.to(projections[0].dtype)
+    for matrix in projections:  # eq. 11: P_attr, or the two factors of its change
+        f_attr = f_attr @ matrix
+    if model.config.projection == "low-rank":
+        f_attr = visual.into_space(own).to(f_attr.dtype) + f_attr
+    f_attr = unit(visual.correct(f_attr))
+    alpha = v.softmax(dim=1)  # [B, 1 + A]
+    mixed = alpha[:, :1] * f_cls + torch.einsum("ba,bae->be", alpha[:, 1:], f_attr)  # eq. 17-19
+    return f_cls, mixed
+
+
+def _others(models: Sequence[DeAR], frozen: Frozen, f_cls: Tensor, mixed: Tensor) -> Tensor:
+    """The image side [B, E] that scores classes an adapter was not trained on, as its `novel_mode` says."""
+    first, modes = models[0], [model.config.novel_mode for model in models]
+    rows = mixed.new_tensor([mode == "decoupled" for mode in modes], dtype=torch.bool)
+    found = torch.where(rows[:, None], f_cls.to(mixed.dtype), mixed)
+    if "blend" not in modes:
+        return found
+    weight = mixed.new_tensor([m.config.blend if m.config.novel_mode == "blend" else 0.0 for m in models])
+    f_frozen = unit(frozen_features(first.clip, frozen[0], first.first)).to(mixed.dtype)
+    return (found + weight[:, None] * f_frozen) / (1 + weight[:, None])
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What stays the same while an adapter's text tokens do; asking `Method.cached` costs more per image."""
+
+    prompts: ClassPrompts
+    stamp: tuple[int, int]
+    texts: Tensor  #: [C, E]
+    trained: Tensor  #: bool [C]
+    all_trained: bool
+
+
+def _kept(model: DeAR) -> _Kept:
+    learned = model.text_tokens
+    stamp = (learned.data_ptr(), learned._version)
+    kept: _Kept | None = model.__dict__.get("_stack_kept")
+    if kept is None or kept.stamp != stamp or kept.prompts is not model.prompts:
+        known = set(model.trained_classes)
+        trained = torch.tensor([name in known for name in model.classes], device=learned.device)
+        texts = model.cached("texts", model.texts)
+        kept = _Kept(model.prompts, stamp, texts, trained, bool(trained.all()))
+        model.__dict__["_stack_kept"] = kept
+    return kept
+
+
+def _projection(model: DeAR) -> tuple[str, ...]:
+    """Names of the learned tensors of P_attr."""
+    return ("p_down", "p_up") if model.config.projection == "low-rank" else ("p_attr",)
+
+
+def _products(texts: Tensor, images: Tensor) -> Tensor:
+    """Texts [B, C, E] times images [B, E]: [B, C], in the wider of the two precisions."""
+    kind = torch.promote_types(texts.dtype, images.dtype)
+    return torch.bmm(texts.to(kind), images.to(kind)[:, :, None])[:, :, 0]
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    """Tensors [C_i, ...] as one [B, C, ...], zeros behind the shorter ones."""
+    if len({len(row) for row in rows}) == 1:
+        return torch.stack(list(rows))
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
