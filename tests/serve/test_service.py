@@ -22,6 +22,7 @@ from conftest import RUNS, image_bytes, make_run
 from dear._io.image_file import open_image
 from dear._io.pixels import resize_crop
 from dear.clip.images import normalize
+from dear.data.listed import ListedImages
 from dear.errors import DearError
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
@@ -30,6 +31,7 @@ from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.serve.settings import Limits, ServeSettings
 from dear.train.folder import load_run
+from dear.workflows.retrieve import retrieve
 
 QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05)
 OPEN_ONE, OPEN_ALL, MANAGE = "key-for-probe-0123", "key-for-everything-1", "key-to-manage-012345"
@@ -338,3 +340,49 @@ def test_key_files_that_are_none(tmp_path, text):
     (tmp_path / "keys.json").write_text(text)
     with pytest.raises(DearError):
         Keys.load(tmp_path / "keys.json")
+
+
+def gallery(tmp_path: Path, count: int = 5) -> ListedImages:
+    files = [tmp_path / f"{number}.png" for number in range(count)]
+    for number, path in enumerate(files):
+        path.write_bytes(image_bytes(number))
+    return ListedImages(tuple(files), torch.zeros(count, dtype=torch.long), ("image",), name="stored")
+
+
+def test_retrieval_is_that_of_the_command(runs, tmp_path):
+    images = gallery(tmp_path)
+    service = Service(runs, tiny_clip(dtype=torch.float32), QUICK, {"stored": images})
+    with TestClient(make_app(service)) as client:
+        assert client.get("/v1/galleries").json() == {"galleries": ["stored"]}
+        reply = client.post("/v1/models/roles/retrieve", files=[file(3)], data={"top": "2"})
+        assert reply.status_code == 200, reply.text
+        got = reply.json()["answers"][0]["attributes"]
+        one = client.post(
+            "/v1/models/roles/retrieve", files=[file(3)], data={"attribute": "color", "top": "1"}
+        )
+        plain = client.post(
+            "/v1/models/probe/retrieve", files=[file(3)], data={"gallery": "stored", "top": "1"}
+        )
+        for data, sentence in (
+            ({"gallery": "nothing"}, "no gallery is called 'nothing'"),
+            ({"attribute": "smell"}, "smell"),
+        ):
+            refused = client.post("/v1/models/roles/retrieve", files=[file(3)], data=data)
+            assert sentence in refused.json()["error"]
+        refused = client.post("/v1/models/probe/retrieve", files=[file(3)], data={"attribute": "color"})
+        assert refused.status_code == 400
+    method = load_run(runs / "roles", tiny_clip(dtype=torch.float32))
+    for found in retrieve(method, tmp_path / "3.png", images, top=2):
+        assert [match["key"] for match in got[found.attribute]] == list(found.keys)
+        assert [match["similarity"] for match in got[found.attribute]] == pytest.approx(
+            list(found.similarity), abs=1e-5
+        )
+    assert list(one.json()["answers"][0]["attributes"]) == ["Color"]
+    assert plain.json()["answers"][0]["attributes"]["image"][0]["key"].endswith("3.png")
+
+
+def test_reject_without_a_threshold_is_refused(runs):
+    with client_of(runs) as client:
+        reply = client.post("/v1/models/probe/classify", files=[file(1)], data={"reject": "true"})
+    assert reply.status_code == 400
+    assert "no threshold" in reply.json()["error"]

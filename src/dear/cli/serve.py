@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dear.cli.common import Backbone, Device, device_named
+
+if TYPE_CHECKING:
+    from dear.data.images import ImageSet
 
 
 def serve(
@@ -32,6 +35,10 @@ def serve(
     precision: Annotated[
         str, typer.Option("--precision", help="Of the backbone's matrices: auto, float32, bfloat16, float16.")
     ] = "auto",
+    gallery: Annotated[
+        list[str] | None,
+        typer.Option("--gallery", help="NAME=FOLDER: images to search by /retrieve; may be repeated."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve all runs of a folder over HTTP: one backbone, any number of adapters, mixed batches.
@@ -70,7 +77,8 @@ def serve(
     settings = ServeSettings(
         Limits(queued_images=queue), batch, wait_ms / 1000, adapters, precision=precision
     )
-    service = Service(runs, load(backbone, device=device_named(device)), settings)
+    galleries = _galleries(gallery or [])
+    service = Service(runs, load(backbone, device=device_named(device)), settings, galleries)
     for name, reason in service.store.problems().items():
         typer.echo(f"not served: {name}: {reason}", err=True)
     typer.echo(
@@ -81,6 +89,20 @@ def serve(
         make_app(service, known), host=host, port=port, log_config=None, access_log=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=30,
     )  # fmt: skip
+
+
+def _galleries(given: list[str]) -> dict[str, ImageSet]:
+    """Image sets of NAME=FOLDER."""
+    from dear.errors import UsageError
+    from dear.workflows.retrieve import gallery_of
+
+    found: dict[str, ImageSet] = {}
+    for one in given:
+        name, equals, source = one.partition("=")
+        if not equals or not name or not source or name in found:
+            raise UsageError(f"--gallery {one}: give NAME=FOLDER, every name once")
+        found[name] = gallery_of(source)
+    return found
 
 
 def add_to(app: typer.Typer) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -98,6 +99,11 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
         uploads, asked = await read_request(request, limits)
         if not uploads:
             raise Refused(400, "the request holds no image; send at least one")
+        if asked.reject:
+            raise Refused(
+                400,
+                f"the adapter {name!r} has no threshold for images of none of its classes; leave reject out",
+            )
         adapter = await service.adapter(name)
         classes = None if asked.classes is None else tuple(asked.classes)
         found, names = await service.answers(uploads, adapter, classes)
@@ -109,6 +115,31 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
                 {"image": upload.name, "classes": [{"name": names[c], "probability": p} for c, p in pairs]}
             )
         return {"model": name, "version": adapter.card.version, "answers": answers}
+
+    @app.post(
+        "/v1/models/{name}/retrieve",
+        summary="Images of a stored gallery that are most like an image, per attribute.",
+        openapi_extra=json_schema("gallery", "attribute", "top"),
+    )
+    async def retrieve(request: Request, name: str) -> dict[str, Any]:
+        allow(request, name)
+        service.store.card(name)
+        uploads, asked = await read_request(request, limits)
+        if not uploads:
+            raise Refused(400, "the request holds no image; send at least one")
+        gallery = service.galleries.named(asked.gallery)
+        adapter = await service.adapter(name)
+        found = await service.matches(uploads, adapter, gallery, asked.attribute, asked.top)
+        answers = [
+            {"image": upload.name, "attributes": {a: [asdict(one) for one in own] for a, own in best.items()}}
+            for upload, best in zip(uploads, found, strict=True)
+        ]
+        return {"model": name, "version": adapter.card.version, "gallery": gallery, "answers": answers}
+
+    @app.get("/v1/galleries", summary="The stored galleries.")
+    async def galleries(request: Request) -> dict[str, Any]:
+        keys.opened(request.headers.get("authorization"))
+        return {"galleries": list(service.galleries.names)}
 
     @app.post(
         "/v1/embeddings",

@@ -12,6 +12,8 @@ from dear.clip.gpu.recorded import Recorder
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.methods.base import Method
+from dear.methods.dear import DeAR
+from dear.methods.prompts import unit
 from dear.methods.together import answer_together
 from dear.train.precision import choose, kept_cast
 
@@ -23,10 +25,12 @@ class ImageJob:
     Attributes:
         pixels: uint8 [3, S, S].
         method: the adapter that answers; None asks for the frozen image feature.
+        spaces: asks for unit features in the adapter's spaces [A, E] instead of probabilities.
     """
 
     pixels: Tensor
     method: Method | None
+    spaces: bool = False
 
 
 class Engine:
@@ -45,7 +49,7 @@ class Engine:
 
     @torch.inference_mode()
     def compute(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
-        """Probabilities [C_i] of each image under its adapter, or its unit feature [E]; on the CPU."""
+        """Probabilities [C_i] of each image under its adapter, or unit features [E] or [A, E]; on the CPU."""
         config = self.clip.config
         raw = torch.stack([job.pixels for job in jobs])
         if self.clip.device.type == "cuda":
@@ -57,14 +61,32 @@ class Engine:
             (features,) = self.run(("image", id(self.tower)), self._encode, pixels[plain])
             for row, feature in zip(plain, features.cpu(), strict=True):
                 found[row] = feature
-        asked = [row for row, job in enumerate(jobs) if job.method is not None]
+        for row, own in self._in_spaces(jobs, pixels).items():
+            found[row] = own
+        asked = [row for row, job in enumerate(jobs) if job.method is not None and not job.spaces]
         if asked:
             methods = [method for row in asked if (method := jobs[row].method) is not None]
-            part = pixels if not plain else pixels[asked]
+            part = pixels if len(asked) == len(jobs) else pixels[asked]
             logits = answer_together(methods, part, run=self.run)
             for row, own in zip(asked, _to_cpu(logits), strict=True):
                 found[row] = own.softmax(dim=-1)
         return [one for one in found if one is not None]
+
+    def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
+        """Unit features [A, E] of the jobs that ask for them, by their place."""
+        groups: dict[int, list[int]] = {}
+        for row, job in enumerate(jobs):
+            if job.spaces and job.method is not None:
+                groups.setdefault(id(job.method), []).append(row)
+        found: dict[int, Tensor] = {}
+        for rows in groups.values():
+            method = jobs[rows[0]].method
+            if isinstance(method, DeAR):
+                features = unit(method.attribute_features(pixels[rows]).float())  # [b, A, E]
+            else:
+                features = self._encode(pixels[rows])[0][:, None]
+            found.update(zip(rows, features.cpu(), strict=True))
+        return found
 
     def _encode(self, pixels: Tensor) -> tuple[Tensor]:
         return (torch.nn.functional.normalize(self.tower.encode_image(pixels).float(), dim=-1),)

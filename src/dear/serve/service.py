@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -12,10 +13,15 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.errors import DearError
+from dear.methods.base import Method
+from dear.methods.dear import DeAR
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Upload
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.errors import Refused
+from dear.serve.galleries import Galleries, Match, spaces
 from dear.serve.metrics import Metrics
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore
@@ -28,9 +34,16 @@ class Service:
         folder: holds a run folder per adapter.
         clip: the backbone on its device.
         settings: limits, batching and how many adapters stay loaded.
+        galleries: images to search, by name.
     """
 
-    def __init__(self, folder: Path, clip: Clip, settings: ServeSettings | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clip: Clip,
+        settings: ServeSettings | None = None,
+        galleries: Mapping[str, ImageSet] | None = None,
+    ) -> None:
         self.settings = settings = settings or ServeSettings()
         self.clip = clip
         self.metrics = Metrics()
@@ -44,6 +57,7 @@ class Service:
             settings.limits.queued_images,
             self.metrics.observe_batch,
         )
+        self.galleries = Galleries(galleries or {}, clip.config.vision.image_size, self.batcher.submit)
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
@@ -69,16 +83,53 @@ class Service:
         method = None
         if adapter is not None:
             method = await loop.run_in_executor(None, adapter.on_classes, classes)
+        with self._in_time():
+            found = await self._computed(uploads, method)
+        return found, method.classes if method is not None else ()
+
+    async def matches(
+        self, uploads: Sequence[Upload], adapter: Adapter, gallery: str, attribute: str | None, top: int
+    ) -> list[dict[str, list[Match]]]:
+        """For each image: the images of a gallery most like it, by space; None asks for every space.
+
+        Raises:
+            Refused: the adapter has no such attribute, an image cannot be read, or the time is up.
+        """
+        names = spaces(adapter.method)
+        wanted = names
+        if attribute is not None:
+            if not isinstance(adapter.method, DeAR):
+                raise Refused(
+                    400, f"the adapter {adapter.card.name!r} has no features per attribute; leave it out"
+                )
+            try:
+                wanted = (names[adapter.method.attribute_index(attribute)],)
+            except DearError as error:
+                raise Refused(400, str(error)) from None
+        with self._in_time():
+            queries = await self._computed(uploads, adapter.method, in_spaces=True)
+            features = await self.galleries.features(gallery, adapter)
+        found = []
+        for query in queries:
+            best = dict(zip(names, self.galleries.best(gallery, features, query, top), strict=True))
+            found.append({name: best[name] for name in wanted})
+        return found
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        seconds = self.settings.limits.seconds
         try:
-            with anyio.fail_after(self.settings.limits.seconds):
-                pixels = await self.decoder.decode(uploads)
-                futures = self.batcher.submit([ImageJob(one, method) for one in pixels])
-                found = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+            with anyio.fail_after(seconds):
+                yield
         except TimeoutError:
-            raise Refused(
-                503, f"no answer within {self.settings.limits.seconds:g} seconds; try again", retry_after=1
-            ) from None
-        return list(found), method.classes if method is not None else ()
+            raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
+
+    async def _computed(
+        self, uploads: Sequence[Upload], method: Method | None, in_spaces: bool = False
+    ) -> list[Tensor]:
+        pixels = await self.decoder.decode(uploads)
+        futures = self.batcher.submit([ImageJob(one, method, in_spaces) for one in pixels])
+        return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
 
     async def text_features(self, texts: Sequence[str]) -> Tensor:
         """Unit text features [N, E]."""
@@ -98,6 +149,7 @@ class Service:
     def close(self) -> None:
         """Answer what is queued, then stop all threads."""
         self._stopping.set()
+        self.galleries.close()
         self.batcher.close()
         self.decoder.close()
         self._watcher.join()
