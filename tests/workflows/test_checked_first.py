@@ -79,8 +79,8 @@ def test_adapt_takes_values_of_the_recipe(tmp_path: Path) -> None:
 
 def test_presets_and_values_live_together(monkeypatch: pytest.MonkeyPatch) -> None:
     from dear.methods import Preset, find_method
-    from dear.workflows.adapt import preset_of
     from dear.workflows.options import AdaptOptions
+    from dear.workflows.plan import preset_of
 
     presets = {"quick": Preset("for a test", {"beta": 0.5}, {"epochs": 2, "batch": 4})}
     monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)

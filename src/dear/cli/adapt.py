@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,13 +16,23 @@ from dear.cli.common import (
     Json,
     Template,
     TensorBoard,
+    Unreadable,
     device_named,
+    duration,
     parse_pairs,
     print_json,
     read_recipe,
     say,
-    training_bar,
+    stages,
 )
+
+if TYPE_CHECKING:
+    from dear.data.images import ImageSet
+    from dear.train.run import Trained
+    from dear.workflows.plan import Plan
+    from dear.workflows.summary import HeldOut
+
+_METHODS = "The method: dear (the default), linear-probe, tip-adapter, coop … `dear methods` lists all."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -32,18 +43,20 @@ def add_to(app: typer.Typer) -> None:
 def adapt(
     data: Data,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
-    method: Annotated[
-        str, typer.Option("--method", "-m", help="dear, purify, coop, maple, mmrl, …")
-    ] = "dear",
+    method: Annotated[str, typer.Option("--method", "-m", help=_METHODS)] = "dear",
     backbone: Backbone = "mini",
     roles: Annotated[
         str | None,
-        typer.Option("--roles", help="Role map of this backbone (dear roles discover), or table2."),
+        typer.Option(
+            "--roles", help="Role map of this backbone, or table2; found on your images if left out."
+        ),
     ] = None,
     allow_other_roles: Annotated[
         bool, typer.Option("--allow-other-roles", help="Use a role map that was made on other weights.")
     ] = False,
-    shots: Annotated[int, typer.Option("--shots", help="Images per class to train on; 0 takes all.")] = 16,
+    shots: Annotated[
+        int | None, typer.Option("--shots", help="Images per class to train on; all if left out or 0.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the draw of images and of training.")] = 1,
     epochs: Annotated[
         int | None, typer.Option("--epochs", help="Passes over the images; at least 1.")
@@ -60,14 +73,24 @@ def adapt(
             "--recipe", help="A preset of the method by name, or a value of the recipe, NAME=VALUE (lr=1e-4)."
         ),
     ] = None,
+    balance: Annotated[
+        bool, typer.Option("--balance/--no-balance", help="Repeat images of rare classes.")
+    ] = True,
+    unreadable: Unreadable = "stop",
     data_root: DataRoot = None,
     template: Template = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Measure accuracy on held-out images at the end.")
+    ] = True,
     tensorboard: TensorBoard = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Adapt a backbone to images, a few per class, and leave the result in a run folder.
+
+    All training images are used unless --shots says otherwise. Of a folder without train/ and test/ a fifth
+    is held out; at the end the accuracy on held-out images before and after training is shown.
 
     Examples:
 
@@ -82,42 +105,110 @@ def adapt(
     from dear.errors import UsageError
     from dear.methods import find_method
     from dear.train.tensorboard import logged
-    from dear.workflows import adapt as path
+    from dear.workflows.adapt import run_plan
+    from dear.workflows.options import AdaptOptions
+    from dear.workflows.plan import plan_adaptation
+    from dear.workflows.summary import held_out_accuracy, open_held_out
 
     if roles is not None and not find_method(method).uses_roles:
         raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")
-    if epochs is not None and epochs < 1:
-        raise UsageError(f"--epochs {epochs}: train for at least 1 epoch")
-    preset, plan = read_recipe(recipe)
+    preset, plan_changes = _recipe(recipe, epochs, batch)
+    asked = AdaptOptions(
+        method=method,
+        backbone=backbone,
+        roles=roles,
+        allow_other_roles=allow_other_roles,
+        shots=shots,
+        seed=seed,
+        template=template,
+        root=data_root,
+        device=device_named(device),
+        recipe=plan_changes,
+        preset=preset,
+        options=parse_pairs(option, "--set"),
+        balance=balance,
+        unreadable=unreadable,
+    )
+    held_out = open_held_out(data, data_root)
+    with stages() as told:
+        plan = plan_adaptation(data, asked, told)
+    _tell_plan(plan, held_out)
+    began = time.perf_counter()
+    with stages() as told, logged(tensorboard) as log:
+        trained = run_plan(plan, out, resume=resume, progress=told, log=log)
+        seconds = time.perf_counter() - began
+        found = None
+        if check and held_out is not None:
+            found = held_out_accuracy(trained.method, held_out, told)
+    if as_json:
+        print_json(_facts(plan, trained, found, held_out, out))
+        return
+    _tell_result(trained, found, f"dear evaluate {out} --data {data}", out, seconds)
+
+
+def _recipe(
+    recipe: list[str] | None, epochs: int | None, batch: int | None
+) -> tuple[str | None, dict[str, Any]]:
+    """The preset and the changes to the recipe of all options that change it."""
+    from dear.errors import UsageError
+
+    preset, changes = read_recipe(recipe)
     for name, value in (("epochs", epochs), ("batch", batch)):
         if value is None:
             continue
-        if name in plan:
-            raise UsageError(f"--{name} and --recipe {name}={plan[name]}: give one of them")
-        plan[name] = value
-    with training_bar() as bar, logged(tensorboard, bar) as told:
-        trained = path.adapt(
-            data,
-            out,
-            method=method,
-            backbone=backbone,
-            roles=roles,
-            shots=shots,
-            seed=seed,
-            template=template,
-            root=data_root,
-            device=device_named(device),
-            resume=resume,
-            recipe=plan,
-            preset=preset,
-            options=parse_pairs(option, "--set"),
-            allow_other_roles=allow_other_roles,
-            progress=told,
-        )
-    if as_json:
-        print_json({"run": str(out), "steps": trained.steps, "seconds": round(trained.seconds, 3)})
-        return
+        if name in changes:
+            raise UsageError(f"--{name} and --recipe {name}={changes[name]}: give one of them")
+        changes[name] = value
+    if changes.get("epochs") in (0, "0") or (epochs is not None and epochs < 1):
+        raise UsageError(f"--epochs {changes['epochs']}: train for at least 1 epoch")
+    return preset, changes
+
+
+def _tell_plan(plan: Plan, held_out: ImageSet | None) -> None:
+    """What is about to be done, and what to know before."""
+    for reason in plan.unreadable:
+        say(f"left out: {reason}")
+    for notice in plan.notices:
+        say(f"notice: {notice}")
+    rest = plan.available - plan.used - len(plan.unreadable)
+    left = f", {rest} of the training images are not used" if rest else ""
+    tested = f", {len(held_out)} held out for testing" if held_out is not None else ", none held out"
     say(
-        f"{out}: {trained.method.title}, {trained.method.trainable_parameters:,} trained parameters, "
-        f"{trained.steps} steps in {trained.seconds:.1f} s; next: dear evaluate {out} --data {data}",
+        f"training {plan.method.title} on {plan.used} images of {len(plan.method.classes)} classes"
+        f"{left}{tested}; {plan.recipe.epochs} epochs, {plan.steps} steps"
     )
+
+
+def _tell_result(trained: Trained, found: HeldOut | None, command: str, out: Path, seconds: float) -> None:
+    """What came out, and what to do next."""
+    method = trained.method
+    say(
+        f"{out}: {method.title}, {method.trainable_parameters:,} trained parameters, "
+        f"{trained.steps} steps in {duration(seconds)}"
+    )
+    if found is not None:
+        which = f"{found.images} held-out images"
+        if found.images < found.available:
+            which += f" (of {found.available})"
+        usual = method.pick_mode(None)
+        others = [f"{mode} {value:.1%}" for mode, value in found.after.items() if mode != usual]
+        mode = "" if usual == "default" else f" (mode {usual})"
+        extra = f"; {', '.join(others)}" if others else ""
+        say(f"accuracy on {which}: {found.before:.1%} before, {found.after[usual]:.1%} after{mode}{extra}")
+    say(f"next: {command}")
+
+
+def _facts(
+    plan: Plan, trained: Trained, found: HeldOut | None, held_out: ImageSet | None, out: Path
+) -> dict[str, Any]:
+    """The same as plain values."""
+    facts: dict[str, Any] = {
+        "run": str(out),
+        "steps": trained.steps,
+        "seconds": round(trained.seconds, 3),
+        "images": plan.used,
+        "held_out": 0 if held_out is None else len(held_out),
+    }
+    if found is not None:
+        facts["accuracy"] = {"before": found.before, "after": found.after, "images": found.images}
+    return facts

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dear._io.printable import shown, unprintable
-from dear._io.progress import Progress, silent
+from dear._io.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,9 +71,9 @@ def say(text: str) -> None:
 
 @contextmanager
 def stages() -> Iterator[Progress]:
-    """A bar for each named stage of long work; silence when not on a terminal."""
+    """A bar for each named stage of long work; elsewhere than on a terminal a line now and then."""
     if not sys.stderr.isatty():
-        yield silent
+        yield ProgressLines()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -89,6 +90,47 @@ def stages() -> Iterator[Progress]:
         yield told
 
 
+class ProgressLines:
+    """Progress where no bar can be drawn: work of a few seconds is silent, long work tells every half minute.
+
+    The first line comes when enough is done to say how long the rest will take.
+    """
+
+    FIRST, NEXT = 5.0, 30.0  #: seconds until the first line of a stage, and between two lines
+
+    def __init__(self) -> None:
+        self._began: dict[str, tuple[float, int]] = {}
+        self._next: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """See `Progress`."""
+        now = time.monotonic()
+        if stage not in self._began:
+            self._began[stage] = (now, done)
+            self._next[stage] = now + self.FIRST
+            return
+        began, first = self._began[stage]
+        if now < self._next[stage] or not total or done <= first or done >= total:
+            return
+        self._next[stage] = now + self.NEXT
+        left = (now - began) / (done - first) * (total - done)
+        say(f"{stage}: {done} of {total} ({done / total:.0%}), about {duration(left)} left")
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> [duration(value) for value in (2.34, 75, 7300)]
+    ['2.3 s', '75 s', '2 h 2 min']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
 @contextmanager
 def stoppable(more: Callable[[], str]) -> Iterator[None]:
     """Work that Ctrl-C may stop; the sentence then says what `more` answers: how to go on."""
@@ -98,13 +140,6 @@ def stoppable(more: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Interrupted(f"stopped by you{more()}") from None
-
-
-@contextmanager
-def training_bar() -> Iterator[Callable[[int, int, Mapping[str, float | int]], None]]:
-    """A bar that also shows the last line of the training log; silence when not on a terminal."""
-    with stages() as told:
-        yield lambda done, total, line: told("training", done, total)
 
 
 def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> None:

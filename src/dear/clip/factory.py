@@ -49,7 +49,10 @@ def load(
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise UsageError(f"dtype {dtype} cannot hold a CLIP; use float32, bfloat16 or float16")
     name, path = locate(source)
-    return build(read_checkpoint(path, activation), name, device, dtype)
+    clip = build(read_checkpoint(path, activation), name, device, dtype)
+    if not path.is_relative_to(EMBEDDED) and os.path.exists(Path(os.fspath(source)).expanduser()):
+        clip.source = os.path.abspath(path)
+    return clip
 
 
 def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:

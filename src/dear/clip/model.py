@@ -53,6 +53,7 @@ class Clip(nn.Module):
         super().__init__()
         self.config = config
         self.name = name
+        self.source: str | None = None  #: absolute path of the weights, where they are files of the user
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim, token_rows)
         self.log_scale = nn.Parameter(torch.empty(()))

@@ -105,7 +105,7 @@ class Desk:
                     backbone=self.clip,
                     roles=roles,
                     shots=16,
-                    progress=lambda step, steps, line: say("training an example model", step, steps),
+                    progress=lambda stage, done, total: say("training an example model", done, total),
                 )
                 self.model, self.example = done.method, True
                 self.source = f"an example trained just now on {len(base.classes)} classes of {EXAMPLE}"

@@ -26,7 +26,7 @@ from dear.report.page import render
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train import Paused, Recipe, evaluate, train
-from dear.workflows.adapt import check_task
+from dear.workflows.plan import check_task
 
 _TESTED = 120  # images for the accuracy that is shown while training
 FILES = ("config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from dear._io.memory import in_batches
 from dear._io.progress import Progress
 from dear.clip.images import normalize
 from dear.data.groups import group_names
+from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method
@@ -112,6 +114,22 @@ def fit_classes(method: Method, images: ImageSet, template: str | None = None) -
     return method.with_classes(images.classes, template), images.labels
 
 
+LogitsOf = Callable[[Method, ImageSet, list[int]], dict[str, Tensor]]
+"""Logits [b, C] in every mode of some images of a set, without gradient."""
+
+
+@torch.no_grad()
+def logits_of(method: Method, images: ImageSet, rows: list[int]) -> dict[str, Tensor]:
+    """Logits [b, C] in every mode, from CLIP's own view of the images."""
+    return method.all_logits(read_pixels(method.clip, images, rows))
+
+
+def read_pixels(clip: Clip, images: ImageSet, rows: list[int]) -> Tensor:
+    """CLIP's own view of some images of a set, normalized [b, 3, S, S] on its device."""
+    raw = images.pixels(rows, clip.config.vision.image_size).to(clip.device)
+    return normalize(raw, clip.config.mean, clip.config.std)
+
+
 def evaluate(
     method: Method,
     images: ImageSet,
@@ -119,6 +137,7 @@ def evaluate(
     precision: str = "auto",
     progress: Progress | None = None,
     template: str | None = None,
+    logits: LogitsOf | None = None,
 ) -> Evaluation:
     """Answer every image of a set in every mode; what the modes share is computed once.
 
@@ -129,6 +148,7 @@ def evaluate(
         precision: of the matrices, as in the recipe.
         progress: told ("images", images done, images in all).
         template: prompt for classes the method does not know; None: the one it was trained with.
+        logits: how logits are found, such as `dear.train.feature_cache.CachedLogits`; None: from pixels.
 
     Raises:
         DataError: the set is empty.
@@ -140,11 +160,10 @@ def evaluate(
     method = in_precision(method, precision)  # a binding of its own: `method` may be in training
     found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
-    config = method.clip.config
+    find = logits_of if logits is None else logits
 
     def answer(rows: range) -> dict[str, tuple[Tensor, Tensor]]:
-        raw = images.pixels(list(rows), config.vision.image_size).to(method.clip.device)
-        scores = method.all_logits(normalize(raw, config.mean, config.std))
+        scores = find(method, images, list(rows))
         best = {mode: logits.softmax(dim=-1).max(dim=-1) for mode, logits in scores.items()}
         return {mode: (one.indices, one.values) for mode, one in best.items()}
 

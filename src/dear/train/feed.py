@@ -78,7 +78,8 @@ class Feed:
 
     def at(self, step: int) -> Batch:
         """The batch of a training step (from 0)."""
-        return self.batch(self.indices(step), stream(self.recipe.seed, "views", step))
+        views = stream(self.recipe.seed, "views", step) if self.recipe.augment else None
+        return self.batch(self.indices(step), views)
 
     def indices(self, step: int) -> list[int]:
         """The images of a training step."""
@@ -103,6 +104,8 @@ class Feed:
         """The batches of steps `first` to `last` - 1 as one, and the images of each; the views of `at`."""
         steps = [self.indices(step) for step in range(first, last)]
         counts, wanted = [len(indices) for indices in steps], [i for indices in steps for i in indices]
+        if not self.recipe.augment:
+            return self.batch(wanted, None), counts
         raw, sizes = self.decoded.batch(wanted)
         scale, flip = self.recipe.scale, self.recipe.flip
         draws = [
@@ -119,5 +122,6 @@ class Feed:
         self._walks += 1
         for start in range(0, len(self.images), self.recipe.batch):
             indices = range(start, min(start + self.recipe.batch, len(self.images)))
-            views = stream(self.recipe.seed, f"walk {self._walks}", start) if augment else None
+            changed = augment and self.recipe.augment
+            views = stream(self.recipe.seed, f"walk {self._walks}", start) if changed else None
             yield self.batch(indices, views)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dear.errors import TrainingError
 from dear.methods.base import Method
+from dear.train.feature_table import FeatureTable
 from dear.train.feed import Feed, stream
 from dear.train.recipe import Recipe
 from dear.train.step import Step, StepParts, make_step
@@ -39,9 +40,11 @@ class Loop:
         method: bound to the backbone to train with; nothing else may change what it is bound to.
         feed: the batches.
         recipe: how to train.
+        features: frozen image features [n, E] of all images, where they are known.
     """
 
-    def __init__(self, method: Method, feed: Feed, recipe: Recipe) -> None:
+    def __init__(self, method: Method, feed: Feed, recipe: Recipe, features: Tensor | None = None) -> None:
+        self.table = None if features is None else FeatureTable(features, feed)
         self.method, self.feed, self.recipe = method, feed, recipe
         self.dtype = method.clip.visual.dtype  # of the backbone's matrices
         self.steps = recipe.epochs * feed.steps_per_epoch
@@ -82,7 +85,7 @@ class Loop:
         with torch.random.fork_rng(devices=devices):
             if self.step == 0:
                 torch.manual_seed(stream(self.recipe.seed, "prepare", 0).initial_seed())
-                self.method.prepare(self.feed.walk)
+                self.method.prepare(self.feed.walk if self.table is None else self.table.walk)
             while self.step < self.steps:
                 self._one()
                 ended = self.step % per_epoch == 0
@@ -113,7 +116,7 @@ class Loop:
                 group["lr"] = own
         if self._step is None:
             parts = StepParts(self.method, self.feed, self.learned, self.optimizer, self.scaler)
-            self._step = make_step(parts, self.steps, self.steps - self.step)
+            self._step = make_step(parts, self.steps, self.steps - self.step, self.table)
         loss = self._step(self.step)
         self._names = ("loss", *loss.parts)
         self._window.append(torch.stack([loss.total.detach(), *loss.parts.values()]))

@@ -40,6 +40,8 @@ class Recipe:
     cosine_by: str = "step"  #: or "epoch"
     scale: tuple[float, float] = (0.5, 1.0)  #: share of the image's area that a training crop covers
     flip: float = 0.5
+    #: random crops and flips; False trains on CLIP's own view, whose frozen features are computed once
+    augment: bool = field(default=True, metadata={"before": True})
     precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
     replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
@@ -75,7 +77,7 @@ class Recipe:
         Raises:
             UsageError: a change names no field of the recipe, or is of another kind than the field.
         """
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         unknown = sorted(set(changes) - known)
         if unknown:
             raise UsageError(f"the recipe has no {unknown[0]!r}; it has {', '.join(sorted(known))}")

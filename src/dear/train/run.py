@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from dear._io.files import write_json, write_safetensors
 from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
-from dear.errors import RunError
+from dear.errors import RunError, UsageError
 from dear.methods.base import Method
 from dear.train import correction
 from dear.train.config import RunConfig, describe
@@ -73,6 +74,7 @@ class _Job:
     stop: Callable[[], bool]
     save_every: int
     config: RunConfig
+    features: Tensor | None
 
 
 def train(
@@ -85,6 +87,7 @@ def train(
     stop: Callable[[], bool] | None = None,
     save_every: int = 200,
     preset: str | None = None,
+    features: Tensor | None = None,
 ) -> Trained:
     """Train a method on a set, and leave a run folder if `out` is given.
 
@@ -99,6 +102,8 @@ def train(
         stop: asked after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
         preset: name of the setting that options and recipe were taken from, to be noted in the folder.
+        features: frozen image features [n, E] of the set, for a method that `reads_image_features` and a
+            recipe without augmentation; the images are then not read at all.
 
     Raises:
         RunError: the folder is in use or holds another run, or the loss is not finite.
@@ -106,10 +111,12 @@ def train(
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
+    if features is not None and not method.reads_image_features:
+        raise UsageError(f"the method {method.name!r} does not learn from frozen image features alone")
     folder = None if out is None else Path(out)
     config = describe(method, recipe, images, preset)
     with _deterministic(recipe.deterministic), _interrupts(stop) as asked:
-        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, config)
+        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, config, features)
         if folder is None:
             return _train(job)
         fresh = not folder.exists()
@@ -161,7 +168,7 @@ def _train(job: _Job, resumable: bool = False) -> Trained:
 
     with torch.enable_grad():  # wherever it is called from
         work = in_precision(job.method, recipe.precision)  # shares what is learned with `job.method`
-        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe)
+        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe, job.features)
         if job.folder is not None and resumable:
             before = restore(loop, job.folder)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dear.errors import UsageError
 from dear.methods.base import Loss, Method
+from dear.train.feature_table import FeatureTable
 from dear.train.feed import Feed
 from dear.train.frozen import FrozenAhead, KeptViews, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
@@ -67,6 +68,20 @@ class EagerStep:
         return loss
 
 
+class TableStep:
+    """A step on frozen features that are known: the learned stage and the update alone."""
+
+    def __init__(self, parts: StepParts, table: FeatureTable) -> None:
+        self.parts, self.table = parts, table
+
+    def __call__(self, number: int) -> Loss:
+        """Take step `number`."""
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        loss = self.parts.gradients(self.table.at(number))
+        self.parts.update()
+        return loss
+
+
 class RecordedStep:
     """On a GPU: the frozen stage ahead of time for several steps, the rest recorded once and replayed.
 
@@ -105,14 +120,19 @@ def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def make_step(parts: StepParts, steps: int, left: int) -> EagerStep | RecordedStep:
+def make_step(
+    parts: StepParts, steps: int, left: int, table: FeatureTable | None = None
+) -> EagerStep | RecordedStep | TableStep:
     """The kind of step that a run takes: recorded where that is allowed and wins back its time.
 
     Args:
         parts: what a step works with.
         steps: how many steps the run has.
         left: how many of them are still to be taken.
+        table: the frozen features of all images, where they are known.
     """
+    if table is not None:
+        return TableStep(parts, table)
     splits = type(parts.method).loss is Method.loss  # one that replaces both stages cannot be split
     if parts.feed.recipe.views and not splits:
         raise UsageError(

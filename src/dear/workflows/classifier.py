@@ -27,7 +27,7 @@ from dear.train.config import read_config
 from dear.train.evaluate import evaluate
 from dear.train.folder import load_run, read_log, read_metrics
 from dear.train.run import Trained
-from dear.workflows.adapt import adapt, check_task
+from dear.workflows.adapt import adapt
 from dear.workflows.options import PathLike
 from dear.workflows.predict import probabilities
 
@@ -70,7 +70,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         method: str = "dear",
         backbone: PathLike | Clip = "mini",
-        shots: int | None = 16,
+        shots: int | None = None,
         seed: int = 1,
         roles: PathLike | RoleMap | None = None,
         template: str | None = None,
@@ -107,7 +107,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             DearError: one sentence on what is wrong with the images, labels or options.
         """
         images, self.classes_ = self._training_set(X, y)
-        check_task(images)
         recipe = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr}
         self.run_: Trained = adapt(
             images,

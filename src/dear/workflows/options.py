@@ -30,6 +30,8 @@ class AdaptOptions:
         recipe: changes to the method's recipe (epochs, batch, lr, precision, ...), or the name of a preset.
         preset: name of a setting of the method ("strong", "paper"); None: the one it recommends.
         options: the method's own options by name.
+        balance: repeat images of rare classes, so that every class counts alike.
+        unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
         mode: how the result will predict; checked before training.
     """
 
@@ -37,7 +39,7 @@ class AdaptOptions:
     backbone: PathLike | Clip = "mini"
     roles: PathLike | RoleMap | None = None
     allow_other_roles: bool = False
-    shots: int | None = 16
+    shots: int | None = None
     seed: int = 1
     template: str | None = None
     root: PathLike | None = None
@@ -45,6 +47,8 @@ class AdaptOptions:
     recipe: dict[str, Any] | str | None = None
     preset: str | None = None
     options: dict[str, Any] | None = None
+    balance: bool = True
+    unreadable: str = "stop"
     mode: str | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,194 @@
+"""What a frozen model says of an image file, kept between runs of the program.
+
+A row is found by the content of the image file, the weights, the precision and, for what a trained method
+says, by everything it learned. So a file that changes or a method that is trained again never meets an old
+answer, and the same image in two folders is computed once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dear._io.feature_store import FeatureStore
+from dear._io.memory import in_batches
+from dear._io.progress import Progress
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.methods.base import Method
+from dear.train.evaluate import logits_of, read_pixels
+from dear.train.precision import in_precision
+
+VERSION = 1  #: of the rows; raise it when preprocessing or the towers change their answers
+_MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
+_BATCH = 100
+
+Rows = Callable[[list[int]], Tensor]
+"""Float rows [b, ...] of some images of a set, computed."""
+
+
+class FeatureCache:
+    """Rows of image files, read from a store where they are known and computed where not.
+
+    Args:
+        store: where rows are kept; None: the user's own store.
+    """
+
+    def __init__(self, store: FeatureStore | None = None) -> None:
+        self.store = FeatureStore() if store is None else store
+
+    def rows(self, what: bytes, images: ImageSet, indices: list[int], compute: Rows) -> Tensor:
+        """Rows [b, ...] in float32 on the CPU; `what` says what they are and by which weights."""
+        keys = {index: key for index in indices if (key := content_key(images, index, what)) is not None}
+        known = self.store.get(keys.values())
+        missing = [index for index in indices if keys.get(index) not in known]
+        fresh: dict[int, Tensor] = {}
+        shape: tuple[int, ...] | None = None
+        if missing:
+            rows = compute(missing).float().cpu()
+            shape = tuple(rows.shape[1:])
+            fresh = dict(zip(missing, rows, strict=True))
+            skipped = getattr(images, "problems", {})  # images that could not be read have no true row
+            if rows[0].numel() * 4 <= _MOST_BYTES:
+                self.store.put(
+                    {
+                        keys[index]: _pack(row)
+                        for index, row in fresh.items()
+                        if index in keys and index not in skipped and bool(row.isfinite().all())
+                    }
+                )
+        result = []
+        for index in indices:
+            row = fresh[index] if index in fresh else _unpack(known[keys[index]])
+            if row is None or (shape is not None and tuple(row.shape) != shape):  # damaged: computed again
+                row = compute([index]).float().cpu()[0]
+            result.append(row)
+        return torch.stack(result)
+
+    def image_features(
+        self, clip: Clip, images: ImageSet, progress: Progress | None = None, batch: int = _BATCH
+    ) -> Tensor:
+        """Frozen image features [n, E] of CLIP's own view of every image, on the CPU."""
+        what = _digest("image feature", clip)
+
+        def some(rows: range) -> Tensor:
+            with torch.no_grad():
+                return self.rows(
+                    what,
+                    images,
+                    list(rows),
+                    lambda indices: clip.encode_image(read_pixels(clip, images, indices)),
+                )
+
+        parts = []
+        for rows, part in in_batches(some, len(images), batch):
+            parts.append(part)
+            if progress is not None:
+                progress("images", rows.stop, len(images))
+        return torch.cat(parts)
+
+    def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
+        """Logits [b, C] in every mode; what `evaluate` takes as `logits`.
+
+        Methods that read the frozen image feature share it; of others the logits themselves are kept.
+        """
+        clip = method.clip
+        with torch.no_grad():
+            if method.reads_image_features:
+                features = self.rows(
+                    _digest("image feature", clip),
+                    images,
+                    indices,
+                    lambda rows: clip.encode_image(read_pixels(clip, images, rows)),
+                )
+                return method.logits_from_frozen((features.to(clip.device),))
+            scores = self.rows(
+                learned_digest("logits", method, *method.classes, method.template),
+                images,
+                indices,
+                lambda rows: torch.stack(list(logits_of(method, images, rows).values()), dim=1),
+            )  # [b, modes, C]
+        return {mode: scores[:, place] for place, mode in enumerate(method.modes)}
+
+
+def frozen_features(
+    method: Method, images: ImageSet, precision: str, progress: Progress | None = None
+) -> Tensor:
+    """The frozen image features [n, E] that `train` takes, in the precision that it would use."""
+    return FeatureCache().image_features(in_precision(method, precision).clip, images, progress)
+
+
+def learned_digest(kind: str, method: Method, *words: str) -> bytes:
+    """What identifies a method's answers: weights, options, roles, everything learned, and `words`."""
+    found = hashlib.sha256(_digest(kind, method.clip))
+    for text in (method.name, repr(sorted(asdict(method.config).items())), *words):
+        found.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+    if method.roles is not None:
+        kinds = [(key, role.kind, role.concept) for key, role in method.roles]
+        found.update(repr((kinds, method.roles.core)).encode())
+    given = method.prompts.given
+    if given is not None:
+        found.update(repr(given.tolist()).encode())
+    for name, tensor in sorted(method.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.digest()
+
+
+def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:
+    """The key of an image's row; None for an image that is no file."""
+    file = file_of(images, index)
+    if file is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            content = hashlib.file_digest(opened, "sha256") if hasattr(hashlib, "file_digest") else None
+            if content is None:  # Python 3.10
+                content = hashlib.sha256(opened.read())
+    except OSError:
+        return None
+    return hashlib.sha256(what + content.digest()).digest()
+
+
+def file_of(images: ImageSet, index: int) -> Path | None:
+    """Where an image lies, for sets of files."""
+    images = getattr(images, "images", images)  # a set that wraps another
+    path = getattr(images, "path", None)
+    if callable(path):
+        return Path(path(index))
+    items = getattr(images, "items", None)
+    item = items[index] if isinstance(items, tuple) else None
+    return Path(item) if isinstance(item, str | Path) else None
+
+
+def _digest(kind: str, clip: Clip) -> bytes:
+    """What identifies rows of a frozen backbone: its weights, input, precision and kind of device."""
+    config = clip.config
+    facts = (VERSION, kind, clip.fingerprint, config.vision.image_size, config.mean, config.std)
+    return hashlib.sha256(repr((*facts, str(clip.visual.dtype), clip.device.type)).encode()).digest()
+
+
+def _pack(row: Tensor) -> bytes:
+    """A row as bytes: its number of axes, its shape, its numbers."""
+    shape = np.asarray([row.dim(), *row.shape], dtype="<i4")
+    return shape.tobytes() + row.contiguous().numpy().astype("<f4").tobytes()
+
+
+def _unpack(data: bytes) -> Tensor | None:
+    """The row that was packed; None if the bytes are no row."""
+    if len(data) < 4:
+        return None
+    axes = int(np.frombuffer(data, "<i4", 1)[0])
+    if not 0 <= axes <= 8 or len(data) < 4 + 4 * axes:
+        return None
+    shape = tuple(int(n) for n in np.frombuffer(data, "<i4", axes, 4))
+    values = np.frombuffer(data, "<f4", offset=4 + 4 * axes) if (len(data) - 4 - 4 * axes) % 4 == 0 else None
+    if values is None or values.size != int(np.prod(shape)):
+        return None
+    return torch.from_numpy(values.astype(np.float32).reshape(shape))

@@ -1,0 +1,54 @@
+"""Few and unbalanced images: every class counts alike, and small sets are trained for long enough."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from dear.data.images import ImageSet
+from dear.train.recipe import Recipe
+
+LEAST_STEPS = 200  #: training steps, however small the set
+MOST_REPEATS = 16  #: how often an image of a rare class is repeated at most
+_UNBALANCED = 2.0  # largest class over smallest class
+
+
+def counts(images: ImageSet) -> list[int]:
+    """Images per class."""
+    return [int(n) for n in torch.bincount(images.labels, minlength=len(images.classes))]
+
+
+def balanced(images: ImageSet) -> ImageSet:
+    """The set with images of rare classes repeated, so that an epoch shows each class about equally often.
+
+    A set whose largest class is less than twice its smallest is returned as it is.
+    """
+    number = counts(images)
+    if max(number) < _UNBALANCED * min(number):
+        return images
+    wanted = [min(max(number), MOST_REPEATS * n) for n in number]
+    members: list[list[int]] = [[] for _ in number]
+    for index, label in enumerate(images.labels.tolist()):
+        members[label].append(index)
+    chosen = [
+        group[place % len(group)]
+        for group, total in zip(members, wanted, strict=True)
+        for place in range(total)
+    ]
+    return images.subset(chosen)
+
+
+def enough_steps(recipe: Recipe, images: int) -> Recipe:
+    """The recipe with more epochs where its own would take fewer than `LEAST_STEPS` steps.
+
+    >>> enough_steps(Recipe(epochs=10, batch=16), images=30).epochs
+    100
+    >>> enough_steps(Recipe(epochs=10, batch=16), images=1000).epochs
+    10
+    """
+    per_epoch = math.ceil(images / recipe.batch)
+    if recipe.epochs * per_epoch >= LEAST_STEPS:
+        return recipe
+    return replace(recipe, epochs=math.ceil(LEAST_STEPS / per_epoch))
