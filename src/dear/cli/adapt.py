@@ -25,6 +25,7 @@ from dear.cli.common import (
     say,
     stages,
 )
+from dear.cli.methods import METHODS
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dear.workflows.plan import Plan
     from dear.workflows.summary import HeldOut
 
-_METHODS = "The method: dear (the default), linear-probe, tip-adapter, coop … `dear methods` lists all."
+_METHODS = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
 
 
 def add_to(app: typer.Typer) -> None:

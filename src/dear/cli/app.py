@@ -14,11 +14,13 @@ from dear.cli import (
     adapt,
     backbones,
     bench,
+    cache,
     data,
     demo,
     embed,
     evaluate,
     export,
+    methods,
     predict,
     pretrain,
     report,
@@ -109,7 +111,9 @@ for group in (
     serve,
     pretrain,
     backbones,
+    methods,
     data,
+    cache,
     speed,
 ):
     group.add_to(app)

@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from dear._io.printable import shown
-from dear.cli.common import Device, Json, Mode, OwnBackbone, Template, class_names, device_named, print_json
+from dear.cli.common import (
+    Device,
+    Json,
+    Mode,
+    OwnBackbone,
+    Template,
+    class_names,
+    device_named,
+    print_json,
+    say,
+    stages,
+)
 
-Answers = list[tuple[str, tuple[tuple[str, float], ...]]]
+
+class Answer(Protocol):
+    """What is said of one image; `error` says why it could not be read."""
+
+    @property
+    def image(self) -> str:
+        """Its name."""
+
+    @property
+    def classes(self) -> tuple[tuple[str, float], ...]:
+        """Names and probabilities, likeliest first."""
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no answer."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer of an exported model: made without PyTorch."""
+
+    image: str
+    classes: tuple[tuple[str, float], ...]
+    error: str | None = None
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,7 +59,13 @@ def predict(
     run: Annotated[
         Path | None, typer.Argument(help="The run folder; leave out with --onnx.", show_default=False)
     ] = None,
-    images: Annotated[list[Path] | None, typer.Argument(help="Images.", show_default=False)] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Images, folders, patterns such as 'photos/*.jpg', or - for a list on standard input.",
+            show_default=False,
+        ),
+    ] = None,
     classes: Annotated[
         str | None, typer.Option("--classes", help="Other class names, with commas between (new ones too).")
     ] = None,
@@ -38,9 +80,20 @@ def predict(
     ] = None,
     backbone: OwnBackbone = None,
     device: Device = "auto",
+    unreadable: Annotated[
+        str, typer.Option("--unreadable", help="Images that cannot be read: skip and report, or stop.")
+    ] = "skip",
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write a table to this file: one row per image.")
+    ] = None,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Print one JSON object per image and line, for programs.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Answers for images, likeliest first, with probabilities.
+
+    An image that cannot be read is reported on standard error and does not stop the others.
 
     Classes, its own and new ones, are put into the template that the run was trained with, unless
     --template gives another.
@@ -51,41 +104,47 @@ def predict(
 
     `dear predict run a.jpg --classes "tabby cat, red fox"`
 
+    `dear predict run photos/ --csv answers.csv`
+
+    `find . -name "*.jpg" | dear predict run - --jsonl`
+
     `dear predict --onnx model.onnx a.jpg`
     """
     from dear.errors import UsageError
 
     if top < 1:
         raise UsageError(f"--top {top}: ask for at least one answer per image")
-    paths = [str(path) for path in (images or [])]
-    answers: Answers
+    if sum((csv is not None, jsonl, as_json)) > 1:
+        raise UsageError("--csv, --jsonl and --json: choose one")
+    words = list(images or [])
+    answers: Sequence[Answer]
     if onnx is not None:
         given = {"--classes": classes, "--classes-file": classes_file, "--template": template}
         given |= {"--backbone": backbone, "--device": None if device in ("auto", "cpu") else device}
         _refuse_with_onnx(given)
-        paths = [*([] if run is None else [str(run)]), *paths]  # without a run, the first one is an image
-        if not paths:
+        words = [*([] if run is None else [str(run)]), *words]  # without a run, the first one is an image
+        if not words:
             raise UsageError("name at least one image: dear predict --onnx model.onnx a.jpg")
-        from dear.export import runtime
-
-        answers = [(found.image, found.top) for found in runtime.predict(onnx, paths, top, mode)]
+        answers = _ask_onnx(onnx, _find(words), top, mode, unreadable)
     else:
-        if run is None or not paths:
+        if run is None or not words:
             raise UsageError("name a run folder and at least one image: dear predict run a.jpg")
-        from dear.workflows.predict import predict_run
-
-        said = predict_run(
+        answers = _ask_run(
             str(run),
-            paths,
+            _find(words),
             classes=class_names(classes, classes_file),
             template=template,
             top=top,
             mode=mode,
+            unreadable=unreadable,
             backbone=backbone,
             device=device_named(device),
         )
-        answers = [(found.image, found.classes) for found in said]
-    _print(answers, as_json)
+    _refuse_all_bad(answers)
+    if csv is not None:
+        _write_csv(answers, csv, top)
+    else:
+        _print(answers, as_json, jsonl)
 
 
 def _refuse_with_onnx(given: Mapping[str, object]) -> None:
@@ -100,16 +159,100 @@ def _refuse_with_onnx(given: Mapping[str, object]) -> None:
             )
 
 
-def _print(answers: Answers, as_json: bool) -> None:
+def _find(words: list[str]) -> list[str]:
+    """The image files that the arguments mean; `-` is a list on standard input, one file per line."""
+    from dear.errors import InputError
+    from dear.workflows.inputs import find_images
+
+    names: list[str] = []
+    for word in words:
+        if word == "-":
+            names += [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+        else:
+            names.append(word)
+    if not names:
+        raise InputError("standard input names no image")
+    return find_images(names)
+
+
+def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer]:
+    """Answers of a run folder."""
+    from dear.workflows.predict import predict_run
+
+    with stages() as told:
+        return predict_run(run, paths, progress=told, **options)
+
+
+def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str) -> Sequence[Answer]:
+    """Answers of an exported model."""
+    from dear.errors import InputError, UsageError
+    from dear.export.runtime import OnnxModel
+
+    if unreadable not in ("stop", "skip"):
+        raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
+    model = OnnxModel(onnx)
+    answers = []
+    for path in paths:
+        try:
+            found = model.predict([path], top, mode)[0]
+        except InputError as error:
+            if unreadable == "stop":
+                raise
+            answers.append(Said(path, (), str(error)))
+        else:
+            answers.append(Said(found.image, found.top))
+    return answers
+
+
+def _refuse_all_bad(answers: Sequence[Answer]) -> None:
+    """Where no image could be read that is an error; otherwise each is reported."""
+    from dear.errors import InputError
+
+    bad = [answer.error for answer in answers if answer.error is not None]
+    if bad and len(bad) == len(answers):
+        raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
+    for reason in bad:
+        say(f"cannot be read: {reason}")
+
+
+def _write_csv(answers: Sequence[Answer], path: Path, top: int) -> None:
+    """One row per image: the likeliest class, its probability, the next ones, and why it was not read."""
+    import csv
+    import io
+
+    from dear._io.files import write_atomic
+
+    count = max((len(answer.classes) for answer in answers), default=0)
+    head = ["image", "class", "probability"]
+    head += [f"{name}_{place}" for place in range(2, count + 1) for name in ("class", "probability")]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*head, "error"])
+    for answer in answers:
+        cells = [cell for name, value in answer.classes for cell in (name, f"{value:.6f}")]
+        cells += [""] * (2 * max(count, 1) - len(cells))
+        table.writerow([answer.image, *cells, answer.error or ""])
+    write_atomic(path, text.getvalue())
+    say(f"{path}: {len(answers)} images")
+
+
+def _print(answers: Sequence[Answer], as_json: bool, jsonl: bool) -> None:
     """Answers for programs or for people."""
     if as_json:
-        rows = [
-            {"image": image, "classes": [{"name": n, "probability": p} for n, p in found]}
-            for image, found in answers
-        ]
-        print_json({"predictions": rows})
+        print_json({"predictions": [_plain(answer) for answer in answers]})
         return
-    for image, found in answers:
-        typer.echo(shown(image))
-        for name, probability in found:
-            typer.echo(f"  {probability:6.1%}  {name}")
+    for answer in answers:
+        if jsonl:
+            print_json(_plain(answer))
+        elif answer.error is None:
+            typer.echo(shown(answer.image))
+            for name, probability in answer.classes:
+                typer.echo(f"  {probability:6.1%}  {name}")
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    found = {
+        "image": answer.image,
+        "classes": [{"name": name, "probability": value} for name, value in answer.classes],
+    }
+    return found if answer.error is None else {**found, "error": answer.error}

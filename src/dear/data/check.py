@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ class Unreadable:
 
     key: str
     reason: str
+    place: int  #: in the set
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,9 @@ def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
     """
     if policy not in ("stop", "skip"):
         raise UsageError(f"unreadable images: the policy is stop or skip, not {policy!r}")
-
-    def problem(index: int) -> Unreadable | None:
-        try:
-            images.image(index)
-        except InputError as error:
-            return Unreadable(images.key(index), str(error))
-        return None
-
-    problems = threaded(problem, range(len(images)))
-    bad = tuple(found for found in problems if found is not None)
-    good = [index for index, found in enumerate(problems) if found is None]
+    bad = find_unreadable(images, range(len(images)))
+    places = {image.place for image in bad}
+    good = [index for index in range(len(images)) if index not in places]
     report = ImageReport(len(images), bad, images.subset(good) if bad else images)
     if bad and policy == "stop":
         raise DataError(f"{images.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
@@ -100,3 +94,16 @@ def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
             f"{images.name}: none of its {len(images)} images can be read; the first: {bad[0].reason}"
         )
     return report
+
+
+def find_unreadable(images: ImageSet, places: Sequence[int]) -> tuple[Unreadable, ...]:
+    """Those of some images of a set that cannot be decoded, found by several threads."""
+
+    def problem(index: int) -> Unreadable | None:
+        try:
+            images.image(index)
+        except InputError as error:
+            return Unreadable(images.key(index), str(error), index)
+        return None
+
+    return tuple(found for found in threaded(problem, list(places)) if found is not None)

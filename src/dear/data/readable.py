@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.data.check import check_images
+from dear.data.check import ImageReport, find_unreadable
 from dear.data.images import ImageSet
 from dear.errors import DataError, InputError, UsageError
 
@@ -41,10 +41,16 @@ class Readable:
             return self.images.pixels(indices, size)
         except InputError:
             if self.policy == "stop":
-                first = min(int(index) for index in indices)
-                check_images(self.images.subset(range(first, len(self.images))), "stop")
+                self._refuse(min(int(index) for index in indices))
                 raise  # it can be read now
         return torch.stack([self._one(int(index), size) for index in indices])
+
+    def _refuse(self, first: int) -> None:
+        """Name all images from `first` on that cannot be read; those before it were read."""
+        bad = find_unreadable(self.images, range(first, len(self.images)))
+        if bad:
+            report = ImageReport(len(self.images), bad, self.images)
+            raise DataError(f"{self.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
 
     def _one(self, index: int, size: int) -> Tensor:
         try:

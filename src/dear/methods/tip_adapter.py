@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batch, Batches, Frozen, Method
+from dear.methods.base import Batch, Batches, FeatureBatch, Frozen, Method
 from dear.methods.prompts import scores, unit
 
 
@@ -49,9 +49,9 @@ def make_cache(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor
     return unit(total), labels
 
 
-def _features(clip: Clip, batch: Batch) -> Tensor:
+def _features(clip: Clip, batch: Batch | FeatureBatch) -> Tensor:
     """Frozen image features [B, E]."""
-    return clip.encode_image(batch.pixels) if batch.features is None else batch.features
+    return batch.features if isinstance(batch, FeatureBatch) else clip.encode_image(batch.pixels)
 
 
 def vote(method: TipAdapter | TipAdapterF, features: Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Batch
+from dear.methods.base import FeatureBatch
 from dear.train.feed import Feed
 from dear.train.frozen import StepInputs
 
@@ -37,9 +37,8 @@ class FeatureTable:
         domains = None if self.feed.domains is None else self.feed.domains[rows]
         return StepInputs((self.features[rows],), self.feed.labels[rows], domains)
 
-    def walk(self, augment: bool = False) -> Iterator[Batch]:
+    def walk(self, augment: bool = False) -> Iterator[FeatureBatch]:
         """Walk the set once in its own order: what `Method.prepare` is given."""
-        nothing = self.features.new_zeros(0)
         for rows in torch.arange(len(self.features), device=self.features.device).split(256):
             domains = None if self.feed.domains is None else self.feed.domains[rows]
-            yield Batch(nothing, self.feed.labels[rows], domains, self.features[rows])
+            yield FeatureBatch(self.features[rows], self.feed.labels[rows], domains)

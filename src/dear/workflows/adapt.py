@@ -8,6 +8,7 @@ from typing import Any
 
 from dear._io.progress import Progress
 from dear.data.images import ImageSet
+from dear.train.feature_cache import frozen_features
 from dear.train.run import Trained, train
 from dear.workflows.options import AdaptOptions, PathLike
 from dear.workflows.plan import Plan, plan_adaptation
@@ -68,4 +69,7 @@ def run_plan(
         if log is not None:
             log(step, steps, line)
 
-    return train(plan.method, plan.images, plan.recipe, out, resume, told, stop)
+    features = None
+    if plan.method.reads_image_features and not plan.recipe.augment:
+        features = frozen_features(plan.method, plan.images, plan.recipe.precision, progress)
+    return train(plan.method, plan.images, plan.recipe, out, resume, told, stop, features=features)

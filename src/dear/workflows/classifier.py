@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from dear.clip.device import pick_device
-from dear.clip.factory import load
+from dear.clip.factory import list_backbones, load
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.data.listed import ImageLike, ListedImages
+from dear.data.listed import ListedImages
 from dear.data.names import TEMPLATE
 from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError
@@ -28,6 +31,7 @@ from dear.train.evaluate import evaluate
 from dear.train.folder import load_run, read_log, read_metrics
 from dear.train.run import Trained
 from dear.workflows.adapt import adapt
+from dear.workflows.inputs import as_images, check_labels, named
 from dear.workflows.options import PathLike
 from dear.workflows.predict import probabilities
 
@@ -37,8 +41,10 @@ Labels = NDArray[Any]
 class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """An image classifier that learns from a few images per class.
 
-    `fit` takes a folder of class folders, a table, `world:NAME`, an image set, or a list of files with a
-    list of labels; the last is what `cross_val_score` and `GridSearchCV` work with.
+    `fit` takes a folder of class folders, a table, `world:NAME`, an image set, or a list of images with a
+    list of labels; the last is what `cross_val_score` and `GridSearchCV` work with. Images are files, Pillow
+    images, arrays or tensors. A pickled classifier holds what was learned and the backbone's name, not the
+    backbone.
 
     Args:
         method: name of the method; see `dear.list_methods()`.
@@ -96,17 +102,19 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.options = options
         self.device = device
 
-    def fit(self, X: Any, y: Sequence[Any] | Labels | None = None) -> Classifier:
+    def fit(self, X: Any, y: Sequence[Any] | Labels | None = None, *, class_names: Any = None) -> Classifier:
         """Train on images.
 
         Args:
-            X: a folder, table, `world:NAME` or image set; or files (or Pillow images), with `y`.
-            y: one label per file.
+            X: a folder, table, `world:NAME` or image set; or a list of images, with `y`.
+            y: one label per image.
+            class_names: words for the labels, as a mapping from label to name or in the labels' order. CLIP
+                reads them, so labels that are numbers need names; None: the labels themselves.
 
         Raises:
             DearError: one sentence on what is wrong with the images, labels or options.
         """
-        images, self.classes_ = self._training_set(X, y)
+        images, self.classes_ = self._training_set(X, y, class_names)
         recipe = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr}
         self.run_: Trained = adapt(
             images,
@@ -124,29 +132,35 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.method_ = self.run_.method
         return self
 
-    def _training_set(self, X: Any, y: Any) -> tuple[ImageSet, Labels]:
+    def _training_set(self, X: Any, y: Any, class_names: Any) -> tuple[ImageSet, Labels]:
         if isinstance(X, ImageSet | str | os.PathLike):
-            if y is not None:
-                raise InputError("y goes with a list of images; a folder or set has labels of its own")
+            if y is not None or class_names is not None:
+                raise InputError(
+                    "y and class_names go with a list of images; a folder or set has labels of its own"
+                )
             images = X if isinstance(X, ImageSet) else open_data(X, "train", template=self.template)
             return images, np.array(images.classes)
-        items = _listed(X)
+        items = as_images(X)
         if y is None:
             raise InputError("a list of images needs y, a label for each")
-        if len(y) != len(items):
-            raise InputError(f"{len(items)} images but {len(y)} labels; give one label per image")
-        classes, labels = np.unique(np.asarray(y), return_inverse=True)
-        names = tuple(str(label) for label in classes)
+        classes, labels = np.unique(check_labels(y, len(items)), return_inverse=True)
+        names = named(classes.tolist(), class_names)
+        if class_names is None and all(name.lstrip("-").isdecimal() for name in names):
+            warnings.warn(
+                f"the labels are numbers, so CLIP reads {names[0]!r} where it expects a class name; give "
+                "names with fit(X, y, class_names={...})",
+                stacklevel=3,
+            )
         return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Probability of each class under CLIP's temperature, [n, classes]; X as in `predict`."""
         self._check_fitted()
-        proba: NDArray[np.float32] = probabilities(self.method_, _listed(X), self.mode).numpy()
+        proba: NDArray[np.float32] = probabilities(self.method_, as_images(X), self.mode).numpy()
         return proba
 
     def predict(self, X: Any) -> Labels:
-        """The likeliest class of each image; X is a list of files or Pillow images."""
+        """The likeliest class of each image; X is one image or a list of them."""
         best: Labels = self.predict_proba(X).argmax(axis=1)
         answers: Labels = self.classes_[best]
         return answers
@@ -214,23 +228,58 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found.run_ = Trained(method, steps, seconds, read_log(Path(path)), config, Path(path))
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The parameters, and of a trained classifier the files of its run: no weights of the backbone."""
+        state = dict(super().__getstate__())
+        method = state.pop("method_", None)
+        run = state.pop("run_", None)
+        if isinstance(self.backbone, Clip):
+            state["backbone"] = _name_of(self.backbone)
+        if method is None or run is None:
+            return state
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder)
+            state["_files"] = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        state["_backbone"] = _name_of(method.clip)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load the backbone again by its name, and put what was learned on it.
+
+        Raises:
+            DearError: the backbone is not found by its name, or has other weights.
+        """
+        files, backbone = state.pop("_files", None), state.pop("_backbone", None)
+        super().__setstate__(state)
+        if files is None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in files.items():
+                (Path(folder) / Path(name).name).write_bytes(data)
+            clip = _backbone(backbone, pick_device(self.device))
+            loaded = Classifier.load(folder, clip, self.device)
+        self.method_ = loaded.method_
+        self.run_ = replace(loaded.run_, path=None)
+
     def _check_fitted(self) -> None:
         if not hasattr(self, "method_"):
             raise NotFittedError("this Classifier has not learned anything yet: call fit or load first")
 
 
 @lru_cache(maxsize=2)
-def _loaded(source: str, device: str) -> Clip:
+def _loaded(source: str | Path, device: str) -> Clip:
     """A backbone by name, kept: a grid search fits many classifiers on one."""
     return load(source, device=device)
 
 
 def _backbone(source: PathLike | Clip, device: str) -> Clip:
-    return source if isinstance(source, Clip) else _loaded(os.fspath(source), device)
+    if isinstance(source, Clip):
+        return source
+    return _loaded(source if isinstance(source, str) else Path(source), device)
 
 
-def _listed(X: Any) -> tuple[ImageLike, ...]:
-    """Files or Pillow images in any sequence, as a tuple."""
-    if isinstance(X, str | os.PathLike):
-        raise InputError(f"give images as a list, [{os.fspath(X)!r}], not as one path")
-    return tuple(X)
+def _name_of(clip: Clip) -> str | Path | Clip:
+    """What finds a backbone again: the path it was loaded from or its name; itself if it has neither."""
+    if clip.source is not None:
+        return Path(clip.source)
+    return clip.name if clip.name in list_backbones() else clip

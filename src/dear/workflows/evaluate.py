@@ -12,6 +12,7 @@ from dear.data.open import open_data
 from dear.data.readable import Readable
 from dear.methods.base import Method
 from dear.train.evaluate import Evaluation, evaluate
+from dear.train.feature_cache import FeatureCache
 from dear.train.folder import load_run
 from dear.workflows.options import PathLike
 
@@ -62,11 +63,15 @@ def evaluate_readable(
     unreadable: str = "stop",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """`evaluate` on the images that can be read; every image is decoded once."""
+    """`evaluate` on the images that can be read; every image is decoded at most once.
+
+    Answers for image files that were given before, by the same weights and learned tensors, come from the
+    user's cache.
+    """
     if template is not None:
         method = method.with_classes(method.classes, template)
     reading = Readable(images, unreadable)
-    found = evaluate(method, reading, progress=progress)
+    found = evaluate(method, reading, progress=progress, logits=FeatureCache().logits)
     keep = reading.readable()
     if len(keep) == len(images):
         return found

@@ -13,11 +13,12 @@ from torch import Tensor
 from dear._io.image_file import open_image
 from dear._io.memory import in_batches
 from dear._io.pixels import resize_crop
+from dear._io.progress import Progress
 from dear.clip.device import pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.images import threaded
-from dear.errors import TrainingError, UsageError
+from dear.errors import InputError, TrainingError, UsageError
 from dear.methods.base import Method
 from dear.train.evaluate import BATCH
 from dear.train.folder import load_run
@@ -29,10 +30,14 @@ ImageLike = PathLike | Image.Image
 
 @dataclass(frozen=True)
 class Answer:
-    """What a method says of one image: class names with probabilities, likeliest first."""
+    """What a method says of one image: class names with probabilities, likeliest first.
+
+    `error` says why an image could not be read; it then has no classes.
+    """
 
     image: str
     classes: tuple[tuple[str, float], ...]
+    error: str | None = None
 
 
 def predict_run(
@@ -43,24 +48,50 @@ def predict_run(
     template: str | None = None,
     top: int = 5,
     mode: str | None = None,
+    unreadable: str = "stop",
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
+    progress: Progress | None = None,
 ) -> list[Answer]:
     """Answers for images, among the run's classes or others.
 
     The template is the one the run was trained with, for its own classes and for others, unless `template`
     says otherwise.
+
+    Args:
+        run: run folder, or a method.
+        images: files or Pillow images; `dear.workflows.inputs.find_images` finds those of folders.
+        classes: other class names; None: the run's own.
+        template: prompt with `{}`; None: the one the run was trained with.
+        top: answers per image.
+        mode: how to predict; None: the method's usual mode.
+        unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
+        backbone: for a run folder whose backbone moved.
+        device: "auto", "cpu", "cuda", ...
+        progress: told how many images are done.
+
+    Raises:
+        DearError: anything a user can correct, in one sentence.
     """
     if top < 1:
         raise UsageError(f"top = {top}: ask for at least one answer per image")
+    if unreadable not in ("stop", "skip"):
+        raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
     method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
     method.pick_mode(mode)
     method = on_classes(method, classes, template)
-    best = probabilities(method, images, mode).topk(min(top, len(method.classes)), dim=-1)
-    return [
-        Answer(name_of(p), tuple((method.classes[c], v) for c, v in zip(found, values, strict=True)))
-        for p, found, values in zip(images, best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    found, problems = _probabilities(method, images, mode, unreadable == "skip", progress)
+    best = found.topk(min(top, len(method.classes)), dim=-1)
+    answers = []
+    for place, (image, which, values) in enumerate(
+        zip(images, best.indices.tolist(), best.values.tolist(), strict=True)
+    ):
+        if place in problems:
+            answers.append(Answer(name_of(image), (), problems[place]))
+            continue
+        named = tuple((method.classes[c], v) for c, v in zip(which, values, strict=True))
+        answers.append(Answer(name_of(image), named))
+    return answers
 
 
 def on_classes(method: Method, classes: Sequence[str] | None, template: str | None) -> Method:
@@ -80,32 +111,69 @@ def on_classes(method: Method, classes: Sequence[str] | None, template: str | No
 
 def probabilities(method: Method, images: Iterable[ImageLike], mode: str | None = None) -> Tensor:
     """Class probabilities [n, C] of images under CLIP's temperature, on the CPU."""
-    mode, method = method.pick_mode(mode), in_precision(method, "auto")
-    items = list(images)
+    return _probabilities(method, list(images), mode)[0]
+
+
+def _probabilities(
+    method: Method,
+    images: Sequence[ImageLike],
+    mode: str | None = None,
+    skip: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Tensor, dict[int, str]]:
+    """Probabilities [n, C], and why some images could not be read, by their place."""
+    mode = method.pick_mode(mode)
     parts = [torch.empty(0, len(method.classes))]
+    problems: dict[int, str] = {}
+    bound = in_precision(method, "auto")
 
     def answer(rows: range) -> Tensor:
-        pixels = views(method.clip, items[rows.start : rows.stop])
-        return method.logits(pixels, mode).softmax(dim=-1).float().cpu()
+        pixels, bad = readable_views(bound.clip, images[rows.start : rows.stop], skip)
+        problems.update({rows.start + place: reason for place, reason in bad.items()})
+        return bound.logits(pixels, mode).softmax(dim=-1).float().cpu()
 
-    for _, part in in_batches(answer, len(items), BATCH):
+    for rows, part in in_batches(answer, len(images), BATCH):
         parts.append(part)
+        if progress is not None:
+            progress("images", rows.stop, len(images))
     found = torch.cat(parts)
-    if not bool(found.isfinite().all()):
-        first = int((~found.isfinite().all(dim=-1)).nonzero()[0])
+    broken = [int(row) for row in (~found.isfinite().all(dim=-1)).nonzero() if int(row) not in problems]
+    if broken:
         raise TrainingError(
-            f"{name_of(items[first])}: the model's scores are not finite numbers; use float32, or train it "
-            "again with a lower lr",
+            f"{name_of(images[broken[0]])}: the model's scores are not finite numbers; use float32, or train "
+            "it again with a lower lr",
             hint="recipe",
         )
-    return found
+    return found, problems
+
+
+def readable_views(
+    clip: Clip, images: Sequence[ImageLike], skip: bool = False
+) -> tuple[Tensor, dict[int, str]]:
+    """CLIP's view of images, [n, 3, S, S] on its device, and why some could not be read, by their place.
+
+    With `skip` an image that cannot be read is black; otherwise it raises `InputError`.
+    """
+    size = clip.config.vision.image_size
+    problems: dict[int, str] = {}
+
+    def view(item: tuple[int, ImageLike]) -> Tensor:
+        place, image = item
+        try:
+            return resize_crop(open_image(image), size)
+        except InputError as error:
+            if not skip:
+                raise
+            problems[place] = str(error)
+            return torch.zeros(3, size, size, dtype=torch.uint8)
+
+    raw = torch.stack(threaded(view, list(enumerate(images))))
+    return normalize(raw.to(clip.device), clip.config.mean, clip.config.std), problems
 
 
 def views(clip: Clip, images: Sequence[ImageLike]) -> Tensor:
     """CLIP's view of images given as files or Pillow images, normalized [n, 3, S, S] on its device."""
-    size = clip.config.vision.image_size
-    raw = torch.stack(threaded(lambda image: resize_crop(open_image(image), size), images))
-    return normalize(raw.to(clip.device), clip.config.mean, clip.config.std)
+    return readable_views(clip, images)[0]
 
 
 def name_of(image: ImageLike) -> str:

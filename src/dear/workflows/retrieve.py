@@ -20,7 +20,6 @@ from dear._io.image_file import open_image
 from dear._io.memory import in_batches
 from dear._io.progress import Progress
 from dear.clip.device import pick_device
-from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.benchmarks import find_benchmark
 from dear.data.folder import image_paths
@@ -31,6 +30,8 @@ from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
+from dear.train.evaluate import read_pixels
+from dear.train.feature_cache import FeatureCache, learned_digest
 from dear.train.folder import load_run
 from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
@@ -76,12 +77,14 @@ def gallery_of(source: PathLike | ImageSet, root: PathLike | None = None) -> Ima
 @torch.no_grad()
 def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None = None) -> Tensor:
     """Unit features of a gallery in every attribute's space, [n, A, E], on the CPU."""
-    config, parts = method.clip.config, []
-    method = in_precision(method, "auto")
+    method, parts, cache = in_precision(method, "auto"), [], FeatureCache()
+    what = learned_digest("attribute features", method)
+
+    def computed(indices: list[int]) -> Tensor:
+        return unit(method.attribute_features(read_pixels(method.clip, images, indices)))
 
     def features(rows: range) -> Tensor:
-        raw = images.pixels(list(rows), config.vision.image_size).to(method.clip.device)
-        return unit(method.attribute_features(normalize(raw, config.mean, config.std))).cpu()
+        return cache.rows(what, images, list(rows), computed)
 
     for rows, part in in_batches(features, len(images), _BATCH):
         parts.append(part)

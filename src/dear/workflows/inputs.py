@@ -1,0 +1,169 @@
+"""Images as people have them: files, folders, patterns, Pillow images, arrays and tensors."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from dear.data.folder import image_paths
+from dear.errors import InputError
+
+ImageLike = str | os.PathLike[str] | Image.Image
+
+
+def find_images(names: Iterable[str]) -> list[str]:
+    """Image files of a list that may hold files, folders (searched at every depth) and patterns (`*.jpg`).
+
+    Files are kept as they are named, whether they exist or not: reading them tells.
+
+    Raises:
+        InputError: a folder without images, or a pattern that nothing fits.
+    """
+    found: list[str] = []
+    for name in names:
+        if os.path.isdir(name):
+            inside = sorted(image_paths(Path(name)))
+            if not inside:
+                raise InputError(f"{name}: there is no image in this folder")
+            found += [str(Path(name) / path) for path in inside]
+        elif glob.has_magic(name) and not os.path.exists(name):
+            fitting = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+            if not fitting:
+                raise InputError(f"{name}: no file fits this pattern")
+            found += fitting
+        else:
+            found.append(name)
+    return found
+
+
+def as_images(X: Any) -> tuple[ImageLike, ...]:
+    """Images given to `dear.Classifier`, as files and Pillow images.
+
+    Args:
+        X: files, Pillow images, arrays or tensors in any sequence, also a column of a table; one Pillow
+            image or array; or a batch [n, H, W, 3] or [n, 3, H, W].
+
+    Raises:
+        InputError: naming the place of what is no image.
+    """
+    if isinstance(X, str | os.PathLike):
+        raise InputError(f"give images as a list, [{os.fspath(X)!r}], not as one path")
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):  # a table of pandas or polars
+        raise InputError(
+            f"give one column of the table, such as X[{str(next(iter(X.columns)))!r}], not all of it"
+        )
+    if isinstance(X, Image.Image):
+        return (X,)
+    if isinstance(X, np.ndarray | Tensor) and _is_numeric(X) and X.ndim in (2, 3):
+        return (from_array(X, "the image"),)
+    try:
+        items = list(X)
+    except TypeError:
+        raise InputError(f"images must come in a list; got {type(X).__name__}") from None
+    return tuple(_one(item, place) for place, item in enumerate(items))
+
+
+def _one(item: Any, place: int) -> ImageLike:
+    if isinstance(item, Image.Image | str | os.PathLike):
+        return item
+    if isinstance(item, np.ndarray | Tensor):
+        return from_array(item, f"image {place}")
+    raise InputError(
+        f"image {place} is {'missing' if item is None else type(item).__name__}; give a file, a Pillow "
+        "image, an array or a tensor"
+    )
+
+
+def from_array(values: np.ndarray[Any, Any] | Tensor, name: str) -> Image.Image:
+    """A Pillow image from an array or tensor.
+
+    The shape is [H, W], [H, W, C] or [C, H, W] with 1, 3 or 4 channels; numbers are bytes (0 to 255) or
+    fractions (0 to 1).
+
+    >>> from_array(np.zeros((4, 6, 3), dtype=np.uint8), "x").size
+    (6, 4)
+
+    Raises:
+        InputError: another shape, or numbers outside of these ranges.
+    """
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.size == 0 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
+        raise InputError(f"{name}: its shape is {list(values.shape)}; an image is [H, W, 3] or [3, H, W]")
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
+    elif np.issubdtype(array.dtype, np.floating):
+        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+            raise InputError(
+                f"{name}: numbers of type {array.dtype} must lie between 0 and 1; give the image as it was "
+                "before normalization"
+            )
+        array = np.round(array * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
+            raise InputError(f"{name}: numbers of type {array.dtype} must lie between 0 and 255")
+        array = array.astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
+    """Labels as an array, one per image.
+
+    Raises:
+        InputError: another number of labels than images, or a label that is missing.
+    """
+    labels = np.asarray(y)
+    if labels.ndim != 1:
+        raise InputError(
+            f"labels must be a list with one label per image; got the shape {list(labels.shape)}"
+        )
+    if len(labels) != count:
+        raise InputError(f"{count} images but {len(labels)} labels; give one label per image")
+    for place, label in enumerate(labels.tolist()):
+        if label is None or (isinstance(label, float) and math.isnan(label)):
+            raise InputError(f"label {place} is missing; give every image a label or leave it out")
+    if labels.dtype == object:
+        kinds = {type(label).__name__ for label in labels.tolist()}
+        if len(kinds) > 1:
+            raise InputError(f"labels are of several kinds ({', '.join(sorted(kinds))}); use one")
+        labels = np.array(labels.tolist())
+    return labels
+
+
+def named(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
+    """The words for some labels: those given, or the labels themselves as text.
+
+    Args:
+        labels: the different labels, sorted.
+        names: a mapping from label to name, or names in the order of the labels; None: the labels' own text.
+
+    Raises:
+        InputError: a label has no name.
+    """
+    if names is None:
+        return tuple(str(label) for label in labels)
+    if not hasattr(names, "keys"):
+        if len(names) != len(labels):
+            raise InputError(
+                f"{len(labels)} different labels but {len(names)} class names; give one for each"
+            )
+        return tuple(str(name) for name in names)
+    missing = [label for label in labels if label not in names]
+    if missing:
+        raise InputError(f"class_names has no name for the label {missing[0]!r}")
+    return tuple(str(names[label]) for label in labels)
+
+
+def _is_numeric(X: Any) -> bool:
+    return isinstance(X, Tensor) or X.dtype.kind in "biuf"

@@ -1,0 +1,130 @@
+"""The first hour: from a folder of food photos to a CSV of answers in four commands, with local weights."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import food
+import pytest
+from test_wrong_uses import dear
+
+from dear.train import read_config
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    food.photos(home / "food")
+    food.backbone(home / "models" / "tiny-clip")
+    return home
+
+
+def test_from_folder_to_table_in_four_commands(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DEAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(place)
+    assert dear("data", "check", "food")[0] == 0
+
+    words = ["adapt", "--data", "food", "--backbone", "models/tiny-clip", "--out", "run", "--epochs", "3"]
+    status, said = dear(*words)
+    assert status == 0, said
+    assert "roles were found on 24 images" in said  # no map of these weights exists anywhere
+    assert "training DeAR on 24 images of 3 classes, 6 held out for testing" in said
+    assert "accuracy on 6 held-out images:" in said
+    assert "before," in said
+    assert "(mode fused)" in said
+    following = next(line for line in said.splitlines() if line.startswith("next: "))
+    config = read_config(place / "run")
+    assert config["backbone_path"] == str(place / "models" / "tiny-clip")
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    status, said = dear(*following.removeprefix("next: dear ").split())  # as it was printed
+    assert status == 0, said
+    monkeypatch.chdir(elsewhere)  # and the backbone is found from any folder
+    assert dear("evaluate", str(place / "run"), "--data", str(place / "food"))[0] == 0
+
+    monkeypatch.chdir(place)
+    (place / "food" / "apple_pie" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
+    status, said = dear("predict", "run", "food", "--csv", "answers.csv")
+    (place / "food" / "apple_pie" / "broken.jpg").unlink()
+    assert status == 0, said
+    assert said.count("cannot be read:") == 1
+    rows = list(csv.DictReader((place / "answers.csv").open()))
+    assert len(rows) == 31
+    assert set(rows[0]) >= {"image", "class", "probability", "error"}
+    bad = [row for row in rows if row["error"]]
+    assert [Path(row["image"]).name for row in bad] == ["broken.jpg"]
+    assert bad[0]["class"] == ""
+    good = [row for row in rows if not row["error"]]
+    assert {row["class"] for row in good} <= {"apple pie", "green salad", "tomato soup"}
+    assert all(0 <= float(row["probability"]) <= 1 for row in good)
+
+
+def test_a_second_adaptation_uses_the_kept_roles(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DEAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    words = ["adapt", "--data", str(place / "food"), "--backbone", str(place / "models" / "tiny-clip")]
+    words += ["--epochs", "1", "--no-check"]
+    assert "roles were found on" in dear(*words, "--out", "one")[1]
+    assert "roles of tiny-clip were found before" in dear(*words, "--out", "two")[1]
+    maps = [(tmp_path / name / "roles.json").read_bytes() for name in ("one", "two")]
+    assert maps[0] == maps[1]
+    assert dear("cache", "clear")[0] == 0
+    assert "roles were found on" in dear(*words, "--out", "three")[1]
+
+
+def test_mini_says_that_it_knows_no_photos(place: Path, tmp_path: Path) -> None:
+    words = ["adapt", "--data", str(place / "food"), "--out", str(tmp_path / "run"), "--epochs", "1"]
+    status, said = dear(*words, "--no-check", "--method", "linear-probe")
+    assert status == 0
+    assert "'mini' has seen only drawn images of the attribute world" in said
+    assert "openai/clip-vit-base-patch16" in said
+    quiet = dear(
+        "adapt", "--data", "world:textures", "--out", str(tmp_path / "w"), "--epochs", "1", "--shots", "5",
+        "--no-check", "--method", "linear-probe",
+    )[1]  # fmt: skip
+    assert "attribute world" not in quiet
+
+
+def test_lists_patterns_folders_and_standard_input(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+    import sys
+
+    from dear.cli.predict import _find
+    from dear.errors import InputError
+
+    monkeypatch.chdir(place)
+    assert len(_find(["food"])) == 30
+    assert len(_find(["food/*/IMG_000.jpg"])) == 3
+    assert len(_find(["food/**/*.jpg"])) == 30
+    assert _find(["food/apple_pie/IMG_000.jpg", "nowhere.jpg"])[1] == "nowhere.jpg"
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO("food/apple_pie/IMG_000.jpg\n\nfood/apple_pie/IMG_001.jpg\n")
+    )
+    assert len(_find(["-"])) == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(InputError, match="standard input names no image"):
+        _find(["-"])
+    with pytest.raises(InputError, match="no file fits this pattern"):
+        _find(["food/*.webp"])
+
+
+def test_adapt_for_programs(place: Path, tmp_path: Path) -> None:
+    told: list[object] = []
+    words = ["adapt", "--data", str(place / "food"), "--backbone", str(place / "models" / "tiny-clip")]
+    words += ["--method", "linear-probe", "--out", str(tmp_path / "run"), "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dear.cli.adapt.print_json", told.append)
+        assert dear(*words)[0] == 0
+    answer = json.loads(json.dumps(told[0]))
+    assert (answer["images"], answer["held_out"]) == (24, 6)
+    assert 0 <= answer["accuracy"]["before"] <= 1
+    assert answer["accuracy"]["after"]["default"] >= 0.5  # three colors

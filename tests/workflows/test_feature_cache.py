@@ -1,0 +1,185 @@
+"""Cached features and answers: the same numbers as without, found again, never stale, within a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny import Colors, images, mixed_roles, tiny_clip
+
+from dear._io.feature_store import FeatureStore
+from dear.data import open_data
+from dear.data.images import FileImages
+from dear.errors import UsageError
+from dear.methods import METHODS, build_method
+from dear.train import Recipe, evaluate, train
+from dear.train.feature_cache import FeatureCache, frozen_features
+from dear.workflows.adapt import adapt
+from dear.workflows.evaluate import evaluate_run
+from dear.workflows.retrieve import gallery_features
+
+CLIP = tiny_clip(dtype=torch.float32)
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEAR_CACHE", str(tmp_path / "cache"))
+    colors = Colors(each=5)
+    for i, label in enumerate(colors.labels.tolist()):
+        path = tmp_path / "photos" / colors.classes[label] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        colors.image(i).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    before = FileImages.image
+
+    def counted(self: FileImages, index: int) -> Image.Image:
+        found.append(index)
+        return before(self, index)
+
+    monkeypatch.setattr(FileImages, "image", counted)
+    return found
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_flag_of_a_method_is_true(name: str) -> None:
+    """`reads_image_features` says exactly whether the frozen stage is the image feature and nothing else."""
+    clip = tiny_clip()
+    roles = mixed_roles() if METHODS[name].uses_roles else None
+    method = build_method(name, clip, ("red", "green", "blue"), roles=roles)
+    pixels = images(2)
+    with torch.no_grad():
+        stage = method.frozen_stage(pixels)
+        feature = clip.encode_image(pixels)
+    alike = len(stage) == 1 and stage[0].shape == feature.shape and torch.allclose(stage[0], feature)
+    assert method.reads_image_features == alike
+
+
+@pytest.mark.parametrize("name", ["zeroshot", "linear-probe", "dear"])
+def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opened(
+    name: str, photos: Path, opened: list[int]
+) -> None:
+    roles = mixed_roles() if METHODS[name].uses_roles else None
+    method = adapt(photos, backbone=CLIP, method=name, roles=roles, recipe={"epochs": 1}).method
+    plain = evaluate(method, open_data(photos, "all"))
+    opened.clear()
+    first = evaluate_run(method, photos, split="all")
+    again = evaluate_run(method, photos, split="all")
+    for found in (first, again):
+        for mode in method.modes:
+            assert found.answers[mode].tolist() == plain.answers[mode].tolist()
+            torch.testing.assert_close(found.confidence[mode], plain.confidence[mode], atol=1e-5, rtol=0)
+    count = len(open_data(photos, "all"))
+    assert len(opened) <= count
+    opened.clear()
+    evaluate_run(method, photos, split="all")
+    assert opened == []
+
+
+def test_a_changed_file_is_read_again(photos: Path, opened: list[int]) -> None:
+    method = adapt(photos, backbone=CLIP, method="zeroshot").method
+    evaluate_run(method, photos, split="all")
+    opened.clear()
+    Image.new("RGB", (24, 24), (1, 2, 3)).save(photos / "red" / "0.png")
+    found = evaluate_run(method, photos, split="all")
+    assert len(opened) == 1
+    plain = evaluate(method, open_data(photos, "all"))
+    torch.testing.assert_close(found.confidence["default"], plain.confidence["default"], atol=1e-5, rtol=0)
+
+
+def test_another_training_is_another_answer(photos: Path) -> None:
+    settings = {"backbone": CLIP, "roles": mixed_roles(), "recipe": {"epochs": 2, "batch": 4, "lr": 2e-2}}
+    one, two = (adapt(photos, seed=seed, **settings).method for seed in (1, 2))
+    evaluate_run(one, photos, split="all")
+    found = evaluate_run(two, photos, split="all").confidence["fused"]
+    plain = evaluate(two, open_data(photos, "all")).confidence["fused"]
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+
+
+def test_galleries_are_remembered(photos: Path, opened: list[int]) -> None:
+    model = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1}).method
+    gallery = open_data(photos, "all")
+    opened.clear()
+    first = gallery_features(model, gallery)
+    assert len(opened) == len(gallery)
+    again = gallery_features(model, gallery)
+    assert len(opened) == len(gallery)
+    torch.testing.assert_close(again, first)
+
+
+def test_training_on_known_features_is_training_on_the_plain_views(photos: Path) -> None:
+    """The oracle runs the image tower in every step."""
+    files = open_data(photos, "train")
+    recipe = {"augment": False, "epochs": 3, "batch": 4, "lr": 1e-2}
+    for name in ("linear-probe", "clip-adapter", "tip-adapter", "tip-adapter-f", "coop"):
+        slow, fast = (build_method(name, CLIP, files.classes, seed=1) for _ in range(2))
+        train(slow, files, Recipe.of(slow, **recipe))
+        features = frozen_features(fast, files, "auto")
+        train(fast, files, Recipe.of(fast, **recipe), features=features)
+        for key, tensor in slow.state_dict().items():
+            torch.testing.assert_close(
+                fast.state_dict()[key], tensor, atol=1e-4, rtol=1e-4, msg=f"{name} {key}"
+            )
+
+
+def test_features_are_refused_where_they_cannot_serve(photos: Path) -> None:
+    files = open_data(photos, "train")
+    probe = build_method("linear-probe", CLIP, files.classes)
+    features = frozen_features(probe, files, "auto")
+    with pytest.raises(UsageError, match="augment = False"):
+        train(probe, files, Recipe.of(probe, epochs=1), features=features)
+    model = build_method("dear", CLIP, files.classes, roles=mixed_roles())
+    with pytest.raises(UsageError, match="does not learn from frozen image features"):
+        train(model, files, Recipe.of(model, epochs=1, augment=False), features=features)
+
+
+def test_adapt_does_not_augment_what_only_reads_features(photos: Path, tmp_path: Path) -> None:
+    assert adapt(photos, backbone=CLIP, method="linear-probe").config["recipe"]["augment"] is False
+    asked = {"augment": True, "epochs": 1}
+    assert (
+        adapt(photos, backbone=CLIP, method="linear-probe", recipe=asked).config["recipe"]["augment"] is True
+    )
+    dear = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1})
+    assert dear.config["recipe"]["augment"] is True
+
+
+def test_the_store_forgets_the_oldest_and_survives_damage(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path / "s.sqlite", limit=200_000)
+    for number in range(60):
+        store.put({bytes([number]) * 32: bytes(8000)})
+    usage = store.usage()
+    assert usage.size <= 200_000
+    assert 0 < usage.entries < 60
+    assert store.get([bytes([59]) * 32]) == {bytes([59]) * 32: bytes(8000)}
+    assert store.get([bytes([0]) * 32]) == {}
+    (tmp_path / "s.sqlite").write_bytes(b"not a database" * 1000)
+    broken = FeatureStore(tmp_path / "s.sqlite")
+    assert broken.get([b"x"]) == {}
+    broken.put({b"x": b"y"})
+    fresh = FeatureStore(tmp_path / "s.sqlite")
+    fresh.put({b"x": b"y"})
+    assert fresh.get([b"x"]) == {b"x": b"y"}
+
+
+def test_a_damaged_row_is_computed_again(photos: Path) -> None:
+    files = open_data(photos, "all")
+    cache = FeatureCache()
+    good = cache.image_features(CLIP, files)
+
+    class Damaged(FeatureStore):
+        def get(self, keys):
+            return {key: value[:-3] for key, value in super().get(keys).items()}
+
+    torch.testing.assert_close(FeatureCache(Damaged()).image_features(CLIP, files), good)
+
+
+def test_nothing_is_kept_with_a_size_of_zero(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEAR_CACHE_MB", "0")
+    FeatureCache().image_features(CLIP, open_data(photos, "all"))
+    assert FeatureStore().usage().entries == 0

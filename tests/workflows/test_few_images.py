@@ -1,0 +1,87 @@
+"""Few and unbalanced images: enough steps, equal classes, and a sentence before the work."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from tiny import Colors, mixed_roles, tiny_clip
+
+import dear
+from dear.train.recipe import Recipe
+from dear.workflows.balance import LEAST_STEPS, MOST_REPEATS, balanced, counts, enough_steps
+from dear.workflows.notices import backbone_notices, image_notices, unknown_classes
+from dear.workflows.options import AdaptOptions
+from dear.workflows.plan import plan_adaptation
+
+CLIP = tiny_clip(dtype=torch.float32)
+
+
+def unequal(*number: int) -> Colors:
+    """The first `number[c]` images of each class."""
+    images = Colors(classes=len(number), each=max(number))
+    each = max(number)
+    return images.subset([c * each + i for c, n in enumerate(number) for i in range(n)])
+
+
+def test_rare_classes_are_repeated_evenly() -> None:
+    images = unequal(16, 4, 1)
+    found = balanced(images)
+    assert counts(found) == [16, 16, 16]
+    shown = Counter(tuple(found.data[i].flatten()[:5].tolist()) for i in range(len(found)))
+    assert sorted(shown.values()) == [1] * 16 + [4] * 4 + [16]
+    assert balanced(unequal(5, 4, 3)) is not None
+    same = unequal(5, 4, 3)
+    assert balanced(same) is same
+
+
+def test_repeats_are_limited() -> None:
+    assert counts(balanced(unequal(100, 2)))[1] == 2 * MOST_REPEATS
+
+
+def test_small_sets_are_trained_long_enough() -> None:
+    for images in (3, 30, 300, 3000):
+        recipe = enough_steps(Recipe(epochs=10, batch=16), images)
+        assert recipe.epochs * -(-images // 16) >= LEAST_STEPS
+    assert enough_steps(Recipe(), 3000) == Recipe()
+
+
+def test_a_plan_balances_and_lengthens_unless_told_otherwise() -> None:
+    images = unequal(8, 2, 2)
+    settings = {"backbone": CLIP, "roles": mixed_roles()}
+    plan = plan_adaptation(images, AdaptOptions(**settings))
+    assert (plan.used, len(plan.images)) == (12, 24)
+    assert plan.steps >= LEAST_STEPS
+    plain = plan_adaptation(images, AdaptOptions(**settings, balance=False, recipe={"epochs": 3}))
+    assert (len(plain.images), plain.recipe.epochs, plain.steps) == (12, 3, 3)
+    text = " / ".join(plan.notices)
+    assert "2 of 3 classes have fewer than 5 images ('green' has 2)" in text
+    assert "between 2 and 8 images; images of rare classes are repeated" in text
+    assert "answered more often" in " / ".join(plain.notices)
+
+
+def test_enough_equal_images_need_no_word() -> None:
+    assert image_notices(unequal(6, 6, 6), True) == []
+
+
+def test_the_embedded_backbone_knows_its_own_words() -> None:
+    mini = dear.load("mini")
+    assert unknown_classes(mini, ["red circle", "lasagna", "ramen soup"]) == ["lasagna", "ramen soup"]
+    assert unknown_classes(CLIP, ["lasagna"]) == []
+    photos = Colors()
+    photos.classes = ("lasagna", "green", "blue")
+    said = backbone_notices(mini, photos)
+    assert "has no words for 1 of 3 classes ('lasagna')" in said[0]
+    assert "openai/clip-vit-base-patch16" in said[0]
+    assert backbone_notices(CLIP, photos) == []
+    assert backbone_notices(mini, dear.open_data("world:textures", "test")) == []
+
+
+@pytest.mark.parametrize("counts_of", [(8, 1, 1)])
+def test_balance_helps_rare_classes(counts_of: tuple[int, ...]) -> None:
+    """With repetition the rare classes' share of the training loss is that of the large one."""
+    images = unequal(*counts_of)
+    plan = plan_adaptation(images, AdaptOptions(backbone=CLIP, method="linear-probe"))
+    share = torch.bincount(plan.images.labels).double() / len(plan.images)
+    torch.testing.assert_close(share, torch.full((3,), 1 / 3, dtype=torch.float64))
