@@ -38,7 +38,7 @@ def test_from_folder_to_table_in_four_commands(
     assert "(mode fused)" in said
     following = next(line for line in said.splitlines() if line.startswith("next: "))
     config = read_config(place / "run")
-    assert config["backbone_path"] == str(place / "models" / "tiny-clip")
+    assert config.backbone_path == str(place / "models" / "tiny-clip")
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

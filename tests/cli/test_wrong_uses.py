@@ -126,7 +126,7 @@ adapt --data photos --out run
 adapt --data photos --out half
     half: holds a run that was not completed; resume it, or delete it first; continue with --resume
 adapt --data photos --out half --resume --shots 2 --seed 2
-    its recipe (epochs, seed) differs & choose another
+    it was begun with different settings: recipe (epochs, seed) & choose another
 adapt --data photos --out note.txt
     note.txt: is a file; name a folder for the run
 adapt --data broken --out x --shots 0 --epochs 1
@@ -149,8 +149,8 @@ predict run nowhere.jpg
     nowhere.jpg: no such image
 predict run note.jpg
     note.jpg: is a text file, not an image
-predict run photos
-    photos: is a folder, not an image
+predict run empty
+    empty: there is no image in this folder
 predict run photos/red/0.png --top 0
     --top 0: ask for at least one answer per image
 predict run photos/red/0.png --classes ","
@@ -242,7 +242,7 @@ bench base-to-novel --datasets photos --seeds one --out g
 bench base-to-novel --datasets photos --set beta=1 --out g
     write METHOD.OPTION=VALUE, as in dear.beta=0.8
 bench base-to-novel --datasets photos --recipe epoch=1 --out g
-    the recipe has no 'epoch'; it has batch
+    the recipe has no 'epoch'; it has augment
 bench base-to-novel --datasets photos --engine slurm --out g
     no engine is called 'slurm'; choose local or ray
 bench base-to-novel --datasets photos --workers 0 --out g
@@ -255,8 +255,6 @@ export nowhere --onnx m.onnx
     nowhere: is not a run folder
 export run --onnx m.onnx --classes ","
     --classes names no class; give names with commas between
-report run
-    run: does not say where its images lie; name them with --data
 data check Imagnet
     no such folder, table or dataset; did you mean ImageNet?
 studio --port 99999

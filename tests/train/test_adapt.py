@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.errors import CheckpointError, DataError, DearError, InputError, RunError, UsageError
+from dear.errors import CheckpointError, DataError, InputError, RunError, UsageError
 from dear.train import add_metrics, read_config
 from dear.train.precision import cast_backbone, choose, in_precision
 from dear.workflows.adapt import adapt
@@ -76,8 +76,6 @@ def test_what_is_wrong_is_said(photos: Path, tmp_path: Path) -> None:
         adapt(photos, backbone=str(tmp_path / "no.pt"))
     with pytest.raises(UsageError, match="the recipe has no 'epoch'"):
         adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epoch": 3})
-    with pytest.raises(DearError, match="discover_roles"):
-        adapt(photos, backbone=CLIP)
     run = adapt(photos, backbone=CLIP, method="zeroshot").method
     with pytest.raises(InputError, match=r"missing\.jpg"):
         predict_run(run, [tmp_path / "missing.jpg"])

@@ -140,13 +140,11 @@ def test_features_are_refused_where_they_cannot_serve(photos: Path) -> None:
 
 
 def test_adapt_does_not_augment_what_only_reads_features(photos: Path, tmp_path: Path) -> None:
-    assert adapt(photos, backbone=CLIP, method="linear-probe").config["recipe"]["augment"] is False
+    assert adapt(photos, backbone=CLIP, method="linear-probe").config.recipe["augment"] is False
     asked = {"augment": True, "epochs": 1}
-    assert (
-        adapt(photos, backbone=CLIP, method="linear-probe", recipe=asked).config["recipe"]["augment"] is True
-    )
+    assert adapt(photos, backbone=CLIP, method="linear-probe", recipe=asked).config.recipe["augment"] is True
     dear = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1})
-    assert dear.config["recipe"]["augment"] is True
+    assert dear.config.recipe["augment"] is True
 
 
 def test_the_store_forgets_the_oldest_and_survives_damage(tmp_path: Path) -> None:

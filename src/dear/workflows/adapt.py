@@ -72,4 +72,6 @@ def run_plan(
     features = None
     if plan.method.reads_image_features and not plan.recipe.augment:
         features = frozen_features(plan.method, plan.images, plan.recipe.precision, progress)
-    return train(plan.method, plan.images, plan.recipe, out, resume, told, stop, features=features)
+    return train(
+        plan.method, plan.images, plan.recipe, out, resume, told, stop, preset=plan.preset, features=features
+    )

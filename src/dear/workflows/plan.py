@@ -45,6 +45,7 @@ class Plan:
     used: int
     unreadable: tuple[str, ...]
     notices: tuple[str, ...]
+    preset: str | None = None  #: name of the setting that options and recipe were taken from
 
     @property
     def steps(self) -> int:
@@ -99,7 +100,7 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     if "epochs" not in changes:
         recipe = enough_steps(recipe, len(images))
     unreadable = tuple(item.reason for item in report.unreadable)
-    return Plan(method, images, recipe, available, used, unreadable, tuple(notices))
+    return Plan(method, images, recipe, available, used, unreadable, tuple(notices), asked.preset)
 
 
 def open_training(data: PathLike, asked: AdaptOptions) -> ImageSet:
