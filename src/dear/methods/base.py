@@ -66,11 +66,10 @@ class Method(nn.Module):
     uses_roles: ClassVar[bool] = False
     mergeable: ClassVar[bool] = False
     open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
-    reads_feature: ClassVar[bool] = False  #: its inference stage is the frozen image feature [B, E] alone
+    reads_feature: ClassVar[bool] = False  #: its frozen stage is the frozen image feature [B, E] alone
     cuda_graph_safe: ClassVar[bool] = (
         False  #: every step launches the same kernels and never waits for the GPU
     )
-    reads_image_features: ClassVar[bool] = False  #: its frozen stage is `(clip.encode_image(pixels),)`
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     presets: ClassVar[Mapping[str, Preset]] = {}  #: named settings, the recommended one first
     Config: ClassVar[type] = NoConfig  #: frozen dataclass; `earlier_values` says how fields are added later

@@ -100,7 +100,7 @@ class FeatureCache:
         """
         clip = method.clip
         with torch.no_grad():
-            if method.reads_image_features:
+            if method.reads_feature:
                 features = self.rows(
                     _digest("image feature", clip),
                     images,
@@ -127,7 +127,13 @@ def frozen_features(
 def learned_digest(kind: str, method: Method, *words: str) -> bytes:
     """What identifies a method's answers: weights, options, roles, everything learned, and `words`."""
     found = hashlib.sha256(_digest(kind, method.clip))
-    for text in (method.name, repr(sorted(asdict(method.config).items())), *words):
+    for text in (
+        method.name,
+        repr(sorted(asdict(method.config).items())),
+        *method.trained_classes,
+        "",
+        *words,
+    ):
         found.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
     if method.roles is not None:
         kinds = [(key, role.kind, role.concept) for key, role in method.roles]

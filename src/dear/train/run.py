@@ -102,7 +102,7 @@ def train(
         stop: asked after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
         preset: name of the setting that options and recipe were taken from, to be noted in the folder.
-        features: frozen image features [n, E] of the set, for a method that `reads_image_features` and a
+        features: frozen image features [n, E] of the set, for a method that `reads_feature` and a
             recipe without augmentation; the images are then not read at all.
 
     Raises:
@@ -111,7 +111,7 @@ def train(
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
-    if features is not None and not method.reads_image_features:
+    if features is not None and not method.reads_feature:
         raise UsageError(f"the method {method.name!r} does not learn from frozen image features alone")
     folder = None if out is None else Path(out)
     config = describe(method, recipe, images, preset)

@@ -70,7 +70,7 @@ def run_plan(
             log(step, steps, line)
 
     features = None
-    if plan.method.reads_image_features and not plan.recipe.augment:
+    if plan.method.reads_feature and not plan.recipe.augment:
         features = frozen_features(plan.method, plan.images, plan.recipe.precision, progress)
     return train(
         plan.method, plan.images, plan.recipe, out, resume, told, stop, preset=plan.preset, features=features

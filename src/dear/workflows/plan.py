@@ -94,7 +94,7 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     used = len(images)
     if asked.balance:
         images = balanced(images)
-    if kind.reads_image_features:
+    if kind.reads_feature:
         changes.setdefault("augment", False)  # the features are then computed once
     recipe = Recipe.of(method, **{"seed": asked.seed, **changes})
     if "epochs" not in changes:
