@@ -13,7 +13,7 @@ from PIL import Image
 
 COMMANDS = [
     *("demo", "zeroshot", "adapt", "evaluate", "predict", "retrieve", "bench", "ablate", "export", "report"),
-    *("studio", "pretrain", "mini", "backbones", "roles", "data"),
+    *("studio", "pretrain", "mini", "backbones", "methods", "cache", "roles", "data"),
 ]
 
 
@@ -135,3 +135,11 @@ def test_wrong_use_gets_one_sentence_and_status_2(words: list[str], sentence: st
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_method_has_a_line() -> None:
+    from dear.cli.methods import METHODS
+    from dear.methods import list_methods
+
+    assert list(METHODS) == list_methods()
+    assert all(METHODS.values())

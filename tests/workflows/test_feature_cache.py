@@ -117,7 +117,15 @@ def test_training_on_known_features_is_training_on_the_plain_views(photos: Path)
     """The oracle runs the image tower in every step."""
     files = open_data(photos, "train")
     recipe = {"augment": False, "epochs": 3, "batch": 4, "lr": 1e-2}
-    for name in ("linear-probe", "clip-adapter", "tip-adapter", "tip-adapter-f", "coop"):
+    for name in (
+        "linear-probe",
+        "clip-adapter",
+        "tip-adapter",
+        "tip-adapter-f",
+        "coop",
+        "lp-plus-plus",
+        "proker",
+    ):
         slow, fast = (build_method(name, CLIP, files.classes, seed=1) for _ in range(2))
         train(slow, files, Recipe.of(slow, **recipe))
         features = frozen_features(fast, files, "auto")

@@ -26,6 +26,11 @@ METHODS: dict[str, str] = {
     "mmrlpp": "the same with fewer parameters",
     "dear": "attribute tokens that reach only the heads with their role; the default",
     "purify": "low-rank changes and gates per head, for images from several domains",
+    "skip-tuning": "a few layers of both towers trained in full, the others skipped",
+    "two-stage": "norms of the text tower first, then the classifier",
+    "prolip": "only the projection of the image tower, kept close to the frozen one; fast",
+    "lp-plus-plus": "a linear classifier blended with the prompts; seconds, trained classes only",
+    "proker": "compares with stored training images by kernel regression; seconds, trained classes only",
 }
 """One line per method, for people who choose."""
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method
+from dear.methods.base import Batches, Frozen, Method, features_of
 from dear.methods.prompts import unit
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha
@@ -49,7 +49,7 @@ class LPPlusPlusConfig:
 def training_features(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor]:
     """Unit features [n, E] and labels [n] of all views of the training images."""
     walks = [batch for _ in range(max(1, views)) for batch in batches(views > 0)]
-    features = torch.cat([unit(clip.encode_image(batch.pixels)) for batch in walks])
+    features = torch.cat([unit(features_of(clip, batch)) for batch in walks])
     return features, torch.cat([batch.labels for batch in walks]).to(features.device)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batch, Batches, FeatureBatch, Frozen, Method
+from dear.methods.base import Batches, Frozen, Method, features_of
 from dear.methods.prompts import scores, unit
 
 
@@ -43,15 +43,10 @@ def make_cache(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor
     total, labels = torch.zeros(()), torch.zeros(0)
     for _ in range(max(1, views)):
         walk = list(batches(views > 0))
-        features = torch.cat([unit(_features(clip, batch)) for batch in walk])
+        features = torch.cat([unit(features_of(clip, batch)) for batch in walk])
         total = total.to(features) + features
         labels = torch.cat([batch.labels for batch in walk])
     return unit(total), labels
-
-
-def _features(clip: Clip, batch: Batch | FeatureBatch) -> Tensor:
-    """Frozen image features [B, E]."""
-    return batch.features if isinstance(batch, FeatureBatch) else clip.encode_image(batch.pixels)
 
 
 def vote(method: TipAdapter | TipAdapterF, features: Tensor) -> dict[str, Tensor]:
