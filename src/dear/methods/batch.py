@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dear.clip.model import Clip
+
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
@@ -25,5 +27,20 @@ class Batch(NamedTuple):
     domains: Tensor | None = None
 
 
-Batches = Callable[[bool], Iterator[Batch]]  #: batches(augment) walks the training set once
+class FeatureBatch(NamedTuple):
+    """A batch whose frozen image features [B, E] are known already, in place of its pixels."""
+
+    features: Tensor
+    labels: Tensor
+    domains: Tensor | None = None
+
+
+Batches = Callable[[bool], Iterator[Batch | FeatureBatch]]  #: batches(augment) walks the training set once
+
+
+def features_of(clip: Clip, batch: Batch | FeatureBatch) -> Tensor:
+    """Frozen image features [B, E] of a batch: the known ones, or computed from its pixels."""
+    return batch.features if isinstance(batch, FeatureBatch) else clip.encode_image(batch.pixels)
+
+
 Frozen = tuple[Tensor, ...]  #: what `Method.frozen_stage` returns: tensors [B, ...]

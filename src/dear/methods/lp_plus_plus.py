@@ -25,7 +25,8 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method, features_of
+from dear.methods.base import Batches, Frozen, Method
+from dear.methods.batch import features_of
 from dear.methods.prompts import unit
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import FeatureBatch
+from dear.methods.batch import FeatureBatch
 from dear.train.feed import Feed
 from dear.train.frozen import StepInputs
 

@@ -89,6 +89,8 @@ class Feed:
 
     def views(self, indices: Sequence[int], view: int) -> Batch:
         """The random view number `view` of some images; it depends on the image alone."""
+        if not self.recipe.augment:
+            return self.batch(indices, None)
         raw, sizes = self.decoded.batch(indices)
         scale, flip = self.recipe.scale, self.recipe.flip
         draws = [
