@@ -14,7 +14,7 @@ from dear.data.check import check_images
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
-from dear.errors import DataError, UsageError
+from dear.errors import DataError
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.train.recipe import Recipe
@@ -97,10 +97,19 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     if kind.reads_feature:
         changes.setdefault("augment", False)  # the features are then computed once
     recipe = Recipe.of(method, **{"seed": asked.seed, **changes})
-    if "epochs" not in changes:
+    if "epochs" not in (asked.recipe or {}):
         recipe = enough_steps(recipe, len(images))
     unreadable = tuple(item.reason for item in report.unreadable)
-    return Plan(method, images, recipe, available, used, unreadable, tuple(notices), asked.preset)
+    return Plan(
+        method,
+        images,
+        recipe,
+        available,
+        used,
+        unreadable,
+        tuple(notices),
+        asked.preset or kind.recommended(),
+    )
 
 
 def open_training(data: PathLike, asked: AdaptOptions) -> ImageSet:
@@ -122,15 +131,9 @@ def preset_of(asked: AdaptOptions) -> tuple[dict[str, Any], dict[str, Any]]:
         UsageError: the method has no such preset.
     """
     options: dict[str, Any] = dict(asked.options or {})
-    recipe: dict[str, Any] = dict(asked.recipe or {})
-    if asked.preset is None:
-        return options, recipe
-    presets = getattr(find_method(asked.method), "presets", {})
-    if asked.preset not in presets:
-        offer = f"it has {', '.join(presets)}" if presets else "it has none"
-        raise UsageError(f"the method {asked.method!r} has no preset {asked.preset!r}; {offer}")
-    chosen = presets[asked.preset]
-    return {**chosen["options"], **options}, {**chosen["recipe"], **recipe}
+    recipe: dict[str, Any] = dict(asked.recipe or {})  # type: ignore[arg-type]  # a name became `preset`
+    chosen = find_method(asked.method).preset(asked.preset)
+    return {**chosen.options, **options}, {**chosen.recipe, **recipe}
 
 
 def check_task(images: ImageSet) -> None:
