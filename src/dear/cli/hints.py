@@ -20,7 +20,7 @@ HINTS: dict[str, str] = {
     "engine": "choose it with --engine ray",
     "evaluate": "`dear evaluate` accepts new classes",
     "export": "`dear export RUN --onnx FILE` writes one",
-    "parquet": "without it, choose another kind of file with --out",
+    "parquet": "`dear predict RUN FOLDER --csv FILE` writes a table without it",
     "port": "choose it with --port",
     "recipe": "for instance --recipe lr=1e-4 or --recipe precision=float32",
     "report-data": "name them with --data",
