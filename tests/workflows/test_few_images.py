@@ -53,7 +53,9 @@ def test_a_plan_balances_and_lengthens_unless_told_otherwise() -> None:
     plan = plan_adaptation(images, AdaptOptions(**settings))
     assert (plan.used, len(plan.images)) == (12, 24)
     assert plan.steps >= LEAST_STEPS
-    plain = plan_adaptation(images, AdaptOptions(**settings, balance=False, recipe={"epochs": 3, "batch": 16}))
+    plain = plan_adaptation(
+        images, AdaptOptions(**settings, balance=False, recipe={"epochs": 3, "batch": 16})
+    )
     assert (len(plain.images), plain.recipe.epochs, plain.steps) == (12, 3, 3)
     text = " / ".join(plan.notices)
     assert "2 of 3 classes have fewer than 5 images ('green' has 2)" in text
