@@ -142,9 +142,9 @@ def test_names_of_images_and_classes_are_escaped(tmp_path):
 
 def test_the_answer_to_trust_depends_on_what_was_trained():
     trained = list(model().classes)
-    assert which_to_trust(model(), trained)[0] == "fused"
+    assert which_to_trust(model(), trained)[0] == "auto"
     mode, why = which_to_trust(model(), [*trained, "zeppelin"])
-    assert mode == "decoupled"
+    assert mode == "auto"
     assert "1 of the" in why
     assert "zeppelin" in why
     assert which_to_trust(ZeroShot(backbone(), trained), ["a", "b"])[0] == "default"

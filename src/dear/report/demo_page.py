@@ -23,7 +23,7 @@ class AccuracyRow:
     trained: float
     new: float
     harmonic_mean: float
-    recommended_for: str = ""  #: "trained" or "new" classes
+    recommended_for: str = ""  #: "trained", "new" or "trained and new" classes
 
 
 @dataclass(frozen=True)

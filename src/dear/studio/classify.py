@@ -21,6 +21,7 @@ from dear.workflows.examine import recommended_modes
 MOST_IMAGES, MOST_CLASSES = 24, 1000
 TITLES = {
     "zero-shot": "zero-shot CLIP",
+    "auto": "adapted, auto",
     "fused": "adapted, fused",
     "decoupled": "adapted, decoupled",
     "default": "adapted",

@@ -155,6 +155,8 @@ def demo_facts(roles: RoleMap, stories: Sequence[Story], top: int = 6) -> DemoFa
 def _task_facts(story: Story) -> TaskFacts:
     trained, new = recommended_modes(story.model)
     good_for = {f"DeAR, {trained}": "trained", f"DeAR, {new}": "new"}
+    if trained == new:
+        good_for = {f"DeAR, {trained}": "trained and new"}
     rows = tuple(
         AccuracyRow(row.title, row.base, row.novel, row.hm, good_for.get(row.title, "")) for row in story.rows
     )

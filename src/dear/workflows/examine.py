@@ -69,7 +69,8 @@ def examine(
 def recommended_modes(method: Method) -> tuple[str, str]:
     """The mode to trust on trained classes, and the one to trust on new classes."""
     usual = method.pick_mode(None)
-    return usual, "decoupled" if "decoupled" in method.modes else usual
+    keeps = "decoupled" if usual == "fused" and "decoupled" in method.modes else usual
+    return usual, keeps  # "auto" tells trained and new classes apart by itself
 
 
 class _Told:
