@@ -6,8 +6,9 @@ lambda = 1 / shots.
 
 Departures: the authors train with Adam (eps 1e-4) on all training images at once, a new stored view each of
 300 epochs, in float16; here AdamW without weight decay on batches as large as the training set allows
-(4,096), in float32, 300 steps of new views. With classes of unequal size, shots is the mean number of images
-per class. The projection folds into a plain CLIP.
+(4,096), in float32. With classes of unequal size, shots is the mean number of images
+per class. Ten stored views per image are taken in turn, where the authors store 300. The projection folds
+into a plain CLIP.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ProLIP(Method):
     mergeable: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {
-        "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0,
+        "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0, "views": 10,
     }  # fmt: skip
     Config: ClassVar[type] = ProLIPConfig
     config: ProLIPConfig
