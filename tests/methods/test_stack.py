@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from contextlib import nullcontext
+
 import pytest
 import torch
 from test_together import adapters
 from tiny import images, mixed_roles, tiny_clip
 
-from dear.clip.gpu.recorded import Recorder, Recording
+from dear.clip.gpu.recorded import Recorder, Recording, recorder_of
 from dear.methods import DeAR, build_method
 from dear.methods.together import answer_together
 
@@ -154,3 +158,27 @@ def test_recordings_on_a_gpu() -> None:
                 torch.testing.assert_close(one, expected[place], rtol=1e-4, atol=1e-4)
     assert len(recorder) == 4
     assert all(isinstance(one, Recording) for one in recorder._kept.values())
+
+
+def test_an_operation_that_cannot_be_recorded_runs_anyway(monkeypatch) -> None:
+    def refuse(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr("dear.clip.gpu.recorded.Recording", refuse)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, "_usable", lambda _: True)
+    x = torch.ones(2)
+    with torch.no_grad():
+        recorder("double", lambda x: (2 * x,), x)
+        with pytest.warns(UserWarning, match="unrecorded"):
+            recorder("double", lambda x: (2 * x,), x)
+        assert torch.equal(recorder("double", lambda x: (2 * x,), x)[0], 2 * x)
+
+
+def test_a_recorder_is_not_copied_with_its_backbone() -> None:
+    clip = tiny_clip()
+    assert recorder_of(clip) is recorder_of(clip)
+    assert recorder_of(copy.deepcopy(clip)) is not recorder_of(clip)
+    assert len(pickle.loads(pickle.dumps(recorder_of(clip)))) == 0

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.clip.gpu.recorded import Runner, run_eagerly
+from dear.clip.gpu.recorded import Runner, recorder_of, run_eagerly
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
@@ -277,8 +277,17 @@ class Method(nn.Module):
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, mode: str | None = None) -> Tensor:
-        """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient."""
+        """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient.
+
+        On a GPU small batches that come again are replayed from a recording.
+        """
         mode = self.pick_mode(mode)
+        if self.clip.device.type == "cuda" and len(pixels) and not self._disabled:
+            from dear.methods.together import answer_together
+
+            run = recorder_of(self.clip)
+            if len(pixels) <= run.buckets[-1]:
+                return torch.stack(answer_together([self] * len(pixels), pixels, mode, run))
         return self.all_logits(pixels)[mode]
 
     @torch.no_grad()

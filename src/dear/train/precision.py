@@ -7,6 +7,7 @@ goes) have 16-bit weights; norms, embeddings, the residual stream and everything
 from __future__ import annotations
 
 import copy
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,10 +15,11 @@ import torch
 from dear.clip.attention import Linear
 from dear.clip.model import Clip, Patches
 from dear.errors import UsageError
-from dear.methods.base import M
+from dear.methods.base import M, Method
 
 _NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _Stamp = tuple[tuple[int, int], ...]
+_texts: WeakKeyDictionary[Method, tuple[Clip, Any, Any, Any]] = WeakKeyDictionary()
 _copies: WeakKeyDictionary[Clip, dict[torch.dtype, tuple[_Stamp, Clip]]] = WeakKeyDictionary()
 
 
@@ -41,12 +43,19 @@ def in_precision(method: M, precision: str) -> M:
     """`method` bound to its backbone in a precision; `method` itself stays as it is.
 
     "auto" leaves a backbone that was loaded in another precision than float32 as it is. The copy of a
-    backbone is made once and kept as long as the backbone.
+    backbone is made once and kept as long as the backbone; what a method keeps of its texts on it is found
+    again, so that answers for one image after another encode texts once.
     """
     clip = method.clip
-    if precision == "auto" and clip.dtype != torch.float32:
-        return method.bound(clip)
-    return method.bound(kept_cast(clip, choose(precision, clip.device)))
+    if precision != "auto" or clip.dtype == torch.float32:
+        clip = kept_cast(clip, choose(precision, clip.device))
+    bound = method.bound(clip)
+    kept = _texts.get(method)
+    if kept is not None and kept[0] is clip and kept[1] is method.prompts:
+        bound.prompts, bound._cache = kept[2], kept[3]
+    else:
+        _texts[method] = (clip, method.prompts, bound.prompts, bound._cache)
+    return bound
 
 
 def kept_cast(clip: Clip, dtype: torch.dtype) -> Clip:

@@ -7,12 +7,13 @@ padded to the next of a few sizes, so that a handful of recordings serves every 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  #: batch sizes that are recorded
@@ -114,8 +115,7 @@ class Recorder:
         """
         rows = len(inputs[0])
         bucket = next((size for size in self.buckets if size >= rows), None)
-        usable = self._record is not None or all(one.is_cuda for one in inputs)
-        if not usable or bucket is None or rows == 0 or torch.is_grad_enabled():
+        if bucket is None or rows == 0 or torch.is_grad_enabled() or not self._usable(inputs):
             return function(*inputs)
         place = (key, bucket, tuple((one.shape[1:], one.dtype, one.device) for one in inputs))
         # Tensors made in inference mode could not be written to outside of it.
@@ -132,6 +132,11 @@ class Recorder:
             self._kept.move_to_end(place)
             return self._kept[place](inputs)
 
+    def _usable(self, inputs: Sequence[Tensor]) -> bool:
+        if self._record is not None:
+            return True
+        return all(one.is_cuda for one in inputs) and not torch.cuda.is_current_stream_capturing()
+
     def _made(
         self, function: Callable[..., Tensors], inputs: Sequence[Tensor]
     ) -> Callable[[Sequence[Tensor]], Tensors]:
@@ -140,7 +145,29 @@ class Recorder:
         with torch.cuda.device(inputs[0].device):
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            return Recording(function, inputs, self._pool)
+            try:
+                return Recording(function, inputs, self._pool)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # an operation that cannot be recorded
+                warnings.warn(
+                    f"inference runs unrecorded, and slower in small batches: {error}", stacklevel=2
+                )
+                return lambda given: function(*given)
+
+    def __deepcopy__(self, memo: object) -> Recorder:
+        """Recordings belong to one backbone: a copy begins without any."""
+        return Recorder(self.buckets, self.most, self._record)
+
+    def __reduce__(self) -> tuple[type[Recorder], tuple[Sequence[int], int]]:
+        """Recordings stay in their process."""
+        return Recorder, (self.buckets, self.most)
+
+
+def recorder_of(clip: nn.Module) -> Recorder:
+    """The recorder of a backbone, for callers that come and go; it lives as long as the backbone."""
+    found: Recorder = clip.__dict__.setdefault("_recorder", Recorder(BUCKETS[:7]))  # small batches: up to 64
+    return found
 
 
 def _padded(one: Tensor, rows: int) -> Tensor:

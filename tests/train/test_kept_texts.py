@@ -1,0 +1,32 @@
+"""A method bound again and again to one backbone encodes its texts once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
+
+from tiny import images, mixed_roles, tiny_clip
+
+from dear.methods import build_method
+from dear.train.precision import in_precision
+
+
+def test_texts_are_encoded_once_and_again_after_training(monkeypatch) -> None:
+    method = build_method(
+        "dear", tiny_clip(dtype=torch.float32), ("red", "green"), roles=mixed_roles(), seed=1
+    )
+    encoded = []
+    texts = type(method).texts
+    monkeypatch.setattr(type(method), "texts", lambda self: encoded.append(1) or texts(self))
+    pixels = images(2, dtype=torch.float32)
+    first = in_precision(method, "auto").logits(pixels)
+    assert torch.equal(in_precision(method, "auto").logits(pixels), first)
+    assert len(encoded) == 1
+    with torch.no_grad():
+        method.text_tokens.add_(1.0)
+    assert not torch.equal(in_precision(method, "auto").logits(pixels), first)
+    assert len(encoded) == 2
