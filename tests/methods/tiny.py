@@ -88,7 +88,7 @@ class Colors:
         return len(self.labels)
 
     def pixels(self, indices, size: int) -> torch.Tensor:
-        chosen = self.data[list(indices)]
+        chosen, size = self.data[list(indices)], getattr(size, "size", size)
         if size == chosen.shape[-1]:
             return chosen
         resized = torch.nn.functional.interpolate(chosen.float(), size=(size, size), mode="nearest")

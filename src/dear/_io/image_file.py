@@ -230,7 +230,15 @@ class View:
     bilinear: bool = False
 
 
-def square(image: Image.Image, size: int | View) -> Image.Image:
+Size = int | View  #: the side of a square cut from the middle, or the whole rule
+
+
+def side_of(size: Size) -> int:
+    """The side of the square in pixels."""
+    return size if isinstance(size, int) else size.size
+
+
+def square(image: Image.Image, size: Size) -> Image.Image:
     """A model's view of an image: by default the short side to `size` bicubic, then the center.
 
     The corner of the crop is rounded half to even, as in CLIP's transform. Other modes than RGB are converted

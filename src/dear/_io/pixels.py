@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import View, square
+from dear._io.image_file import Size, square
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -15,12 +15,12 @@ def to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def resize_crop(image: Image.Image, size: int | View) -> Tensor:
+def resize_crop(image: Image.Image, size: Size) -> Tensor:
     """A model's view of an image: by default the short side to `size` bicubic, then the center.
 
     Args:
         image: a Pillow image; other modes than RGB are converted as in `open_image`.
-        size: side of the result in pixels, or the whole `View`.
+        size: side of the result in pixels, or a `View`.
 
     Returns:
         uint8 [3, size, size].

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dear.cli.common import Json, print_json
+from dear.cli.common import Json, print_json, say
 
 
 def add_to(app: typer.Typer) -> None:
@@ -15,13 +15,33 @@ def add_to(app: typer.Typer) -> None:
 def backbones(as_json: Json = False) -> None:
     """List the backbones known by name. A folder or a checkpoint file can be given instead of a name.
 
+    The ImageNet column is zero-shot accuracy in percent as published, not measured here; a star marks the
+    best of its size. Weights under a non-commercial license are marked.
+
     Example: `dear backbones`
     """
-    from dear.clip.factory import list_backbones
+    import msgspec
 
-    names = list_backbones()
+    from dear.clip.backbones import backbones as known
+    from dear.clip.backbones import best_per_cost
+    from dear.clip.factory import embedded
+
     if as_json:
-        print_json({"backbones": list(names)})
+        described = {name: msgspec.to_builtins(entry) for name, entry in known().items()}
+        print_json({"backbones": [*embedded(), *described], "described": described})
         return
-    for name in names:
-        typer.echo(name)
+    best = set(best_per_cost())
+    rows = [("name", "ImageNet", "px", "architecture", "trained on", "license")]
+    rows += [(name, "", "", "comes with dear", "the attribute world", "MIT") for name in embedded()]
+    for name, entry in known().items():
+        accuracy = "" if entry.imagenet is None else f"{entry.imagenet:.1f}{'*' if name in best else ' '}"
+        terms = entry.license if entry.commercial else f"{entry.license} (non-commercial)"
+        rows.append((name, accuracy, str(entry.image_size), entry.shape, entry.trained_on, terms))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+    say(
+        "ImageNet: zero-shot accuracy in percent as published; * is the best of its size. "
+        "Check a license on the model's own page."
+    )

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from dear._io.image_file import View
+from dear._io.image_file import Size, View
 from dear.errors import CheckpointError, UsageError
 
 ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh")  # the order is that of the GPU kernel
 VISION_POOLS = ("class", "attention")
 TEXT_POOLS = ("largest", "end", "last")
-CLEANINGS = ("clip", "canonicalize", "lower", "whitespace", "none")  # "clip": CLIP's own byte pairs
+CLEANINGS = (
+    "clip",
+    "punctuation",
+    "canonicalize",
+    "lower",
+    "whitespace",
+    "none",
+)  # "clip": CLIP's own byte pairs
 RESIZES = ("crop", "squash")
 INTERPOLATIONS = ("bicubic", "bilinear")
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -195,9 +203,10 @@ class ClipConfig:
         )
 
     @property
-    def view(self) -> View:
-        """How an image becomes the square that the model reads."""
-        return View(self.vision.image_size, self.resize == "squash", self.interpolation == "bilinear")
+    def view(self) -> Size:
+        """How an image becomes the square that the model reads: its side, where that says it all."""
+        view = View(self.vision.image_size, self.resize == "squash", self.interpolation == "bilinear")
+        return view if view.squash or view.bilinear else view.size
 
     @staticmethod
     def named(name: str) -> ClipConfig:
@@ -231,15 +240,15 @@ def _plain(vision: tuple[int, int, int, int, int], text: tuple[int, int, int], e
 def _siglip(vision: tuple[int, int, int, int, int], mlp: int = 0, vocab: int = 32_000) -> ClipConfig:
     """A SigLIP: (width, layers, heads, patch, image); both towers have one size."""
     width, layers, heads, patch, image = vision
-    shape = {"width": width, "layers": layers, "heads": heads, "mlp": mlp}
-    usual = {"activation": "gelu_tanh", "eps": 1e-6}
+    usual: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "mlp": mlp}
+    usual |= {"activation": "gelu_tanh", "eps": 1e-6}
     tower = VisionConfig(
-        **shape, **usual, patch_size=patch, image_size=image, class_token=False, patch_bias=True,
+        **usual, patch_size=patch, image_size=image, class_token=False, patch_bias=True,
         pre_norm=False, pool="attention", projection=False,
     )  # fmt: skip
     text = TextConfig(
-        **shape, **usual, context=64, vocab=vocab, causal=False, pool="last", end=1, begins=False,
-        clean="canonicalize" if vocab < 100_000 else "lower", projection_bias=True,
+        **usual, context=64, vocab=vocab, causal=False, pool="last", end=1, begins=False,
+        clean="punctuation" if vocab < 100_000 else "lower", projection_bias=True,
     )  # fmt: skip
     half = (0.5, 0.5, 0.5)
     return ClipConfig(tower, text, width, half, half, resize="squash", logit_bias=True)

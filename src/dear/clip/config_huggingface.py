@@ -130,7 +130,7 @@ def _siglip_parts(vision: Section, text: Section, source: str) -> dict[str, Any]
             "pool": "last",
             "end": _SIGLIP_END,
             "begins": False,
-            "clean": "lower" if vocab > _GEMMA_VOCAB else "canonicalize",
+            "clean": "lower" if vocab > _GEMMA_VOCAB else "punctuation",
             "projection_bias": True,
         },
         "embed_dim": whole(text, "hidden_size" if size is None else "projection_size", source),

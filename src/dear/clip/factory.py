@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dear.clip import hub
+from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
 from dear.clip.fingerprint import fingerprint
 from dear.clip.model import Clip
@@ -83,7 +84,7 @@ def list_backbones() -> tuple[str, ...]:
         >>> "openai/clip-vit-base-patch16" in list_backbones()
         True
     """
-    return embedded() + tuple(hub.backbones())
+    return embedded() + tuple(backbones())
 
 
 def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Clip:

@@ -8,26 +8,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dear._io.files import read_json
 from dear.clip.checkpoint import HF_CONFIG, HF_IMAGES, HF_WEIGHTS, OPENCLIP_CONFIG, OPENCLIP_WEIGHTS, shards
+from dear.clip.config_huggingface import KNOWN
+from dear.clip.tokenizer_file import FILES as TOKENIZER
 from dear.errors import CheckpointError, DearError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _TIMEOUT_SECONDS = 20.0
 _CHUNK = 8 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Backbone:
-    """A public backbone: its shape (see `ClipConfig.named`) and what it learned from."""
-
-    name: str
-    shape: str
-    trained_on: str
 
 
 @dataclass(frozen=True)
@@ -44,13 +36,6 @@ class _Listing:
 
     commit: str
     blobs: dict[str, _Blob]
-
-
-@cache
-def backbones() -> dict[str, Backbone]:
-    """The public backbones by hub name, read from `backbones.json`."""
-    raw = read_json(Path(__file__).with_name("backbones.json"))
-    return {name: Backbone(name, **fields) for name, fields in raw.items()}
 
 
 def is_hub_name(text: str) -> bool:
@@ -107,13 +92,15 @@ def _wanted(name: str, available: Iterable[str], get: Any) -> Iterator[str]:
     """
     there = set(available)
     weights = next((file for file in HF_WEIGHTS if file in there), None)
-    clip = False
+    kind = None
     if HF_CONFIG in there and weights is not None:
         raw = read_json(get(HF_CONFIG), what="model configuration")
-        clip = isinstance(raw, dict) and raw.get("model_type") == "clip"
-    if clip and weights is not None:
+        kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if kind in KNOWN and weights is not None:
         yield HF_CONFIG
         yield from {HF_IMAGES} & there
+        if kind != "clip":
+            yield from _tokenizer(there)
         if weights.endswith(".index.json"):
             yield from shards(get(weights))
         yield weights
@@ -122,7 +109,17 @@ def _wanted(name: str, available: Iterable[str], get: Any) -> Iterator[str]:
     if OPENCLIP_CONFIG not in there or weights is None:
         raise CheckpointError(f"{name}: this repository holds no CLIP in a layout that can be loaded")
     yield OPENCLIP_CONFIG
+    raw = read_json(get(OPENCLIP_CONFIG), what="model configuration")
+    if "hf_tokenizer_name" in str(raw):
+        yield from _tokenizer(there)
     yield weights
+
+
+def _tokenizer(there: set[str]) -> Iterator[str]:
+    """The tokenizer's files: tokenizer.json alone where it is there, else the sentencepiece model."""
+    config, whole, pieces = TOKENIZER[1], TOKENIZER[0], TOKENIZER[2:]
+    yield from {config} & there
+    yield from ({whole} & there) or sorted(set(pieces) & there)
 
 
 def _list(name: str, endpoint: str | None) -> _Listing:
@@ -200,7 +197,7 @@ def _cached_files(name: str, cache_dir: str | Path | None) -> list[Path] | None:
         path = try_to_load_from_cache(name, file, cache_dir=cache_dir)
         return Path(path) if isinstance(path, str) else None
 
-    known = (HF_CONFIG, HF_IMAGES, *HF_WEIGHTS, OPENCLIP_CONFIG, *OPENCLIP_WEIGHTS)
+    known = (HF_CONFIG, HF_IMAGES, *HF_WEIGHTS, OPENCLIP_CONFIG, *OPENCLIP_WEIGHTS, *TOKENIZER)
     there = [file for file in known if cached(file) is not None]
     try:
         paths = [cached(file) for file in _wanted(name, there, cached)]

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import View
+from dear._io.image_file import Size
 from dear._io.pixels import resize_crop
 from dear.clip.config import CLIP_MEAN, CLIP_STD
 
@@ -39,7 +39,7 @@ def _colors(values: tuple[float, ...], dtype: torch.dtype, device: torch.device)
 
 
 def preprocess(
-    image: Image.Image, size: int | View, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD
+    image: Image.Image, size: Size, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD
 ) -> Tensor:
     """One row of CLIP's input: `resize_crop`, then `normalize`.
 

@@ -57,6 +57,7 @@ class Clip(nn.Module):
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim, token_rows)
         self.log_scale = nn.Parameter(torch.empty(()))
+        self.pair_bias: nn.Parameter | None
         self.register_parameter("pair_bias", nn.Parameter(torch.empty(())) if config.logit_bias else None)
         self.tokenizer: Tokenizer | None = ClipTokenizer() if _reads_clip_tokens(config) else None
         self._scale: tuple[int, int, float] | None = None

@@ -34,11 +34,16 @@ _SPACES = re.compile(r"\s+")
 
 
 def clean(text: str, how: str) -> str:
-    """The text as a model was trained to see it.
+    """The text as a model's own code prepares it.
 
-    >>> clean("A photo_of (2) Cats!", "canonicalize"), clean("Two  Cats!", "lower")
-    ('a photo of 2 cats', 'two  cats!')
+    "punctuation" is what transformers does for SigLIP, "canonicalize" what OpenCLIP does: they differ on
+    underscores, html and damaged encodings.
+
+    >>> clean("A photo_of (2) Cats!", "canonicalize"), clean("A photo_of (2) Cats!", "punctuation")
+    ('a photo of 2 cats', 'a photoof 2 cats')
     """
+    if how == "punctuation":
+        return _SPACES.sub(" ", text.lower().translate(_PUNCTUATION)).strip()
     if how == "canonicalize":
         text = html.unescape(html.unescape(ftfy.fix_text(text))).strip().replace("_", " ")
         return " ".join(text.translate(_PUNCTUATION).lower().split())

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import open_image
+from dear._io.image_file import Size, open_image, side_of
 from dear._io.pixels import resize_crop
 from dear.errors import DataError
 
@@ -48,7 +48,7 @@ class ImageSet(Protocol):
     def __len__(self) -> int:
         """Number of images."""
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """The evaluation view, uint8 [b, 3, size, size]: short side to `size` bicubic, center crop."""
 
     def image(self, index: int) -> Image.Image:
@@ -124,7 +124,7 @@ class FileImages:
         """
         return open_image(self.path(index))
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """CLIP's view of some images, decoded by several threads.
 
         Returns:
@@ -219,10 +219,10 @@ def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
     return images.subset([index for index, domain in enumerate(domains) if domain in wanted])
 
 
-def stack_views(indices: Sequence[int], image: Callable[[int], Image.Image], size: int) -> Tensor:
+def stack_views(indices: Sequence[int], image: Callable[[int], Image.Image], size: Size) -> Tensor:
     """CLIP's view of some images, decoded by several threads: uint8 [b, 3, size, size]."""
     views = threaded(lambda index: resize_crop(image(index), size), indices)
-    return torch.stack(views) if views else torch.empty(0, 3, size, size, dtype=torch.uint8)
+    return torch.stack(views) if views else torch.empty(0, 3, side_of(size), side_of(size), dtype=torch.uint8)
 
 
 def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import open_image
+from dear._io.image_file import Size, open_image
 from dear.data.images import find_classes, renumber, stack_views
 from dear.data.names import TEMPLATE
 
@@ -44,7 +44,7 @@ class ListedImages:
         """A whole image, RGB, upright."""
         return open_image(self.items[index])
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """CLIP's view of some images, uint8 [b, 3, size, size]."""
         return stack_views([int(index) for index in indices], self.image, size)
 

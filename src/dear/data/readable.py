@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dear._io.image_file import Size, side_of
 from dear.data.check import ImageReport, find_unreadable
 from dear.data.images import ImageSet
 from dear.errors import DataError, InputError, UsageError
@@ -35,7 +36,7 @@ class Readable:
     def __len__(self) -> int:
         return len(self.images)
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """The evaluation view, uint8 [b, 3, size, size]."""
         try:
             return self.images.pixels(indices, size)

@@ -94,8 +94,8 @@ def metadata(method: Method, graph: Scores | Features) -> dict[str, str]:
     preprocessing = {
         "color": "RGB",
         "size": config.vision.image_size,
-        "resize": "short side, bicubic",
-        "crop": "center",
+        "resize": f"{'both sides' if config.resize == 'squash' else 'short side'}, {config.interpolation}",
+        "crop": "none" if config.resize == "squash" else "center",
         "scale": "1/255",
         "mean": list(config.mean),
         "std": list(config.std),

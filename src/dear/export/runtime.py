@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from dear._io.image_file import open_image, square
+from dear._io.image_file import View, open_image, square
 from dear._io.printable import check_name
 from dear._io.schema import Line, Strict, check
 from dear._io.strict_json import parse_json
@@ -119,6 +119,8 @@ class OnnxModel:
             self.metadata.modes,
         )
         self.size = self.metadata.preprocessing.size
+        resize = self.metadata.preprocessing.resize
+        self._view = View(self.size, resize.startswith("both sides"), "bilinear" in resize)
         self._mean = np.asarray(self.metadata.preprocessing.mean, dtype=np.float32).reshape(3, 1, 1)
         self._std = np.asarray(self.metadata.preprocessing.std, dtype=np.float32).reshape(3, 1, 1)
         takes = [value.name for value in self._session.get_inputs()]
@@ -132,7 +134,7 @@ class OnnxModel:
         Raises:
             InputError: it is not an image that can be read.
         """
-        view = np.asarray(square(open_image(image), self.size), dtype=np.float32)  # [S, S, 3]
+        view = np.asarray(square(open_image(image), self._view), dtype=np.float32)  # [S, S, 3]
         pixels: NDArray[np.float32] = (view.transpose(2, 0, 1) / np.float32(255) - self._mean) / self._std
         return pixels
 

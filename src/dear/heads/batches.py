@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from dear._io.image_file import Size
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.errors import InputError
@@ -21,7 +22,7 @@ class ImageSource(Protocol):
     def __len__(self) -> int:
         """Number of images."""
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """uint8 [b, 3, size, size]."""
 
 
@@ -70,7 +71,7 @@ def _checked(batch: Tensor, clip: Clip) -> Tensor:
 
 def _decoded(clip: Clip, images: ImageSource, batch_size: int) -> Iterator[Tensor]:
     config = clip.config
-    size, total = config.vision.image_size, len(images)
+    size, total = config.view, len(images)
 
     def decode(start: int) -> Tensor:
         return images.pixels(range(start, min(start + batch_size, total)), size)

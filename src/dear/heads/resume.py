@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from dear._io.files import read_safetensors, require_finite, write_safetensors
+from dear._io.image_file import Size
 from dear.clip.model import Clip
 from dear.errors import DearError
 from dear.heads.moments import Moments
@@ -26,7 +27,7 @@ class NamedImages(Protocol):
     def __len__(self) -> int:
         """Number of images."""
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """uint8 [b, 3, size, size]."""
 
     def key(self, index: int) -> str:

@@ -101,9 +101,9 @@ class LayerChanges:
         projection = _projection(method.clip, self.side)
         if self.projection:
             projection = projection + method.get_parameter(f"{self.side}_projection")
-        bias = tower_of(method.clip, self.side).proj_bias
         features = normed @ projection.to(normed.dtype)
-        return features if bias is None else features + bias.to(normed.dtype)
+        own = tower_of(method.clip, self.side).proj_bias
+        return features if own is None else features + own.to(normed.dtype)
 
     def texts(self, method: Method, first: int = 1, chosen: Tensor | None = None) -> Tensor:
         """Text features [C, E] of the classes (or of the `chosen` ones) from the layer `first` on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import FORMATS, open_image
+from dear._io.image_file import FORMATS, Size, open_image, side_of
 from dear._io.pixels import resize_crop
 from dear.errors import InputError
 from dear.serve.errors import Refused
@@ -38,7 +38,7 @@ class Decoder:
         most_pixels: of an image before it is resized.
     """
 
-    def __init__(self, threads: int, size: int, most_pixels: int) -> None:
+    def __init__(self, threads: int, size: Size, most_pixels: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dear-serve-decode")
         self.size, self.most_pixels = size, most_pixels
 
@@ -62,7 +62,7 @@ class Decoder:
                         f"{self.most_pixels:,}; make it smaller",
                     )
                 if image.format == "JPEG":  # the decoder itself can halve, quarter and eighth
-                    image.draft("RGB", (_REDUCED * self.size, _REDUCED * self.size))
+                    image.draft("RGB", (_REDUCED * side_of(self.size),) * 2)
                 return resize_crop(open_image(image), self.size)
         except Refused:
             raise

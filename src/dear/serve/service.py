@@ -49,7 +49,7 @@ class Service:
         self.metrics = Metrics()
         self.store = AdapterStore(folder, clip, settings.loaded_adapters, settings.precision)
         self.store.refresh()
-        self.decoder = Decoder(settings.decoders, clip.config.vision.image_size, settings.limits.pixels)
+        self.decoder = Decoder(settings.decoders, clip.config.view, settings.limits.pixels)
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
             Engine(clip, settings.precision).compute,
             settings.largest_batch,

@@ -38,6 +38,7 @@ class Feed:
             raise DataError(f"{images.name}: there is no image to train on")
         self.images, self.recipe = images, recipe
         self.size, self.device = clip.config.vision.image_size, clip.device
+        self.view = clip.config.view
         self.mean, self.std = clip.config.mean, clip.config.std
         self.labels = images.labels.to(self.device)
         self.domains: Tensor | None = None
@@ -56,7 +57,7 @@ class Feed:
     def batch(self, indices: Sequence[int], generator: torch.Generator | None) -> Batch:
         """Random views of some images, or CLIP's own view of them without a generator."""
         if generator is None:
-            views = self.images.pixels(list(indices), self.size).to(self.device)
+            views = self.images.pixels(list(indices), self.view).to(self.device)
         else:
             raw, sizes = self.decoded.batch(indices)
             scale, flip = self.recipe.scale, self.recipe.flip

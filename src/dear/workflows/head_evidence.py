@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dear._io.image_file import Size
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.errors import DearError
@@ -131,7 +132,7 @@ class _Part:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         return self.whole.pixels([self.numbers[index] for index in indices], size)
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dear._io.image_file import Size, side_of
 from dear._io.pixels import resize_crop
 from dear.data.images import find_classes, renumber
 from dear.errors import DataError
@@ -50,15 +51,16 @@ class WorldImages:
     def __len__(self) -> int:
         return len(self.places)
 
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """The evaluation view.
 
         Returns:
             uint8 [b, 3, size, size]; images are 64 pixels wide, other sizes are bicubic enlargements.
         """
-        if size != SIDE:
+        side = side_of(size)
+        if side != SIDE:
             views = [resize_crop(self.image(index), size) for index in indices]
-            return torch.stack(views) if views else torch.empty(0, 3, size, size, dtype=torch.uint8)
+            return torch.stack(views) if views else torch.empty(0, 3, side, side, dtype=torch.uint8)
         views = [self._square(int(index)) for index in indices]
         return torch.stack(views) if views else torch.empty(0, 3, SIDE, SIDE, dtype=torch.uint8)
 

@@ -1,0 +1,61 @@
+"""The public backbones known by name, with what one needs to choose: architecture, license, accuracy."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from dear._io.schema import Strict, decode
+
+
+class Backbone(Strict, frozen=True):
+    """A public backbone.
+
+    Attributes:
+        family: "CLIP", "SigLIP", "SigLIP 2", "MetaCLIP 2" or "PE-Core".
+        shape: its architecture, see `ClipConfig.named`.
+        trained_on: the dataset.
+        image_size: side of the images it reads.
+        license: of the weights.
+        commercial: whether the license allows commercial use.
+        imagenet: zero-shot accuracy on ImageNet in percent as published, not measured here; None: unknown.
+        resize: "crop" or "squash".
+        note: what else to know.
+    """
+
+    family: str
+    shape: str
+    trained_on: str
+    image_size: int
+    license: str
+    commercial: bool
+    imagenet: float | None = None
+    resize: str = "crop"
+    note: str = ""
+
+
+@cache
+def backbones() -> dict[str, Backbone]:
+    """The public backbones by hub name, read from `backbones.json`.
+
+    >>> backbones()["openai/clip-vit-base-patch16"].imagenet
+    68.3
+    """
+    path = Path(__file__).with_name("backbones.json")
+    return decode(path.read_text(encoding="utf-8"), dict[str, Backbone], str(path), "list of backbones")
+
+
+def best_per_cost() -> tuple[str, ...]:
+    """Of each architecture's size the backbone with the highest published accuracy: what to choose first."""
+    best: dict[tuple[str, int], tuple[float, str]] = {}
+    for name, entry in backbones().items():
+        if entry.imagenet is not None:
+            size = _size(entry.shape)
+            best[size] = max(best.get(size, (0.0, "")), (entry.imagenet, name))
+    return tuple(name for _, name in best.values())
+
+
+def _size(shape: str) -> tuple[str, int]:
+    """What decides the cost: the tower's letter and the patch size."""
+    parts = shape.removeprefix("ViT-").removeprefix("PE-Core-").split("-")
+    return parts[0], int(parts[1])
