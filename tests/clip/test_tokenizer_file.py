@@ -18,9 +18,10 @@ from dear.clip.config import ClipConfig, TextConfig
 from dear.clip.tokenizer_file import FileTokenizer, clean, find_tokenizer
 from dear.errors import CheckpointError, InputError
 
-WORDS = """a photo of the red cat dog house über straße Müller façade naïve Ærø ЖИЗНЬ кошка 猫 狗 東京 日本 고양이
-قطة חתול बिल्ली แมว ελληνικά γάτα ñandú 1,234.5 € 100% C++ don't it's under_score semi;colon (brackets) [x]
-"quoted" emoji🙂 zero\u200bwidth tab\tnewline ﬁne ① ½ İstanbul ß ſ ＡＢＣ　全角 e-mail@example.org https://example.org/?q=1"""
+WORDS = """a photo of the red cat dog house über straße Müller façade naïve Ærø ЖИЗНЬ кошка 猫 狗 東京
+日本 고양이 قطة חתול बिल्ली แมว ελληνικά γάτα ñandú 1,234.5 € 100% C++ don't it's under_score
+semi;colon (brackets) [x] "quoted" emoji🙂 zero\u200bwidth tab\tnewline ﬁne ① ½ İstanbul ß ſ ＡＢＣ　全角
+e-mail@example.org https://example.org/?q=1"""
 TEXTS = [
     f"{w} {v}".strip() for i, w in enumerate(WORDS.split()) for v in ("", *WORDS.split()[i : i + 12 : 3])
 ]

@@ -53,12 +53,12 @@ class Readable:
             report = ImageReport(len(self.images), bad, self.images)
             raise DataError(f"{self.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
 
-    def _one(self, index: int, size: int) -> Tensor:
+    def _one(self, index: int, size: Size) -> Tensor:
         try:
             return self.images.pixels([index], size)[0]
         except InputError as error:
             self.problems[index] = str(error)
-            return torch.zeros(3, size, size, dtype=torch.uint8)
+            return torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8)
 
     def readable(self) -> list[int]:
         """Places of the images that could be read, after all were asked for.

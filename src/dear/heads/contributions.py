@@ -18,6 +18,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.clip.tower import Block, Record
 from dear.errors import UsageError
+from dear.heads.pooled import PooledRun, pooled_maps
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,16 @@ class Contributions:
         heads: [B, L, H, E], one row of heads per layer of `layers`.
         rest: [B, E], everything else: class token, MLPs, biases, heads of other layers.
         layers: the L layers, counted from 1.
+        explained: [B], the share of each feature that the linear path explains; None means all of it: the
+            terms are exact. With attention pooling it is less, see `dear.heads.pooled`.
+        pool_heads: [B, G, E], what each head of the attention pooling adds; None without one.
     """
 
     heads: Tensor
     rest: Tensor
     layers: tuple[int, ...]
+    explained: Tensor | None = None
+    pool_heads: Tensor | None = None
 
     def total(self) -> Tensor:
         """The image feature, [B, E]."""
@@ -67,9 +73,14 @@ def check_layers(clip: Clip, layers: Iterable[int] | None) -> tuple[int, ...]:
 
 @torch.no_grad()
 def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
-    """M of each head, [L, H, d, E] in float32: scaled head output to contribution."""
+    """M of each head, [L, H, d, E] in float32: scaled head output to contribution.
+
+    With attention pooling of G heads, d is G times as large (see `dear.heads.pooled`).
+    """
+    if clip.visual.pool is not None:
+        return pooled_maps(clip, layers)
     visual, heads = clip.visual, clip.config.vision.heads
-    scale, project = visual.ln_post.weight.float(), visual.proj.float()
+    scale, project = visual.ln_post.weight.float(), visual.space_matrix().float()
     maps = []
     for layer in layers:
         out = _block(clip, layer).attn.o.weight.float().T  # [D, D]: rows of head h are h·d to (h+1)·d
@@ -83,6 +94,9 @@ def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutput
     """Scaled class-token outputs of the heads of `layers`, for images [B, 3, S, S]."""
     clip = clip.corrected(None)  # contributions are those of the plain backbone
     visual = clip.visual
+    if visual.pool is not None:
+        run = PooledRun(clip, batch, layers)
+        return HeadOutputs(run.outputs, run.features)
     x = visual.embed(batch.to(clip.device))
     if layers[0] > 1:
         x = visual.run(x, last=layers[0] - 1)
@@ -103,7 +117,8 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
         layers: which layers' heads to show; None for all.
 
     Returns:
-        Contributions whose terms sum to `clip.encode_image(batch)`.
+        Contributions whose terms sum to `clip.encode_image(batch)`; with attention pooling the rest holds
+        what passed the pooling MLP, and `explained` says how much did not.
 
     Raises:
         UsageError: a layer does not exist.
@@ -118,6 +133,11 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
     chosen = check_layers(clip, layers)
     clip = clip.corrected(None)  # contributions are those of the plain backbone
     visual = clip.visual
+    if visual.pool is not None:
+        run = PooledRun(clip, batch, chosen)
+        heads = torch.einsum("blhd,lhde->blhe", run.outputs, pooled_maps(clip, chosen))
+        rest = run.features - heads.sum(dim=(1, 2))
+        return Contributions(heads, rest, chosen, run.explained(), run.own)
     record = Record()
     start = visual.embed(batch.to(clip.device))
     last = visual.run(start, read=_class_row(clip), record=record)[:, 0]  # [B, D]
@@ -131,9 +151,12 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
             rest = rest + merged @ project.weight.float().T
     outputs = torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in chosen], dim=1)
     heads = torch.einsum("blhd,lhde->blhe", outputs / spread[:, None, None], head_maps(clip, chosen))
-    norm, proj = visual.ln_post, visual.proj.float()
+    norm = visual.ln_post
     centered = (rest - rest.mean(dim=1, keepdim=True)) / spread
-    return Contributions(heads, (centered * norm.weight.float() + norm.bias.float()) @ proj, chosen)
+    rest = (centered * norm.weight.float() + norm.bias.float()) @ visual.space_matrix().float()
+    if visual.proj_bias is not None:
+        rest = rest + visual.proj_bias.float()
+    return Contributions(heads, rest, chosen)
 
 
 def _spread(clip: Clip, last: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dear.clip.attention import Attention
 from dear.clip.model import Clip
 from dear.clip.tower import Block, Record
+from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.heads.contributions import head_maps
 
@@ -78,6 +79,10 @@ def gaze(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
     Returns:
         [K, B, side, side], not normalized; the class token's own summand is left out.
     """
+    if clip.visual.pool is not None:
+        raise UsageError(
+            f"{clip.name} pools its tokens by attention: it has no class token whose attention could be shown"
+        )
     clip = clip.corrected(None)  # what heads do in the plain backbone
     visual, side = clip.visual, clip.config.vision.side
     layers = sorted({layer for layer, _ in keys})

@@ -90,5 +90,5 @@ class PooledRun:
         self.own = torch.einsum("bgk,gkw->bgw", z[:, :, 0].float(), out) @ space
 
     def explained(self) -> Tensor:
-        """`linear · feature / |feature|^2` per image: the share of the feature that came past the MLP, [B]."""
+        """`linear · feature / |feature|^2` per image, [B]: the share that came past the MLP."""
         return (self.linear * self.features).sum(-1) / self.features.square().sum(-1)

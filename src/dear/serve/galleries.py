@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dear._io.image_file import Size
 from dear.data.images import ImageSet
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
@@ -47,7 +48,7 @@ class Galleries:
     """
 
     def __init__(
-        self, images: Mapping[str, ImageSet], size: int, submit: Submit, features_at_once: int = _MOST_KEPT
+        self, images: Mapping[str, ImageSet], size: Size, submit: Submit, features_at_once: int = _MOST_KEPT
     ) -> None:
         self._images, self._size, self._submit, self._most = dict(images), size, submit, features_at_once
         self._features: OrderedDict[tuple[str, str, str], asyncio.Task[Tensor]] = OrderedDict()

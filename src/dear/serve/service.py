@@ -57,7 +57,7 @@ class Service:
             settings.limits.queued_images,
             self.metrics.observe_batch,
         )
-        self.galleries = Galleries(galleries or {}, clip.config.vision.image_size, self.batcher.submit)
+        self.galleries = Galleries(galleries or {}, clip.config.view, self.batcher.submit)
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()

@@ -126,7 +126,7 @@ def logits_of(method: Method, images: ImageSet, rows: list[int]) -> dict[str, Te
 
 def read_pixels(clip: Clip, images: ImageSet, rows: list[int]) -> Tensor:
     """CLIP's own view of some images of a set, normalized [b, 3, S, S] on its device."""
-    raw = images.pixels(rows, clip.config.vision.image_size).to(clip.device)
+    raw = images.pixels(rows, clip.config.view).to(clip.device)
     return normalize(raw, clip.config.mean, clip.config.std)
 
 

@@ -176,7 +176,7 @@ def file_of(images: ImageSet, index: int) -> Path | None:
 def _digest(kind: str, clip: Clip) -> bytes:
     """What identifies rows of a frozen backbone: its weights, input, precision and kind of device."""
     config = clip.config
-    facts = (VERSION, kind, clip.fingerprint, config.vision.image_size, config.mean, config.std)
+    facts = (VERSION, kind, clip.fingerprint, config.view, config.mean, config.std)
     corrected = None if clip.correction is None else clip.correction.digest
     state = (*facts, corrected, str(clip.visual.dtype), clip.device.type)
     return hashlib.sha256(repr(state).encode()).digest()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear._io.image_file import open_image
+from dear._io.image_file import Size, open_image
 from dear._io.pixels import resize_crop
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 64  # images in one pass of the backbone
 
 
-def read_pixels(path: str, size: int) -> Tensor | str:
+def read_pixels(path: str, size: Size) -> Tensor | str:
     """uint8 [3, S, S] of an image file, or the sentence that says why there is none."""
     try:
         return resize_crop(open_image(path), size)
@@ -42,7 +42,7 @@ def _batches(clip: Clip, paths: Sequence[str]) -> list[tuple[list[int], Tensor, 
     found = []
     for start in range(0, len(paths), _AT_ONCE):
         part = paths[start : start + _AT_ONCE]
-        read = threaded(lambda path: read_pixels(path, clip.config.vision.image_size), part)
+        read = threaded(lambda path: read_pixels(path, clip.config.view), part)
         rows = [start + i for i, one in enumerate(read) if isinstance(one, Tensor)]
         errors = {start + i: one for i, one in enumerate(read) if isinstance(one, str)}
         raw = torch.stack([one for one in read if isinstance(one, Tensor)]) if rows else torch.empty(0)

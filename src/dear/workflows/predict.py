@@ -154,7 +154,7 @@ def readable_views(
 
     With `skip` an image that cannot be read is black; otherwise it raises `InputError`.
     """
-    size = clip.config.vision.image_size
+    size, side = clip.config.view, clip.config.vision.image_size
     problems: dict[int, str] = {}
 
     def view(item: tuple[int, ImageLike]) -> Tensor:
@@ -165,7 +165,7 @@ def readable_views(
             if not skip:
                 raise
             problems[place] = str(error)
-            return torch.zeros(3, size, size, dtype=torch.uint8)
+            return torch.zeros(3, side, side, dtype=torch.uint8)
 
     raw = torch.stack(threaded(view, list(enumerate(images))))
     return normalize(raw.to(clip.device), clip.config.mean, clip.config.std), problems
