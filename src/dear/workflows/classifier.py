@@ -60,6 +60,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         lr: learning rate; None: the method's own.
         options: the method's own options, by name.
         device: "auto", "cpu", "cuda", …
+        without: concepts to remove before anything is learned ("location", ["location", "color"]).
+        examples: images that show the values of the only concept to remove, one folder per value.
 
     Attributes:
         classes_: the labels that `predict` answers with.
@@ -87,6 +89,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         lr: float | None = None,
         options: dict[str, Any] | None = None,
         device: str = "auto",
+        without: str | Sequence[str] | None = None,
+        examples: PathLike | None = None,
     ) -> None:
         self.method = method
         self.backbone = backbone
@@ -101,6 +105,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.lr = lr
         self.options = options
         self.device = device
+        self.without = without
+        self.examples = examples
 
     def fit(self, X: Any, y: Sequence[Any] | Labels | None = None, *, class_names: Any = None) -> Classifier:
         """Train on images.
@@ -128,6 +134,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             preset=self.recipe,
             options=self.options,
             mode=self.mode,
+            without=self.without,
+            examples=self.examples,
         )
         self.method_ = self.run_.method
         return self

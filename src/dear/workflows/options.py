@@ -33,6 +33,9 @@ class AdaptOptions:
         balance: repeat images of rare classes, so that every class counts alike.
         unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
         mode: how the result will predict; checked before training.
+        without: concepts to remove before training ("location", "location,color"), or a
+            `dear.workflows.without.Without`.
+        examples: images that show the values of the only concept to remove, one folder per value.
     """
 
     method: str = "dear"
@@ -50,6 +53,8 @@ class AdaptOptions:
     balance: bool = True
     unreadable: str = "stop"
     mode: str | None = None
+    without: Any = None
+    examples: PathLike | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.recipe, str):
@@ -59,6 +64,8 @@ class AdaptOptions:
             object.__setattr__(self, "recipe", None)
         if self.shots is not None and self.shots < 0:
             raise UsageError(f"shots = {self.shots}: ask for at least 1 image per class, or for all with 0")
+        if self.examples is not None and self.without is None:
+            raise UsageError("examples show the values of a concept to remove; say which concept")
 
     def changed(self, **changes: Any) -> AdaptOptions:
         """The same options with some of them changed.

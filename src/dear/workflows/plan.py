@@ -22,6 +22,7 @@ from dear.workflows.balance import balanced, counts, enough_steps
 from dear.workflows.notices import backbone_notices, image_notices
 from dear.workflows.options import AdaptOptions, PathLike
 from dear.workflows.roles import roles_for
+from dear.workflows.without import Without, remove
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     if kind.uses_roles:
         roles, more = roles_for(clip, images, asked.roles, progress)
         notices += more
+    if asked.without is not None:
+        without = Without.of(asked.without, examples=asked.examples)
+        clip = remove(clip, images, without, roles or asked.roles).clip
+        assert clip.correction is not None
+        notices.append(f"Removed before training: {clip.correction.note}.")
     method = build_method(
         asked.method,
         clip,

@@ -1,0 +1,217 @@
+"""Removing concepts from a backbone before anything learns or answers: `without="location"`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.data.folder import open_folder
+from dear.data.images import ImageSet
+from dear.errors import UsageError
+from dear.heads.ablate import Collected, collect
+from dear.heads.choose import ORDER, Choice, choose
+from dear.heads.known import known_roles, read_roles
+from dear.heads.repair import Repair, combine, remove_examples, remove_heads, remove_span
+from dear.heads.roles import RoleMap
+from dear.heads.values import Concept, find_concept, readable_words, value_features
+from dear.workflows.options import PathLike
+
+WAYS = ("auto", *ORDER)
+
+
+@dataclass(frozen=True)
+class Without:
+    """Which concepts to remove, and how.
+
+    Attributes:
+        concepts: names of the twelve concepts, or `name: value, value`; with examples, any name.
+        way: "auto" (chosen on the training images), "words", "heads", "examples", "leace", or several with a
+            plus sign between ("heads+words").
+        examples: per concept a folder with one folder of images per value, or an image set whose classes are
+            the values.
+    """
+
+    concepts: tuple[str, ...]
+    way: str = "auto"
+    examples: Mapping[str, PathLike | ImageSet] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.concepts:
+            raise UsageError("name at least one concept to remove")
+        parts = self.way.split("+")
+        wrong = [part for part in parts if part not in WAYS or (part == "auto" and len(parts) > 1)]
+        if wrong:
+            raise UsageError(
+                f"no way to remove a concept is called {self.way!r}; choose from {', '.join(WAYS)}, or "
+                "several of "
+                "the last four with a plus sign between"
+            )
+        strange = [name for name in self.examples if name not in self.concepts]
+        if strange:
+            raise UsageError(f"examples of {strange[0]!r} are given, but that concept is not to be removed")
+        if {"examples", "leace"} & set(parts) and not self.examples:
+            raise UsageError(f"removal by {self.way} needs examples: one folder of images per value")
+
+    @classmethod
+    def of(
+        cls,
+        concepts: str | Sequence[str] | Without,
+        way: str = "auto",
+        examples: PathLike | ImageSet | Mapping[str, PathLike | ImageSet] | None = None,
+    ) -> Without:
+        """From what people write: one name, several, or "location,color"; examples of the only concept.
+
+        >>> Without.of("location,color").concepts
+        ('location', 'color')
+        >>> Without.of("background: lab bench, outdoors").concepts
+        ('background: lab bench, outdoors',)
+        """
+        if isinstance(concepts, Without):
+            return concepts
+        names = _split(concepts) if isinstance(concepts, str) else tuple(concepts)
+        if examples is None:
+            return cls(names, way)
+        if isinstance(examples, Mapping):
+            return cls(names, way, examples)
+        if len(names) != 1:
+            raise UsageError("examples for several concepts: say which concept each folder is for")
+        return cls(names, way, {names[0]: examples})
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """Names with commas between; a concept with values of its own has a colon and keeps its commas."""
+    if ":" in text:
+        return (text.strip(),)
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """A backbone without some concepts, and how each was removed.
+
+    Attributes:
+        clip: the corrected backbone.
+        repair: what was removed.
+        choices: per concept the way taken, and the scores of the ways that were tried.
+        images: contributions of the training images in the plain backbone.
+        ways: per concept every way there was.
+    """
+
+    clip: Clip
+    repair: Repair
+    choices: Mapping[str, Choice]
+    images: Collected
+    ways: Mapping[str, Mapping[str, Repair]]
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "removed": self.repair.title,
+            "heads": [list(head) for head in self.repair.heads],
+            "directions": self.repair.rank,
+            "folds_into_weights": self.repair.correction().foldable,
+            "choices": {
+                name: {"way": choice.way, "scores": {way: round(s, 4) for way, s in choice.scores.items()}}
+                for name, choice in self.choices.items()
+            },
+        }
+
+
+def remove(
+    clip: Clip, images: ImageSet, without: Without, roles: PathLike | RoleMap | None = None
+) -> Removal:
+    """Remove concepts from a backbone, with everything measured on the training images.
+
+    Args:
+        clip: the backbone; a correction that it has is replaced.
+        images: the training images.
+        without: which concepts, and how.
+        roles: role map for the removal by heads; None: the backbone's own, where it has one.
+
+    Raises:
+        UsageError: a concept is not known, or there is no way to remove it.
+    """
+    if roles is None:
+        chart = known_roles(clip)
+    else:
+        chart = roles if isinstance(roles, RoleMap) else read_roles(roles)
+    if chart is not None and roles is not None:
+        chart.check(clip)
+    plans = {name: _concept(name, without) for name in without.concepts}  # all checked before any work
+    examples = {name: _examples(source) for name, source in without.examples.items()}
+    layers = chart.layers if chart is not None else clip.config.vision.last_third
+    seen = collect(clip, images, layers)
+    offers: dict[str, dict[str, Repair]] = {}
+    choices: dict[str, Choice] = {}
+    for name, concept in plans.items():
+        offers[name] = ways_to_remove(clip, concept, seen, chart, examples.get(name))
+        choices[name] = _chosen(concept.name, offers[name], without.way, seen, images.labels)
+    repair = combine(*(choice.repair for choice in choices.values()))
+    return Removal(clip.corrected(repair.correction()), repair, choices, seen, offers)
+
+
+def _concept(name: str, without: Without) -> Concept:
+    """The concept of a name; one that only examples show needs no words."""
+    try:
+        return find_concept(name)
+    except UsageError:
+        if name in without.examples and ":" not in name:
+            return Concept(name, ())
+        raise
+
+
+def _examples(source: PathLike | ImageSet) -> ImageSet:
+    """Images by value."""
+    if isinstance(source, ImageSet):
+        return source
+    if not os.path.isdir(source):
+        raise UsageError(f"{os.fspath(source)}: no such folder of examples; it needs one folder per value")
+    return open_folder(source, "all")
+
+
+def ways_to_remove(
+    clip: Clip, concept: Concept, seen: Collected, roles: RoleMap | None, examples: ImageSet | None = None
+) -> dict[str, Repair]:
+    """Every way there is to remove a concept, by name."""
+    found: dict[str, Repair] = {}
+    if len(readable_words(clip, concept.words)) > 1:
+        found["words"] = remove_span(seen, value_features(clip, concept)[1], concept.name)
+    if examples is not None:
+        features = _features(clip, examples)
+        found["examples"] = remove_examples(seen, features, examples.labels, concept.name)
+        found["leace"] = remove_examples(seen, features, examples.labels, concept.name, leace=True)
+    heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
+    if heads:
+        found["heads"] = remove_heads(seen, heads, concept.name)
+    return found
+
+
+def _features(clip: Clip, images: ImageSet) -> Tensor:
+    """Features [n, E] of the plain backbone."""
+    return collect(clip, images, clip.config.vision.last_third[-1:]).features
+
+
+def _chosen(name: str, offers: Mapping[str, Repair], way: str, seen: Collected, labels: Tensor) -> Choice:
+    """The way asked for, or the best one."""
+    if way == "auto":
+        if not offers:
+            raise UsageError(
+                f"{name}: this backbone reads none of its words and the role map has no head for it; give "
+                "examples"
+            )
+        return choose(seen, labels, offers)
+    missing = [part for part in way.split("+") if part not in offers]
+    if missing:
+        reasons = {
+            "heads": "the role map has no head for it",
+            "words": "the backbone reads fewer than two of its words",
+        }
+        why = reasons.get(missing[0], "no examples of it are given")
+        there = f"; there is {', '.join(offers)}" if offers else ""
+        raise UsageError(f"{name} cannot be removed by {missing[0]}: {why}{there}")
+    return Choice(way, combine(*(offers[part] for part in way.split("+"))), {})
