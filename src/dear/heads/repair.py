@@ -65,13 +65,18 @@ class Repair:
                 features = features - contribution(images, key)
         return features - (features - self.center) @ self.removed
 
-    def correction(self) -> Correction:
-        """The same as a change that a tower applies by itself."""
+    def correction(self, after: Correction | None = None) -> Correction:
+        """The same as a change that a tower applies by itself, after one that it applies already."""
         keep = torch.eye(len(self.center)) - self.removed
-        bias = self.center @ self.removed
+        bias, heads, matrix, note = self.center @ self.removed, self.heads, keep, self.title
+        if after is not None:
+            matrix, bias = after.matrix.cpu() @ keep, bias + after.bias.cpu() @ keep
+            heads, note = tuple(dict.fromkeys(after.heads + heads)), f"{after.note}; {note}"
         if self.means is not None:
-            bias = bias + self.means.sum(dim=0) @ keep
-        return Correction(keep.contiguous(), bias.contiguous(), self.heads, self.title)
+            known = () if after is None else after.heads
+            fresh = [mean for key, mean in zip(self.heads, self.means, strict=True) if key not in known]
+            bias = bias + sum(fresh, torch.zeros_like(bias)) @ matrix
+        return Correction(matrix.contiguous(), bias.contiguous(), heads, note)
 
 
 def contribution(images: Collected, key: Key) -> Tensor:

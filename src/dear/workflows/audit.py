@@ -1,9 +1,8 @@
-"""Auditing a dataset or a run for shortcuts, and proving a repair: `dear audit` and `dear repair`."""
+"""Auditing a dataset or a run: which concepts go with the labels, and which of them a model relies on."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +22,16 @@ from dear.data.shots import few_shot
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.audit import SHORTCUT, Finding, Reliance, associate, judge, reliance
-from dear.heads.known import known_roles, read_roles
-from dear.heads.repair import Repair, remove_heads
+from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.methods.base import Method
 from dear.methods.prompts import fill
-from dear.train.evaluate import BATCH, evaluate, fit_classes
+from dear.train.evaluate import BATCH, fit_classes
 from dear.train.folder import load_run
 from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
-from dear.workflows.without import ways_to_remove
-
-DRAWS = 5  #: draws of random heads that a removal by heads is compared with
+from dear.workflows.without import role_map, ways_to_remove
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ def audit(
     if method is not None:
         method, labels = fit_classes(method, images, None)
     clip = method.clip if method is not None else _backbone(asked)
-    roles = _roles(asked.roles, clip)
+    roles = role_map(asked.roles, clip)
     seen = _collected(clip, images, roles, progress)
     own = None if method is None else scores_of(method, images, asked.mode)
     texts = clip.encode_text([fill(images.template, name) for name in images.classes]).float().cpu()
@@ -173,8 +169,8 @@ def audit(
         )
         used = None
         if method is not None and own is not None:
-            used, answers = _reliance(method, images, labels, own, asked.mode, concept, seen, roles)
-            without[concept.name] = answers
+            used, changed = _reliance(method, images, labels, own, asked.mode, concept, seen, roles)
+            without[concept.name] = changed
         heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
         findings.append(judge(found, used, heads, len(chosen)))
         if progress is not None:
@@ -203,14 +199,6 @@ def _backbone(asked: AuditOptions) -> Clip:
     if isinstance(asked.backbone, Clip):
         return asked.backbone
     return load("mini" if asked.backbone is None else asked.backbone, device=pick_device(asked.device))
-
-
-def _roles(given: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
-    if given is None:
-        return known_roles(clip)
-    roles = given if isinstance(given, RoleMap) else read_roles(given)
-    roles.check(clip)
-    return roles
 
 
 def _collected(clip: Clip, images: ImageSet, roles: RoleMap | None, progress: Progress | None) -> Collected:
@@ -258,7 +246,7 @@ def _reliance(
 
 def without(method: Method, repair: Repair) -> Method:
     """A trained method with something removed from its image feature, as it is: nothing is trained again."""
-    return method.bound(method.clip.corrected(repair.correction()))
+    return method.bound(method.clip.corrected(repair.correction(after=method.clip.correction)))
 
 
 def _worst(images: ImageSet, right: Tensor) -> tuple[str, float] | None:
@@ -272,74 +260,3 @@ def _worst(images: ImageSet, right: Tensor) -> tuple[str, float] | None:
     share = {name: sum(hits) / len(hits) for name, hits in found.items()}
     worst = min(share, key=share.__getitem__)
     return worst, share[worst]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A repair against the untouched model and against random heads, on test images.
-
-    Attributes:
-        untouched, repaired: accuracy, and accuracy in the worst group where groups are known.
-        random: the same for as many random heads, one entry per draw; empty where no heads were removed.
-        changed: share of answers that the repair changed.
-    """
-
-    untouched: dict[str, float]
-    repaired: dict[str, float]
-    random: tuple[dict[str, float], ...]
-    changed: float
-
-    def report(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        mean = {
-            key: sum(draw[key] for draw in self.random) / len(self.random)
-            for key in (self.random[0] if self.random else ())
-        }
-        return {
-            "untouched": self.untouched,
-            "repaired": self.repaired,
-            "random_heads": {"draws": list(self.random), "mean": mean},
-            "answers_changed": self.changed,
-        }
-
-
-def figures(method: Method, images: ImageSet) -> tuple[dict[str, float], Tensor]:
-    """Accuracy (and worst group) of a method's usual mode, and its answers."""
-    found = evaluate(method, images)
-    report = found.report()
-    shown = {"accuracy": report["accuracy"]}
-    if "worst_group" in report:
-        shown["worst_group"] = report["worst_group"]["accuracy"]
-    return shown, found.answers[found.pick(None)]
-
-
-def random_heads(
-    roles: RoleMap, count: int, seed: int = 1, draws: int = DRAWS
-) -> list[list[tuple[int, int]]]:
-    """Draws of as many heads of the role map's layers, whatever their roles."""
-    rng, keys = random.Random(seed), [key for key, _ in roles]
-    return [sorted(rng.sample(keys, min(count, len(keys)))) for _ in range(draws)]
-
-
-def random_repairs(seen: Collected, roles: RoleMap, repair: Repair, seed: int = 1) -> list[Repair]:
-    """Removals of as many random heads as a removal by heads takes; of as many as the role has otherwise."""
-    count = len(repair.heads)
-    return (
-        [remove_heads(seen, heads, "random heads") for heads in random_heads(roles, count, seed)]
-        if count
-        else []
-    )
-
-
-def compare(
-    train_again: Callable[[Clip], Method],
-    plain: Clip,
-    repaired: Method,
-    test: ImageSet,
-    others: Sequence[Repair] = (),
-) -> Proof:
-    """Train the same method on the plain backbone and on random removals, and test all of them."""
-    before, answers = figures(train_again(plain.corrected(None)), test)
-    after, fixed = figures(repaired, test)
-    drawn = tuple(figures(train_again(plain.corrected(other.correction())), test)[0] for other in others)
-    return Proof(before, after, drawn, float((answers != fixed).double().mean()))

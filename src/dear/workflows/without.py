@@ -136,12 +136,7 @@ def remove(
     Raises:
         UsageError: a concept is not known, or there is no way to remove it.
     """
-    if roles is None:
-        chart = known_roles(clip)
-    else:
-        chart = roles if isinstance(roles, RoleMap) else read_roles(roles)
-    if chart is not None and roles is not None:
-        chart.check(clip)
+    chart = role_map(roles, clip)
     plans = {name: _concept(name, without) for name in without.concepts}  # all checked before any work
     examples = {name: _examples(source) for name, source in without.examples.items()}
     layers = chart.layers if chart is not None else clip.config.vision.last_third
@@ -153,6 +148,15 @@ def remove(
         choices[name] = _chosen(concept.name, offers[name], without.way, seen, images.labels)
     repair = combine(*(choice.repair for choice in choices.values()))
     return Removal(clip.corrected(repair.correction()), repair, choices, seen, offers)
+
+
+def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
+    """The role map given, checked; else the backbone's own, where it has one."""
+    if roles is None:
+        return known_roles(clip)
+    found = roles if isinstance(roles, RoleMap) else read_roles(roles)
+    found.check(clip)
+    return found
 
 
 def _concept(name: str, without: Without) -> Concept:

@@ -1,0 +1,154 @@
+"""`dear audit`, `dear repair` and `--without` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dear
+from dear import world
+from dear.cli.app import app
+from dear.data import few_shot
+from dear.train import evaluate, load_run
+from dear.workflows.adapt import adapt
+from dear.workflows.audit import without
+from dear.workflows.repair import repair_run
+from dear.workflows.without import Without, remove
+
+
+def call(*words: str) -> dict:
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output or result.exception
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A linear probe on six animals, each at a place of its own."""
+    out = tmp_path_factory.mktemp("audit") / "run"
+    adapt("world:shortcut-place", out, method="linear-probe", shots=8, recipe={"epochs": 8, "lr": 0.01})
+    return out
+
+
+def test_audit_of_data_names_the_planted_concept() -> None:
+    found = call("audit", "--data", "world:shortcut-color@0.9", "--shots", "16")
+    assert found["suspected"] == ["Color"]
+    assert found["concepts"][0]["verdict"] == "associated"
+    table = found["concepts"][0]["images"]
+    assert sum(map(sum, table.values())) == 96
+    assert call("audit", "--data", "world:shortcut-none", "--shots", "16")["suspected"] == []
+
+
+def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
+    found = call("audit", str(run), "--shots", "8", "--concept", "location", "--concept", "color")
+    assert found["suspected"] == ["Location"]
+    rows = {row["concept"]: row for row in found["concepts"]}
+    assert rows["Location"]["margin_without"] < 0.9 * rows["Location"]["margin"]
+    assert "worst_group" in found
+    own = "background: beach, forest, snow, city, space, desert"
+    assert call("audit", str(run), "--shots", "8", "--concept", own)["suspected"] == ["background"]
+    done = call(
+        *("repair", str(run), "--without", "location", "--way", "heads"),
+        *("--no-prove", "--out", str(tmp_path / "new")),
+    )
+    assert done["removed"] == "Location by heads (8 heads)"
+    assert not done["folds_into_weights"]
+    loaded = load_run(tmp_path / "new")
+    assert loaded.clip.correction is not None
+    assert [list(head) for head in loaded.clip.correction.heads] == done["heads"]
+
+
+def test_a_repair_is_proved_beside_random_heads(run: Path) -> None:
+    test = world.task("shortcut-place", "test").subset(range(0, 720, 5))  # four images per group
+    done = repair_run(run, Without(("location",), "heads"), test=test)
+    assert done.proof is not None
+    report = done.proof.report()
+    assert report["repaired"]["accuracy"] > report["untouched"]["accuracy"] + 0.1
+    assert report["repaired"]["worst_group"] > report["untouched"]["worst_group"]
+    assert report["repaired"]["accuracy"] > report["random_heads"]["mean"]["accuracy"] + 0.1
+    assert len(report["random_heads"]["draws"]) == 5
+    assert 0.05 < report["answers_changed"] < 1
+    assert evaluate(done.trained.method, test).report()["accuracy"] == report["repaired"]["accuracy"]
+
+
+def test_a_removal_is_kept_by_export_and_zeroshot(tmp_path: Path) -> None:
+    fixed = call("zeroshot", "--data", "world:shortcut-place", "--without", "location", "--way", "words")
+    assert fixed["removed"] == "Location by words (11 directions)"
+    out = tmp_path / "run"
+    call("adapt", "--data", "world:shortcut-place", "--method", "zeroshot", "--without", "location", "--way", "words",
+         "--shots", "0", "--out", str(out))  # fmt: skip
+    result = CliRunner().invoke(app, ["export", str(out), "--merged", str(tmp_path / "plain")])
+    assert result.exit_code == 0, result.output
+    merged = call("zeroshot", "--data", "world:shortcut-place", "--backbone", str(tmp_path / "plain"))
+    assert merged["per_class"] == fixed["per_class"]
+
+
+def test_examples_stand_for_a_concept_without_words(tmp_path: Path) -> None:
+    images = world.task("shortcut-place", "test")
+    for value in ("beach", "forest", "snow", "city", "space", "desert"):
+        (tmp_path / "places" / value).mkdir(parents=True)
+        chosen = [index for index, group in enumerate(images.groups or ()) if group == value][::25]
+        for index in chosen:
+            images.image(index).save(tmp_path / "places" / value / f"{index}.png")
+    clip, training = dear.load("mini"), few_shot(world.task("shortcut-place", "train"), 8, 1)
+    asked = Without(("scenery",), "examples", {"scenery": tmp_path / "places"})
+    removal = remove(clip, training, asked)
+    assert removal.repair.title == "scenery by examples (5 directions)"
+    leace = remove(clip, training, Without(("scenery",), "leace", {"scenery": tmp_path / "places"}))
+    assert leace.repair.rank == 5
+    chosen = remove(clip, training, Without.of("location", examples=tmp_path / "places"))
+    assert chosen.choices["location"].way in chosen.choices["location"].scores
+
+
+def test_removing_twice_composes(run: Path) -> None:
+    """Auditing a repaired run removes the concept from what is left, not from the plain backbone."""
+    method = load_run(run)
+    images = few_shot(world.task("shortcut-place", "train"), 4, 1)
+    words = remove(method.clip, images, Without(("color",), "words")).repair
+    heads = remove(method.clip, images, Without(("location",), "heads")).repair
+    both = without(without(method, heads), words).clip.correction
+    assert both is not None
+    pixels = torch.randn(4, 3, 64, 64)
+    step = method.clip.corrected(heads.correction()).encode_image(pixels)
+    expected = step - (step - words.center) @ words.removed
+    assert torch.allclose(method.clip.corrected(both).encode_image(pixels), expected, atol=1e-4)
+    assert without(without(method, heads), heads).clip.correction.heads == heads.heads  # type: ignore[union-attr]
+
+
+def test_classifier_without(tmp_path: Path) -> None:
+    clf = dear.Classifier(method="tip-adapter", shots=4, without="location")
+    clf.fit("world:shortcut-place")
+    assert clf.method_.clip.correction is not None
+    clf.save(tmp_path / "run")
+    loaded = dear.Classifier.load(tmp_path / "run")
+    assert loaded.method_.clip.correction is not None
+    assert loaded.method_.clip.correction.digest == clf.method_.clip.correction.digest
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("audit",), "run folder, or images with --data"),
+        (("audit", "--data", "world:shortcut-place", "--concept", "smell"), "none of the concepts"),
+        (("zeroshot", "--data", "world:shortcut-place", "--without", "smell"), "none of the concepts"),
+        (("zeroshot", "--data", "world:shortcut-place", "--way", "words"), "--without"),
+        (("zeroshot", "--data", "world:shortcut-place", "--without", "color", "--way", "magic"), "magic"),
+        (
+            ("zeroshot", "--data", "world:shortcut-place", "--without", "emotion", "--way", "examples"),
+            "examples",
+        ),
+        (("zeroshot", "--data", "world:shortcut-place", "--without", "animal", "--way", "heads"), "no head"),
+        (
+            ("zeroshot", "--data", "world:shortcut-place", "--without", "color", "--examples", "/nowhere"),
+            "no such folder of examples",
+        ),
+    ],
+)
+def test_wrong_uses(words: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code != 0
+    assert said in str(result.exception) + result.output
