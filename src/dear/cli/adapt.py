@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dear.cli.audit import Examples, Way, asked_without
 from dear.cli.common import (
     Backbone,
     Data,
@@ -78,6 +79,14 @@ def adapt(
         bool, typer.Option("--balance/--no-balance", help="Repeat images of rare classes.")
     ] = True,
     unreadable: Unreadable = "stop",
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without", help='Concepts to remove before training: location,color or "lighting: day, night".'
+        ),
+    ] = None,
+    way: Way = "auto",
+    examples: Examples = None,
     data_root: DataRoot = None,
     template: Template = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
@@ -101,6 +110,8 @@ def adapt(
 
     `dear adapt --data world:textures --out run --resume`
 
+    `dear adapt --data photos/ --out run --without location`
+
     `dear adapt --data photos/ --out run --recipe lr=1e-4 --recipe precision=float32`
     """
     from dear.errors import UsageError
@@ -111,7 +122,7 @@ def adapt(
     from dear.workflows.plan import plan_adaptation
     from dear.workflows.summary import held_out_accuracy, open_held_out
 
-    if roles is not None and not find_method(method).uses_roles:
+    if roles is not None and not find_method(method).uses_roles and not without:
         raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")
     preset, plan_changes = _recipe(recipe, epochs, batch)
     asked = AdaptOptions(
@@ -129,6 +140,7 @@ def adapt(
         options=parse_pairs(option, "--set"),
         balance=balance,
         unreadable=unreadable,
+        without=asked_without(without, way, examples),
     )
     held_out = open_held_out(data, data_root)
     with stages() as told:

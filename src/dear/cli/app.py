@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from dear.cli import (
     adapt,
+    audit,
     backbones,
     bench,
     cache,
@@ -100,6 +101,7 @@ for group in (
     zeroshot,
     roles,
     adapt,
+    audit,
     evaluate,
     predict,
     retrieve,

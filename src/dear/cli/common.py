@@ -155,6 +155,10 @@ def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> No
     for name, accuracy in report["per_class"].items():
         table.add_row(Text(name), f"{accuracy:.1%}")
     Console().print(table)
+    if "worst_group" in report:
+        worst = report["worst_group"]
+        group = f"{shown(worst['group'])} (worst of {worst['groups']} groups of class and value)"
+        typer.echo(f"worst group: {worst['accuracy']:.2%}, {group}")
     for name, accuracy in report["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
         typer.echo(f"{label}: {accuracy:.2%} of {report['images']} images")

@@ -23,7 +23,9 @@ def export(
     onnx: Annotated[str | None, typer.Option("--onnx", help="The ONNX file to write.")] = None,
     merged: Annotated[
         str | None,
-        typer.Option("--merged", help="The folder to write a plain CLIP to (purify and clip-lora only)."),
+        typer.Option(
+            "--merged", help="The folder to write a plain CLIP to (purify, clip-lora, zeroshot --without)."
+        ),
     ] = None,
     encoder_only: Annotated[
         bool, typer.Option("--encoder-only", help="The adapted image encoder alone: features, not scores.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dear.cli.audit import Examples, Way, asked_without
 from dear.cli.common import (
     Backbone,
     Data,
@@ -17,6 +18,7 @@ from dear.cli.common import (
     device_named,
     print_accuracy,
     print_json,
+    say,
     stages,
     tell_unreadable,
 )
@@ -40,6 +42,15 @@ def zeroshot(
     half: Annotated[
         str, typer.Option("--half", help="all classes, or the base (first) or novel (second) half.")
     ] = "all",
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", help="Concepts to remove, as measured on the training split."),
+    ] = None,
+    way: Way = "auto",
+    examples: Examples = None,
+    roles: Annotated[
+        str | None, typer.Option("--roles", help="Role map of the backbone, for removal by heads.")
+    ] = None,
     unreadable: Unreadable = "stop",
     device: Device = "auto",
     as_json: Json = False,
@@ -50,23 +61,36 @@ def zeroshot(
 
     `dear zeroshot --data world:textures`
 
+    `dear zeroshot --data world:shortcut-place --without location`
+
     `dear zeroshot --backbone openai/clip-vit-base-patch16 --data photos/ --json`
     """
     from dear.clip.factory import load
     from dear.data import open_data
+    from dear.errors import UsageError
     from dear.methods import build_method
     from dear.workflows.evaluate import evaluate_readable
+    from dear.workflows.without import remove
 
     images = open_data(data, split, root=data_root, template=template)
     images = _half(images, half)
+    removed = asked_without(without, way, examples)
     clip = load(backbone, device=device_named(device))
+    if removed is not None:
+        training = open_data(data, "train", root=data_root, template=template)
+        clip = remove(clip, training, removed, roles).clip
+    elif roles is not None:
+        raise UsageError("--roles: the frozen model uses no role map; it is for --without")
     method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
     with stages() as told:
         found = evaluate_readable(method, images, unreadable=unreadable, progress=told)
     tell_unreadable(found)
+    gone = {} if clip.correction is None else {"removed": clip.correction.note}
     if as_json:
-        print_json({"backbone": clip.name, "data": images.name, **found.report()})
+        print_json({**gone, "backbone": clip.name, "data": images.name, **found.report()})
         return
+    if clip.correction is not None:
+        say(f"removed: {clip.correction.note}")
     print_accuracy(found, f"{clip.name} on {images.name}, zero-shot")
 
 

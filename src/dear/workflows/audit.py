@@ -21,7 +21,18 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
-from dear.heads.audit import SHORTCUT, Finding, Reliance, associate, judge, reliance
+from dear.heads.audit import (
+    ABOUT_CLASSES,
+    ASSOCIATED,
+    NONE,
+    SHORTCUT,
+    UNUSED,
+    Finding,
+    Reliance,
+    associate,
+    judge,
+    reliance,
+)
 from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
@@ -90,7 +101,7 @@ class Audit:
     @property
     def suspects(self) -> tuple[Finding, ...]:
         """Suspected shortcuts; for data alone, concepts that a model may learn as one."""
-        wanted = (SHORTCUT,) if self.method is not None else (SHORTCUT, "associated")
+        wanted = (SHORTCUT,) if self.method is not None else (SHORTCUT, ASSOCIATED)
         return tuple(finding for finding in self.findings if finding.verdict in wanted)
 
     def report(self) -> dict[str, Any]:
@@ -175,7 +186,8 @@ def audit(
         findings.append(judge(found, used, heads, len(chosen)))
         if progress is not None:
             progress("concepts", number + 1, len(chosen))
-    order = sorted(findings, key=lambda f: (f.verdict != SHORTCUT, -f.association.excess))
+    rank = (SHORTCUT, ASSOCIATED, UNUSED, ABOUT_CLASSES, NONE)
+    order = sorted(findings, key=lambda f: (rank.index(f.verdict), -f.association.excess))
     answers = None if own is None else own.argmax(dim=1)
     worst = None if answers is None else _worst(images, answers == labels)
     return Audit(tuple(order), images, clip, method, roles, without, answers, worst)
