@@ -101,7 +101,7 @@ def find_concept(text: str) -> Concept:
 def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
     """The words that the text tower can tell apart; a reduced vocabulary reads all others as one token."""
     rows = clip.text.rows
-    if rows is None:
+    if rows is None or not words:
         return tuple(words)
     shared = int(rows.mode().values)
     ids = clip.tokenize(list(words)).to(rows.device)

@@ -18,8 +18,9 @@ from dear.data.shots import few_shot
 from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
+from dear.train.config import RunConfig, read_config
 from dear.train.evaluate import evaluate
-from dear.train.folder import load_run, read_config
+from dear.train.folder import load_run
 from dear.train.loop import Progress
 from dear.train.recipe import Recipe
 from dear.train.run import Trained, train
@@ -151,7 +152,7 @@ def repair_run(
     images = _training_images(run, config, data)
     chart = role_map(roles, old.clip)
     removal = remove(old.clip.corrected(None), images, without, chart)
-    recipe = Recipe(**config["recipe"])
+    recipe = Recipe(**config.identity.recipe)
 
     def again(clip: Clip) -> Method:
         return train(_untrained(old, clip, recipe.seed), images, recipe).method
@@ -166,15 +167,15 @@ def repair_run(
     return Repaired(new, removal, proof)
 
 
-def _training_images(run: PathLike, config: dict[str, Any], data: PathLike | ImageSet | None) -> ImageSet:
+def _training_images(run: PathLike, config: RunConfig, data: PathLike | ImageSet | None) -> ImageSet:
     """The images that a run was trained on: the same draw of the same data."""
     if isinstance(data, ImageSet):
         return data
     images = run_images(run, "train") if data is None else open_data(data, "train")
-    images = images.select_classes(config["classes"])
-    count = config["data"].get("images")
-    if isinstance(count, int) and count < len(images):
-        images = few_shot(images, ceil(count / len(images.classes)), config["recipe"]["seed"])
+    images = images.select_classes(config.classes)
+    count = config.data.images
+    if count < len(images):
+        images = few_shot(images, ceil(count / len(images.classes)), config.identity.recipe["seed"])
     return images
 
 
