@@ -222,6 +222,9 @@ def _facts(
         "images": plan.used,
         "held_out": 0 if held_out is None else len(held_out),
     }
+    correction = trained.method.clip.correction
+    if correction is not None:
+        facts["removed"] = correction.note
     if found is not None:
         facts["accuracy"] = {"before": found.before, "after": found.after, "images": found.images}
     return facts

@@ -19,7 +19,6 @@ from dear.cli.common import (
     print_json,
     say,
     stages,
-    training_bar,
 )
 
 if TYPE_CHECKING:
@@ -117,13 +116,25 @@ def audit(
         from dear.report.audit_page import write_audit_page
         from dear.workflows.audit_evidence import evidence
 
-        write_audit_page(evidence(found), out)
+        write_audit_page(evidence(found, _next_steps(found, run)), out)
     if as_json:
         print_json(found.report())
         return
     _print(found)
     if out is not None:
         say(f"{out}: written")
+
+
+def _next_steps(found: Audit, run: str | None) -> dict[str, str]:
+    """Commands that remove what is suspected."""
+    names = ",".join(finding.association.concept.lower() for finding in found.suspects)
+    if not names:
+        return {}
+    if run is None:
+        command = f"dear adapt --data {found.images.name} --without {names} --out run"
+        return {"Train with the concept removed from the image feature:": command}
+    command = f"dear repair {run} --without {names} --out {run}-repaired"
+    return {"Train the same model again without it, and compare with random heads:": command}
 
 
 def _print(found: Audit) -> None:
@@ -247,7 +258,7 @@ def repair(
 
     asked = asked_without(without, way, examples)
     assert asked is not None
-    with training_bar() as told:
+    with stages() as told:
         done = repair_run(
             str(run),
             asked,

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.clip.device import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -21,7 +22,6 @@ from dear.methods.base import Method
 from dear.train.config import RunConfig, read_config
 from dear.train.evaluate import evaluate
 from dear.train.folder import load_run
-from dear.train.loop import Progress
 from dear.train.recipe import Recipe
 from dear.train.run import Trained, train
 from dear.workflows.options import PathLike
@@ -142,7 +142,7 @@ def repair_run(
         backbone: if it moved since training.
         device: "auto", "cpu", "cuda", …
         prove: also train on the untouched backbone and on removals of random heads, and compare.
-        progress: told after every step of the new run.
+        progress: told (stage, done, total).
 
     Raises:
         DearError: anything a user can correct, in one sentence.
@@ -157,7 +157,11 @@ def repair_run(
     def again(clip: Clip) -> Method:
         return train(_untrained(old, clip, recipe.seed), images, recipe).method
 
-    new = train(_untrained(old, removal.clip, recipe.seed), images, recipe, out, progress=progress)
+    def step(done: int, total: int, line: object) -> None:
+        if progress is not None:
+            progress("training", done, total)
+
+    new = train(_untrained(old, removal.clip, recipe.seed), images, recipe, out, progress=step)
     proof = None
     if prove:
         test = run_images(run, "test") if test is None and data is None else test

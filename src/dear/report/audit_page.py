@@ -1,0 +1,83 @@
+"""The page of an audit: concepts that go with the labels, the images behind it, the answers without them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dear._io.files import write_atomic
+from dear.report.headmap import HeadMap
+from dear.report.page import Table, Thumbnail, render
+
+TERMS = {
+    "concept": "something images differ in beside their class, such as the background; its values are words",
+    "value": "the word of a concept that the frozen model finds nearest to an image",
+    "information": "how much the value tells about the label: 0 nothing, 1 everything (mutual information "
+    "over the entropy of the labels); “by chance” is the same for labels dealt out at random",
+    "p": "how often labels dealt out at random go with the values as well as the real ones",
+    "margin lost": "how much of the lead of the right answer over the next goes away with the concept",
+    "suspected shortcut": "the concept goes with the labels, the model relies on it, and the class names do "
+    "not differ in it",
+    "group": "images of one class with one value",
+}
+
+
+@dataclass(frozen=True)
+class ConceptEvidence:
+    """What the page shows of one concept.
+
+    Attributes:
+        name: the concept.
+        sentence: the verdict in words.
+        suspected: whether it is shown in full.
+        table: images per class and value.
+        images: per heading ("dog: mostly beach") some images, the usual value first.
+        changed: images whose answer changes without the concept.
+        map: the heads that carry it; None where no head has that role.
+        heads: the same in words.
+    """
+
+    name: str
+    sentence: str
+    suspected: bool
+    table: Table
+    images: Mapping[str, tuple[Thumbnail, ...]]
+    changed: tuple[Thumbnail, ...] = ()
+    map: HeadMap | None = None
+    heads: str = ""
+
+
+@dataclass(frozen=True)
+class AuditFacts:
+    """Everything on the page.
+
+    Attributes:
+        title: heading.
+        lead: what was audited, in one sentence.
+        verdict: the result in one sentence.
+        tiles: (figure, words) at the top.
+        overview: one row per concept.
+        concepts: suspected ones first.
+        next_steps: sentence -> command.
+        notes: how it was made.
+    """
+
+    title: str
+    lead: str
+    verdict: str
+    tiles: tuple[tuple[str, str], ...]
+    overview: Table
+    concepts: tuple[ConceptEvidence, ...]
+    next_steps: Mapping[str, str]
+    notes: Mapping[str, str]
+
+
+def write_audit_page(facts: AuditFacts, out: str | os.PathLike[str]) -> None:
+    """Write the page to the file `out`, whole or not at all."""
+    write_atomic(out, audit_page(facts))
+
+
+def audit_page(facts: AuditFacts) -> str:
+    """The page as HTML text."""
+    return render("audit.html", title=facts.title, facts=facts, terms=TERMS)
