@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -21,6 +21,7 @@ from dear.heads.roles import RoleMap
 from dear.methods.base import Method
 from dear.train.config import RunConfig, read_config
 from dear.train.evaluate import evaluate
+from dear.train.feature_cache import frozen_features
 from dear.train.folder import load_run
 from dear.train.recipe import Recipe
 from dear.train.run import Trained, train
@@ -155,13 +156,13 @@ def repair_run(
     recipe = Recipe(**config.identity.recipe)
 
     def again(clip: Clip) -> Method:
-        return train(_untrained(old, clip, recipe.seed), images, recipe).method
+        return _train(_untrained(old, clip, recipe.seed), images, recipe).method
 
-    def step(done: int, total: int, line: object) -> None:
+    def step(done: int, total: int, line: Mapping[str, float | int]) -> None:
         if progress is not None:
             progress("training", done, total)
 
-    new = train(_untrained(old, removal.clip, recipe.seed), images, recipe, out, progress=step)
+    new = _train(_untrained(old, removal.clip, recipe.seed), images, recipe, out, step)
     proof = None
     if prove:
         test = run_images(run, "test") if test is None and data is None else test
@@ -181,6 +182,20 @@ def _training_images(run: PathLike, config: RunConfig, data: PathLike | ImageSet
     if count < len(images):
         images = few_shot(images, ceil(count / len(images.classes)), config.identity.recipe["seed"])
     return images
+
+
+def _train(
+    method: Method,
+    images: ImageSet,
+    recipe: Recipe,
+    out: PathLike | None = None,
+    step: Callable[[int, int, Mapping[str, float | int]], None] | None = None,
+) -> Trained:
+    """Train as `dear.workflows.adapt` does: on features computed once, where the method reads nothing else."""
+    features = None
+    if method.reads_feature and not recipe.augment:
+        features = frozen_features(method, images, recipe.precision)
+    return train(method, images, recipe, out, progress=step, features=features)
 
 
 def _untrained(old: Method, clip: Clip, seed: int) -> Method:
