@@ -191,7 +191,7 @@ def _train(
     out: PathLike | None = None,
     step: Callable[[int, int, Mapping[str, float | int]], None] | None = None,
 ) -> Trained:
-    """Train as `dear.workflows.adapt` does: on features computed once, where the method reads nothing else."""
+    """Train as `dear.workflows.adapt` does: on features computed once, if the method reads nothing else."""
     features = None
     if method.reads_feature and not recipe.augment:
         features = frozen_features(method, images, recipe.precision)
