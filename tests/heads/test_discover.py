@@ -62,7 +62,7 @@ def test_the_map_is_bound_whole_and_saved(found, tmp_path):
 
 def test_progress_tells_every_stage(found):
     stages = [stage for stage, _, _ in found[3]]
-    assert list(dict.fromkeys(stages)) == ["phrases", "images", "heads", "concepts"]
+    assert list(dict.fromkeys(stages)) == ["phrases", "images", "heads", "concepts", "stability"]
     assert ("images", 40, 40) in found[3]
 
 

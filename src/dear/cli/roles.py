@@ -101,6 +101,7 @@ def discover(
     found.save(out)
     counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
     say(f"{out}: {len(found)} heads, {counts}")
+    _tell_quality(found)
 
 
 @group.command("show")
@@ -195,6 +196,20 @@ def report(
     }
     write_roles_page(roles, out, evidence, steps)
     say(f"{out}: written")
+
+
+def _tell_quality(roles: RoleMap) -> None:
+    """How steady a map is that was just found."""
+    from dear.heads.stability import warnings_about
+
+    stability = roles.evidence.get("stability")
+    if isinstance(stability, dict):
+        say(
+            f"stability: {stability['share']:.0%} of the heads keep their role when the images are drawn "
+            f"again ({stability['chance']:.0%} by chance)"
+        )
+    for sentence in warnings_about(roles) if roles.evidence else []:
+        say(f"notice: {sentence}")
 
 
 def _read(file: Path) -> RoleMap:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,12 +25,13 @@ from dear.heads.concepts import (
 )
 from dear.heads.contributions import check_layers, head_maps
 from dear.heads.corpus import Corpus, load_corpus
-from dear.heads.embed import DEFAULT, Embedder, sentence_embedder
+from dear.heads.embed import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.moments import Moments, moments
 from dear.heads.names import CORE, PROTOTYPES
 from dear.heads.resume import EVERY, Kept, NamedImages
-from dear.heads.roles import RoleMap
+from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import Measured, assign
+from dear.heads.stability import REPLICATES, BlockMoments, bootstrap
 from dear.heads.textspan import Spans, textspan_moments
 
 WAYS = ("clusters", "fixed", "tags")  #: how concepts are found
@@ -52,6 +54,7 @@ class RoleOptions:
         core: concepts that get an attribute token.
         sentences: sentence-transformers model that measures how alike phrases are.
         batch_size: images at once.
+        replicates: how often roles are found again on images drawn anew, to tell how steady they are.
     """
 
     rule: str = "dominant"
@@ -63,6 +66,7 @@ class RoleOptions:
     core: tuple[str, ...] = CORE
     sentences: str = DEFAULT
     batch_size: int = 64
+    replicates: int = REPLICATES
 
     def __post_init__(self) -> None:
         assign({}, self.rule, self.value)
@@ -77,6 +81,8 @@ class RoleOptions:
             raise RoleError(f"phrases = {self.phrases}: a head is described by at least one phrase")
         if self.batch_size < 1:
             raise RoleError(f"batch_size = {self.batch_size} must be at least 1")
+        if self.replicates < 0:
+            raise RoleError(f"replicates = {self.replicates} cannot be negative")
 
 
 def discover_roles(
@@ -95,7 +101,7 @@ def discover_roles(
         images: an image set, normalized pixels [n, 3, S, S], or an iterable of such batches. Labels are not
             used. Thousands of varied images are best.
         options: see `RoleOptions`; its fields can also be given by name, as in `rule="quantile"`.
-        progress: told about each stage: "phrases", "images", "heads", "concepts".
+        progress: told about each stage: "phrases", "images", "heads", "concepts", "stability".
         keep: file in which what was measured is kept until the end; the same call after an interruption
             continues from it, to the same roles. Needs images with names (an image set).
         changes: fields of `options`.
@@ -124,6 +130,13 @@ def discover_roles(
     found = _concepts(picked, options.concepts, words.tags, embed)
     heads = {key: Measured.of(said, [found.of[phrase] for phrase in said]) for key, said in picked.items()}
     table, parameters = assign(heads, options.rule, options.value, options.core)
+    tell("stability", 0, None)
+
+    def again(other: Moments) -> Mapping[tuple[int, int], Role]:
+        said = _phrases(textspan_moments(other, features, phrases), texts, chosen)
+        return _roles_again(said, _concept_of(said, found, words.tags, embed), options)
+
+    steady = bootstrap(seen, again, table, options.replicates)
     if kept is not None:
         kept.remove()
     return RoleMap(
@@ -140,6 +153,7 @@ def discover_roles(
             "image_source": name if isinstance(name := getattr(images, "name", None), str) else "",
             "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
             "phrases_per_head": phrases,
+            **({} if steady is None else {"stability": steady.evidence()}),
             **_evidence(found, spans, chosen),
         },
     )
@@ -174,10 +188,10 @@ def _read(
     batch_size: int,
     tell: Progress,
     keep: str | PathLike[str] | None,
-) -> tuple[Moments, Kept | None]:
+) -> tuple[BlockMoments, Kept | None]:
     """The moments of all images, and where they are kept for a second try."""
     total = count(images)
-    seen = Moments(head_maps(clip, layers), layers)
+    seen = BlockMoments(head_maps(clip, layers), layers)
     kept = None
     if keep is not None and isinstance(images, NamedImages):
         kept = Kept(keep, clip, images, layers, batch_size)
@@ -196,7 +210,8 @@ def _read(
     with oom_as_error(
         lambda: f"out of memory with {batch_size} images at once; choose a smaller batch_size", "batch"
     ):
-        return moments(clip, batches(clip, images, batch_size), layers, done, seen), kept
+        moments(clip, batches(clip, images, batch_size), layers, done, seen)
+    return seen, kept
 
 
 def default_phrases(clip: Clip) -> int:
@@ -288,3 +303,31 @@ def _concepts(
     if isinstance(way, Mapping) or way == "fixed":
         return fixed_concepts(different, embed, way if isinstance(way, Mapping) else PROTOTYPES, tags)
     return cluster_concepts(different, embed, tags)
+
+
+def _roles_again(
+    picked: Mapping[tuple[int, int], tuple[str, ...]], of: Mapping[str, str], options: RoleOptions
+) -> Mapping[tuple[int, int], Role]:
+    """The roles that picked phrases with known concepts give."""
+    heads = {key: Measured.of(said, [of[phrase] for phrase in said]) for key, said in picked.items()}
+    return assign(heads, options.rule, options.value, options.core)[0]
+
+
+def _concept_of(
+    picked: Mapping[tuple[int, int], tuple[str, ...]],
+    found: Concepts,
+    tags: Mapping[str, str],
+    embed: Embedder | None,
+) -> dict[str, str]:
+    """The concept of each picked phrase: as it was found, and for new phrases that of the nearest cluster."""
+    of = dict(found.of)
+    fresh = list(dict.fromkeys(phrase for said in picked.values() for phrase in said if phrase not in of))
+    if not fresh:
+        return of
+    if embed is None or not found.clusters:
+        return of | {phrase: tags.get(phrase, "") for phrase in fresh}
+    centers = np.array([cluster.centroid for cluster in found.clusters])  # [k, d]
+    nearest = (unit(embed(fresh)) @ centers.T).argmax(axis=1)
+    return of | {
+        phrase: found.clusters[int(place)].concept for phrase, place in zip(fresh, nearest, strict=True)
+    }

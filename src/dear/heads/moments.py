@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,20 @@ class Moments:
         self.count += outputs.shape[0]
         self.total += z.sum(dim=2)
         self.square += z.transpose(2, 3) @ z
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the count, by name: what `take` reads."""
+        return {"total": self.total, "square": self.square}
+
+    def take(self, tensors: Mapping[str, Tensor], count: int) -> bool:
+        """Continue from tensors of `count` images; False, and nothing is changed, if they do not fit."""
+        own = self.tensors()
+        if any(name not in tensors or tensors[name].shape != own[name].shape for name in own):
+            return False
+        self.count = count
+        self.total.copy_(tensors["total"])
+        self.square.copy_(tensors["square"])
+        return True
 
     def __add__(self, other: Moments) -> Moments:
         """Moments of both image sets together.

@@ -69,24 +69,16 @@ class Kept:
         try:
             tensors, words = read_safetensors(self.path, "kept moments")
             key, count = words["dear"].split()
-            total, square = tensors["total"], tensors["square"]
             require_finite(tensors, str(self.path))
         except (DearError, KeyError, ValueError):  # none, or damaged: the images are read again
             return 0
-        fits = total.shape == moments.total.shape and square.shape == moments.square.shape
-        if key != self.key or not fits or not count.isdecimal() or len(count) > 12:
+        if key != self.key or not count.isdecimal() or len(count) > 12 or int(count) > self.images:
             return 0
-        if int(count) > self.images:
-            return 0
-        moments.count = int(count)
-        moments.total.copy_(total)
-        moments.square.copy_(square)
-        return moments.count
+        return int(count) if moments.take(tensors, int(count)) else 0
 
     def save(self, moments: Moments) -> None:
         """Keep the moments of the images seen so far."""
-        tensors = {"total": moments.total, "square": moments.square}
-        write_safetensors(self.path, tensors, {"dear": f"{self.key} {moments.count}"})
+        write_safetensors(self.path, moments.tensors(), {"dear": f"{self.key} {moments.count}"})
 
     def remove(self) -> None:
         """The computation is done."""

@@ -12,10 +12,10 @@ from dear.errors import DearError, DiskError
 from dear.heads.discover import discover_roles
 from dear.heads.known import known_roles, read_roles
 from dear.heads.roles import RoleMap
+from dear.heads.stability import warnings_about
 from dear.workflows.options import PathLike
 
 MOST_IMAGES = 2000  #: images that an automatic discovery looks at
-FEW_IMAGES = 500  #: below this, a sentence recommends more
 
 
 def roles_for(
@@ -30,7 +30,8 @@ def roles_for(
     same weights and kept in the user's cache folder; at last roles are discovered on `images`, and kept.
     """
     if given is not None:
-        return (given if isinstance(given, RoleMap) else read_roles(given)), []
+        roles = given if isinstance(given, RoleMap) else read_roles(given)
+        return roles, warnings_about(roles) if roles.evidence else []
     known = known_roles(clip)
     if known is not None:
         return known, []
@@ -42,7 +43,8 @@ def roles_for(
         except DearError:  # of an older version, or damaged: it is found again
             kept.unlink(missing_ok=True)
         else:
-            return found, [f"roles of {clip.name} were found before and are kept in {kept}"]
+            told = f"roles of {clip.name} were found before and are kept in {kept}"
+            return found, [told, *warnings_about(found)]
     return _find(clip, images, kept, progress)
 
 
@@ -58,11 +60,7 @@ def _find(clip: Clip, images: ImageSet, kept: Path, progress: Progress | None) -
     found = discover_roles(clip, some, concepts="tags", progress=progress)
     counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
     notices = [f"no role map of {clip.name} was given; roles were found on {len(some)} images ({counts})"]
-    if len(some) < FEW_IMAGES:
-        notices.append(
-            f"roles found on {len(some)} images are uncertain; a map made from {FEW_IMAGES} or more varied "
-            "images is steadier"
-        )
+    notices += warnings_about(found)
     try:
         found.save(kept)
     except DiskError as error:

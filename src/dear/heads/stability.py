@@ -1,0 +1,158 @@
+"""How steady a role map is: roles found again on images drawn anew (bootstrap over blocks of images).
+
+While images are read, their moments are also summed in a few blocks. A replicate draws as many blocks with
+replacement, adds their moments up, and goes through TEXTSPAN, concepts and the rule again; no image is read a
+second time. The share of heads that keep kind and concept is compared with what chance would give.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear.heads.moments import Moments
+from dear.heads.roles import Role, RoleMap
+
+BLOCKS = 10
+REPLICATES = 10
+STEADY = 0.7  #: share of heads above which a map counts as steady
+CHANCE = 0.2  #: agreement beyond chance below which a map says hardly more than chance
+ENOUGH_IMAGES = 1000  #: images from which on roles are usually steady
+
+Table = Mapping[tuple[int, int], Role]
+
+
+class BlockMoments(Moments):
+    """Moments that are also summed in `BLOCKS` blocks, to which images are dealt in turn."""
+
+    def __init__(self, maps: Tensor, layers: Sequence[int]) -> None:
+        super().__init__(maps, layers)
+        self.blocks = [Moments(maps, layers) for _ in range(BLOCKS)]
+
+    def add(self, outputs: Tensor) -> None:
+        """Take in the outputs [B, L, H, d] of a batch."""
+        place = (torch.arange(len(outputs), device=outputs.device) + self.count) % BLOCKS
+        super().add(outputs)
+        for number, block in enumerate(self.blocks):
+            some = outputs[place == number]
+            if len(some):
+                block.add(some)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the counts, by name."""
+        own = super().tensors()
+        blocks = [block.tensors() for block in self.blocks]
+        return own | {f"block_{name}": torch.stack([block[name] for block in blocks]) for name in own}
+
+    def take(self, tensors: Mapping[str, Tensor], count: int) -> bool:
+        """Continue from tensors of `count` images; False, and nothing is changed, if they do not fit."""
+        own = self.tensors()
+        if any(name not in tensors or tensors[name].shape != own[name].shape for name in own):
+            return False
+        for number, block in enumerate(self.blocks):
+            rows = {name: tensors[f"block_{name}"][number] for name in ("total", "square")}
+            block.take(rows, len(range(number, count, BLOCKS)))
+        return super().take(tensors, count)
+
+    def replicate(self, seed: int) -> Moments:
+        """Moments of as many blocks drawn with replacement."""
+        drawn = random.Random(seed).choices(self.blocks, k=BLOCKS)
+        total = drawn[0]
+        for block in drawn[1:]:
+            total = total + block
+        return total
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Agreement of a role map with maps of images drawn anew.
+
+    Attributes:
+        share: mean share of heads that keep their kind and concept.
+        chance: share that would agree if each map dealt its roles to heads at random.
+        replicates: how many maps were compared.
+        heads: the share per (layer, head).
+    """
+
+    share: float
+    chance: float
+    replicates: int
+    heads: Mapping[tuple[int, int], float]
+
+    @property
+    def beyond_chance(self) -> float:
+        """Agreement above chance, as a share of what is possible above it (Cohen's kappa)."""
+        return (self.share - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
+
+    def evidence(self) -> dict[str, Any]:
+        """Plain values for `roles.json`."""
+        return {
+            "share": round(self.share, 4),
+            "chance": round(self.chance, 4),
+            "replicates": self.replicates,
+        }
+
+
+def measure(roles: Table, again: Iterable[Table]) -> Stability:
+    """Compare a role map with others of the same heads.
+
+    >>> one = {(1, 0): Role("mixed"), (1, 1): Role("core", "Color")}
+    >>> two = {(1, 0): Role("mixed"), (1, 1): Role("core", "Shape")}
+    >>> measure(one, [one, two]).share
+    0.75
+    """
+    hits: Counter[tuple[int, int]] = Counter()
+    chance, count = 0.0, 0
+    own = Counter(_name(role) for role in roles.values())
+    for table in again:
+        count += 1
+        hits.update(key for key, role in roles.items() if _name(table[key]) == _name(role))
+        other = Counter(_name(role) for role in table.values())
+        chance += sum(own[name] * other[name] for name in own) / len(roles) ** 2
+    each = {key: hits[key] / max(count, 1) for key in roles}
+    share = sum(each.values()) / len(each)
+    return Stability(share, chance / max(count, 1), count, each)
+
+
+def bootstrap(
+    seen: BlockMoments, find: Callable[[Moments], Table], roles: Table, replicates: int = REPLICATES
+) -> Stability | None:
+    """The stability of `roles`, which `find` made from `seen`; None with too few images for blocks."""
+    if replicates < 1 or seen.count < 2 * BLOCKS:
+        return None
+    return measure(roles, (find(seen.replicate(seed)) for seed in range(replicates)))
+
+
+def warnings_about(roles: RoleMap) -> list[str]:
+    """Sentences on a role map that its user should know."""
+    found = []
+    counts = roles.counts()
+    if not counts["generalization"] and not counts["other"]:
+        found.append("no head is specialized in other concepts or in style, so the map shields no head")
+    if not counts["core"]:
+        found.append("no head is specialized in an attribute, so attribute tokens reach only mixed heads")
+    stability, images = roles.evidence.get("stability"), roles.evidence.get("image_count")
+    more = ""
+    if isinstance(images, int) and images < ENOUGH_IMAGES:
+        more = f"; it was found on {images} images, {ENOUGH_IMAGES} or more varied ones are better"
+    if isinstance(stability, Mapping) and {"share", "chance"} <= set(stability):
+        share, chance = float(stability["share"]), float(stability["chance"])
+        kappa = (share - chance) / (1 - chance) if chance < 1 else 0.0
+        told = f"{share:.0%} of its heads keep their role when the images are drawn again"
+        if kappa < CHANCE:
+            found.append(f"the role map says hardly more than chance: {told} ({chance:.0%} by chance){more}")
+        elif share < STEADY:
+            found.append(f"the role map is not steady: {told}{more}")
+    elif more:
+        found.append(f"how steady the role map is was not measured{more}")
+    return found
+
+
+def _name(role: Role) -> tuple[str, str | None]:
+    return role.kind, role.concept

@@ -1,0 +1,136 @@
+"""How steady a role map is: bootstrap over images, chance, warnings, and the same after an interruption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Colors, tiny_clip
+
+from dear.errors import RoleError
+from dear.heads.corpus import Corpus
+from dear.heads.corpus.load import Phrase
+from dear.heads.discover import discover_roles
+from dear.heads.moments import Moments
+from dear.heads.resume import Kept
+from dear.heads.roles import Role, RoleMap
+from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure, warnings_about
+
+MAPS = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+
+
+def outputs(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 2, 3, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def blocks(*sizes: int) -> BlockMoments:
+    found = BlockMoments(MAPS, (1, 2))
+    for seed, size in enumerate(sizes):
+        found.add(outputs(size, seed))
+    return found
+
+
+def test_images_are_dealt_to_blocks_whatever_the_batches() -> None:
+    one = BlockMoments(MAPS, (1, 2))
+    everything = torch.cat([outputs(7, 0), outputs(16, 1)])
+    one.add(everything)
+    two = blocks(7, 16)
+    for number in range(BLOCKS):
+        rows = everything[number::BLOCKS].double()
+        for found in (one.blocks[number], two.blocks[number]):
+            assert found.count == len(rows)
+            torch.testing.assert_close(found.total, rows.sum(0))
+            torch.testing.assert_close(found.square, torch.einsum("blhi,blhj->lhij", rows, rows))
+    torch.testing.assert_close(two.total, everything.double().sum(0))
+
+
+def test_a_replicate_is_a_sum_of_blocks() -> None:
+    import random
+
+    seen = blocks(40)
+    drawn = random.Random(3).choices(range(BLOCKS), k=BLOCKS)
+    rows = torch.cat([outputs(40)[number::BLOCKS] for number in drawn]).double()
+    found = seen.replicate(3)
+    assert found.count == len(rows)
+    torch.testing.assert_close(found.total, rows.sum(0))
+
+
+def test_agreement_and_chance_by_hand() -> None:
+    base = {
+        (1, 0): Role("core", "Color"),
+        (1, 1): Role("core", "Shape"),
+        (1, 2): Role("mixed"),
+        (1, 3): Role("mixed"),
+    }
+    other = {**base, (1, 0): Role("core", "Shape"), (1, 3): Role("generalization", "Style")}
+    found = measure(base, [base, other])
+    assert found.heads == {(1, 0): 0.5, (1, 1): 1.0, (1, 2): 1.0, (1, 3): 0.5}
+    assert found.share == 0.75
+    # base against base: (1 + 1 + 4) / 16; base against other: Color 1x0, Shape 1x2, mixed 2x1 -> 4 / 16
+    assert found.chance == pytest.approx((6 / 16 + 4 / 16) / 2)
+    assert found.beyond_chance == pytest.approx((0.75 - 5 / 16) / (1 - 5 / 16))
+
+
+def test_a_rule_that_looks_at_nothing_is_steady_and_one_of_noise_is_not() -> None:
+    import random
+
+    seen = blocks(60)
+    fixed = {(1, h): Role("core", "Color") for h in range(3)}
+    assert bootstrap(seen, lambda moments: fixed, fixed).share == 1.0
+    rng = random.Random(0)
+    names = ("Color", "Shape", "Texture", "Object", "Location")
+
+    def noise(moments: Moments) -> dict[tuple[int, int], Role]:
+        return {(1, h): Role("core", rng.choice(names)) for h in range(3)}
+
+    found = bootstrap(seen, noise, noise(seen), replicates=200)
+    assert abs(found.beyond_chance) < 0.15
+    assert bootstrap(blocks(5), lambda moments: fixed, fixed) is None
+
+
+def test_warnings() -> None:
+    def roles(kinds: list[str], **evidence: object) -> RoleMap:
+        table = {(1, h): Role(kind, "Color" if kind == "core" else None) for h, kind in enumerate(kinds)}
+        return RoleMap(table, len(kinds), evidence=evidence)
+
+    good = {"share": 0.9, "chance": 0.3}
+    assert warnings_about(roles(["core", "generalization"], stability=good, image_count=5000)) == []
+    assert "shields no head" in warnings_about(roles(["core", "mixed"], stability=good))[0]
+    assert (
+        "no head is specialized in an attribute"
+        in warnings_about(roles(["mixed", "mixed"], stability=good))[1]
+    )
+    poor = warnings_about(
+        roles(["core", "generalization"], stability={"share": 0.35, "chance": 0.3}, image_count=160)
+    )
+    assert "hardly more than chance" in poor[0]
+    assert "160 images, 1000 or more varied ones are better" in poor[0]
+    shaky = warnings_about(roles(["core", "generalization"], stability={"share": 0.6, "chance": 0.3}))
+    assert "not steady: 60%" in shaky[0]
+
+
+def test_discovery_reports_stability_and_resumes_to_the_same(tmp_path: Path) -> None:
+    clip, images = tiny_clip(dtype=torch.float32), Colors(each=10)
+    tagged = {"red": "Color", "a green thing": "Color", "blue sea": "Location", "round": "Shape"}
+    words = Corpus("few", tuple(Phrase(text, concept) for text, concept in tagged.items()))
+    settings = {"corpus": words, "concepts": "tags", "phrases": 2, "batch_size": 7}
+    whole = discover_roles(clip, images, **settings)
+    stability = whole.evidence["stability"]
+    assert 0 <= stability["share"] <= 1
+    assert stability["replicates"] == 10
+    assert "stability" not in discover_roles(clip, images, **settings, replicates=0).evidence
+    with pytest.raises(RoleError, match="replicates = -1"):
+        discover_roles(clip, images, **settings, replicates=-1)
+    kept = Kept(tmp_path / "k", clip, images, clip.config.vision.last_third, 7)
+    from dear.heads.batches import batches
+    from dear.heads.contributions import head_maps
+    from dear.heads.moments import moments
+
+    layers = clip.config.vision.last_third
+    half = BlockMoments(head_maps(clip, layers), layers)
+    moments(clip, batches(clip, images.subset(range(14)), 7), layers, None, half)
+    kept.save(half)
+    again = discover_roles(clip, images, **settings, keep=tmp_path / "k")
+    assert again.evidence == whole.evidence
+    assert not (tmp_path / "k").exists()
