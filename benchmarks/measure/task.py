@@ -14,7 +14,7 @@ from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Loss
 from dear.train.frozen import steps_at_once
-from dear.train.loop import optimizer_of
+from dear.train.loop import optimizer_of, rates_of
 from dear.train.precision import choose, in_precision
 from dear.train.recipe import Recipe
 from dear.train.recording import Inputs, Recording, can_record
@@ -50,16 +50,24 @@ class SpeedTask:
         classes: classes.
         precision: as in the recipe.
         tokens: attribute tokens an attribute.
+        preset: name of DeAR's preset.
     """
 
     def __init__(
-        self, clip: Clip, batch: int, classes: int, precision: str = "auto", tokens: int = 1
+        self,
+        clip: Clip,
+        batch: int,
+        classes: int,
+        precision: str = "auto",
+        tokens: int = 1,
+        preset: str = "paper",
     ) -> None:
         self.clip, self.batch, self.classes, self.precision = clip, batch, classes, precision
         self.device = clip.device
         self.ids = token_ids(clip.config, classes)
         names = [f"class {i}" for i in range(classes)]
-        model = DeAR(clip, names, roles=RoleMap.table2(), ids=self.ids, tokens_per_attribute=tokens)
+        options = {**DeAR.preset(preset).options, "tokens_per_attribute": tokens}
+        model = DeAR(clip, names, roles=RoleMap.table2(), ids=self.ids, **options)
         self.model = in_precision(model, precision)
         self.dtype = self.model.clip.visual.dtype
         size, generator = clip.config.vision.image_size, torch.Generator(self.device).manual_seed(0)
@@ -90,7 +98,7 @@ class SpeedTask:
 
     def eager(self) -> Steps:
         """Ours, launched kernel by kernel; so it runs on a CPU."""
-        optimizer = optimizer_of(list(self.model.parameters()), self.recipe)
+        optimizer = optimizer_of(list(self.model.parameters()), self.recipe, rates_of(self.model))
 
         def run() -> None:
             optimizer.zero_grad()
@@ -102,7 +110,7 @@ class SpeedTask:
     def replayed(self, ahead: bool = True) -> Steps:
         """Ours as training on a GPU runs it: recorded, and with the frozen part of several steps at once."""
         model, learned = self.model, list(self.model.parameters())
-        optimizer = optimizer_of(learned, self.recipe)
+        optimizer = optimizer_of(learned, self.recipe, rates_of(model))
 
         def gradients(inputs: Inputs) -> Loss:
             *given, labels = inputs
