@@ -1,0 +1,67 @@
+"""Images alike in one attribute: neighbors in the contributions of the heads with that role.
+
+The contributions of the heads are concatenated and centered over the gallery; neighbors are nearest by cosine
+(method page, section 4). Nothing is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.heads.ablate import Collected, Key
+from dear.heads.repair import contribution
+from dear.heads.roles import RoleMap
+
+ALIKE = 0.75  #: share of the found images that attributes have in common when they cannot be told apart
+
+
+def attribute_heads(roles: RoleMap) -> dict[str, tuple[Key, ...]]:
+    """The attributes that have heads of their own, core concepts first."""
+    names = (*roles.core, *sorted({role.concept for _, role in roles if role.concept} - set(roles.core)))
+    found = {name: roles.select(concept=name) for name in names}
+    return {name: heads for name, heads in found.items() if heads}
+
+
+def head_space(
+    images: Collected, heads: Iterable[Key], center: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Unit rows [n, heads · E] of centered contributions, and the center that was subtracted.
+
+    Args:
+        images: collected contributions.
+        heads: (layer, head) pairs.
+        center: [heads · E], of the gallery; None: the mean of these images.
+    """
+    rows = torch.cat([contribution(images, key) for key in heads], dim=1)
+    center = rows.mean(dim=0) if center is None else center
+    return F.normalize(rows - center, dim=1), center
+
+
+def precision_at(space: Tensor, values: Tensor, top: int = 8) -> float:
+    """Mean share of the `top` nearest images, the query left out, that have the query's value.
+
+    >>> space = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> precision_at(space, torch.tensor([0, 0, 1, 1]), top=1)
+    1.0
+    """
+    near = space @ space.T
+    near.fill_diagonal_(-2.0)
+    found = near.topk(min(top, len(space) - 1), dim=1).indices
+    return float((values[found] == values[:, None]).double().mean())
+
+
+def shared(found: Mapping[str, Iterable[int]]) -> float:
+    """Mean share of images that two attributes' lists have in common; 0 for fewer than two lists.
+
+    >>> shared({"Color": [1, 2, 3, 4], "Shape": [1, 2, 9, 8]})
+    0.5
+    """
+    lists = [set(places) for places in found.values()]
+    pairs = [(a, b) for number, a in enumerate(lists) for b in lists[number + 1 :]]
+    if not pairs:
+        return 0.0
+    return sum(len(a & b) / max(1, min(len(a), len(b))) for a, b in pairs) / len(pairs)

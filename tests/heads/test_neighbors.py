@@ -1,0 +1,77 @@
+"""Retrieval by heads: against the world's truth and beside random heads; the query left out; sentences."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dear
+from dear import world
+from dear.cli.app import app
+from dear.errors import UsageError
+from dear.heads.ablate import collect
+from dear.heads.contributions import decompose
+from dear.heads.known import known_roles
+from dear.heads.neighbors import attribute_heads, head_space, precision_at, shared
+from dear.workflows.retrieve_heads import retrieve_by_heads
+from dear.world import factors as F
+
+
+def test_precision_on_the_worlds_truth_beside_random_heads() -> None:
+    clip = dear.load("mini")
+    roles = known_roles(clip)
+    assert roles is not None
+    scenes = world.sample(300, torch.Generator().manual_seed(5), kinds=(F.SHAPE, F.ANIMAL, F.OBJECT))
+    from dear.clip.images import normalize
+
+    pixels = normalize(world.render(scenes), clip.config.mean, clip.config.std)
+    seen = collect(clip, pixels, roles.layers)
+    heads = attribute_heads(roles)["Location"]
+    space, _ = head_space(seen, heads)
+    own = precision_at(space, scenes.place)
+    whole = precision_at(torch.nn.functional.normalize(seen.features, dim=1), scenes.place)
+    keys = [key for key, _ in roles if key not in heads]
+    other = precision_at(head_space(seen, random.Random(1).sample(keys, len(heads)))[0], scenes.place)
+    assert own > 0.9
+    assert own > whole + 0.2
+    assert own > other + 0.2
+    # The rows are the contributions of the heads, centered, at unit length.
+    parts = decompose(clip, pixels[:3], roles.layers)
+    rows = torch.cat([parts.heads[:, roles.layers.index(layer), head] for layer, head in heads], dim=1)
+    center = head_space(seen, heads)[1]
+    assert torch.allclose(torch.nn.functional.normalize(rows - center, dim=1), space[:3], atol=1e-4)
+
+
+def test_the_query_is_left_out_and_lists_differ(tmp_path: Path) -> None:
+    images = world.task("shortcut-none", "test").subset(range(0, 720, 6))
+    for index in range(len(images)):
+        images.image(index).save(tmp_path / f"{index:03d}.png")
+    query = str(tmp_path / "007.png")
+    found = retrieve_by_heads(dear.load("mini"), query, tmp_path, top=5)
+    assert {one.attribute for one in found.found} >= {"Location", "Color"}
+    for one in found.found:
+        assert len(one.keys) == 5
+        assert not any(key.endswith("007.png") for key in one.keys)
+    place = next(one for one in found.found if one.attribute == "Location")
+    assert images.groups is not None
+    assert sum(images.groups[index] == images.groups[7] for index in place.indices) >= 4
+    assert found.notice is None
+    words = ["retrieve", "--backbone", "mini", "--query", query, "--gallery", str(tmp_path), "--top", "5"]
+    result = CliRunner().invoke(app, [*words, "--attribute", "location", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["by"] == "heads"
+    assert [row["image"] for row in told["attributes"]["Location"]] == list(place.keys)
+    with pytest.raises(UsageError, match="no head of the role map has the role 'smell'"):
+        retrieve_by_heads(dear.load("mini"), query, tmp_path, attribute="smell")
+    assert "--backbone" in str(CliRunner().invoke(app, ["retrieve", *words[3:]]).exception)
+
+
+def test_lists_that_share_images() -> None:
+    assert shared({"a": [1, 2], "b": [1, 2], "c": [3, 4]}) == pytest.approx(1 / 3)
+    assert shared({"a": [1]}) == 0.0
