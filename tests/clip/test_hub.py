@@ -161,3 +161,22 @@ def test_the_environment_is_honoured_through_dear_load(server, files, tmp_path):
             check=False,
         )
         assert done.stdout.strip() == files[1], done.stderr
+
+
+def test_a_siglip_comes_with_its_tokenizer(tmp_path, monkeypatch):
+    import families
+
+    folder = families.write(families.siglip(), tmp_path / "siglip")
+    for name in ("tokenizer.json", "tokenizer_config.json", "spiece.model", "README.md"):
+        (folder / name).write_text("{}")
+    server = FakeHub(NAME, folder)
+    try:
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        got = hub.fetch(NAME, cache_dir=tmp_path / "cache", endpoint=server.endpoint)
+        names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+        assert sorted(path.name for path in got.iterdir()) == names
+    finally:
+        server.close()

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,7 @@ class Recording:
         pool: memory shared with other recordings.
     """
 
-    def __init__(
-        self, function: Callable[..., Tensors], inputs: Sequence[Tensor], pool: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, function: Callable[..., Tensors], inputs: Sequence[Tensor], pool: Any = None) -> None:
         self.function = function
         self.places = [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in inputs]
         for place, one in zip(self.places, inputs, strict=True):
@@ -96,7 +94,7 @@ class Recorder:
     ) -> None:
         self.buckets, self.most = tuple(buckets), most
         self._record = record
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._lock = threading.RLock()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._kept: OrderedDict[Hashable, Callable[[Sequence[Tensor]], Tensors]] = OrderedDict()
