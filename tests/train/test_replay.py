@@ -63,7 +63,7 @@ def test_a_recorded_step_is_the_eager_step_at_every_step(size: str, dtype: torch
     learned = list(recorded.parameters())
     replay = Recording(step, batch(recorded, 0), learned, optimizers[0])
     # The same kernels on the same numbers: only the choice of matrix-product algorithms may differ.
-    near = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-4}
+    near = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-3}
     for number in range(1, 6):
         with torch.no_grad():
             for ours, theirs in zip(eager.parameters(), learned, strict=True):
