@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from dear.clip.config import ClipConfig
+from dear.clip.gpu.recorded import Recorder
+from dear.methods.together import answer_together
 from dear.train.precision import cast_backbone, choose
 from measure.clock import medians
 from measure.task import SpeedTask
@@ -35,6 +37,14 @@ def inference(
     rows = []
     with torch.no_grad():
         models["dear, fused"] = task.model.all_logits
+        if device.type == "cuda":  # as `Method.logits` and the service run it
+            run = Recorder()
+            models["dear, plain CLIP recorded"] = lambda x: run(
+                "image", lambda y: (plain.encode_image(y),), x
+            )
+            models["dear, auto recorded"] = lambda x: torch.stack(
+                answer_together([task.model] * len(x), x, run=run)
+            )
         for batch in batches:
             size = clip.config.vision.image_size
             pixels = torch.randn(batch, 3, size, size, device=device)

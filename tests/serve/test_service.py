@@ -18,14 +18,17 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from tiny import tiny_clip
 
+import dear
 from conftest import RUNS, image_bytes, make_run
 from dear._io.image_file import open_image
 from dear._io.pixels import resize_crop
 from dear.clip.images import normalize
 from dear.data.listed import ListedImages
+from dear.data.open import open_data
 from dear.errors import DearError
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
+from dear.serve.decode import Decoder, Upload
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
@@ -386,3 +389,24 @@ def test_reject_without_a_threshold_is_refused(runs):
         reply = client.post("/v1/models/probe/classify", files=[file(1)], data={"reject": "true"})
     assert reply.status_code == 400
     assert "no threshold" in reply.json()["error"]
+
+
+def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
+    clip = dear.load("mini")
+    images = open_data("world:mixed", "test")
+    config, views = clip.config, {False: [], True: []}
+    for number in range(6):
+        content = io.BytesIO()
+        images.image(number).resize((512, 512), Image.Resampling.BICUBIC).save(content, "JPEG", quality=92)
+        upload = Upload("a.jpg", content.getvalue())
+        for reduced, found in views.items():
+            found.append(Decoder(1, config.vision.image_size, 10**6, reduced).one(upload))
+        whole = resize_crop(open_image(upload.content), config.vision.image_size)
+        assert torch.equal(views[False][-1], whole)
+    features = []
+    for found in views.values():
+        pixels = normalize(torch.stack(found), config.mean, config.std)
+        features.append(torch.nn.functional.normalize(clip.encode_image(pixels), dim=-1))
+    apart = 1 - (features[0] * features[1]).sum(-1)
+    assert 0 < apart.max() < 2e-4
+    assert not ServeSettings().reduced_jpeg

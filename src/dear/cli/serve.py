@@ -35,6 +35,14 @@ def serve(
     precision: Annotated[
         str, typer.Option("--precision", help="Of the backbone's matrices: auto, float32, bfloat16, float16.")
     ] = "auto",
+    reduced_jpeg: Annotated[
+        bool,
+        typer.Option(
+            "--reduced-jpeg",
+            help="Decode large JPEG files at a reduced scale: up to 4 times as fast, "
+            "features within a cosine distance of 2e-4.",
+        ),
+    ] = False,
     gallery: Annotated[
         list[str] | None,
         typer.Option("--gallery", help="NAME=FOLDER: images to search by /retrieve; may be repeated."),
@@ -75,7 +83,12 @@ def serve(
 
     known = Keys.load(keys) if keys is not None else Keys()
     settings = ServeSettings(
-        Limits(queued_images=queue), batch, wait_ms / 1000, adapters, precision=precision
+        Limits(queued_images=queue),
+        batch,
+        wait_ms / 1000,
+        adapters,
+        reduced_jpeg=reduced_jpeg,
+        precision=precision,
     )
     galleries = _galleries(gallery or [])
     service = Service(runs, load(backbone, device=device_named(device)), settings, galleries)

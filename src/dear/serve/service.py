@@ -49,7 +49,8 @@ class Service:
         self.metrics = Metrics()
         self.store = AdapterStore(folder, clip, settings.loaded_adapters, settings.precision)
         self.store.refresh()
-        self.decoder = Decoder(settings.decoders, clip.config.view, settings.limits.pixels)
+        size = clip.config.view
+        self.decoder = Decoder(settings.decoders, size, settings.limits.pixels, settings.reduced_jpeg)
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
             Engine(clip, settings.precision).compute,
             settings.largest_batch,
@@ -57,7 +58,7 @@ class Service:
             settings.limits.queued_images,
             self.metrics.observe_batch,
         )
-        self.galleries = Galleries(galleries or {}, clip.config.view, self.batcher.submit)
+        self.galleries = Galleries(galleries or {}, size, self.batcher.submit)
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()

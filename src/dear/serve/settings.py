@@ -37,6 +37,7 @@ class ServeSettings:
     loaded_adapters: int = 1000  #: kept ready on the device; the least recently used one makes room
     decoders: int = 4  #: threads that decode images
     poll_seconds: float = 2.0  #: between two looks at the runs folder
+    reduced_jpeg: bool = False  #: decode large JPEG files at a reduced scale: faster, features a little off
     precision: str = "auto"  #: of the backbone's matrices, as in the recipe
 
     def __post_init__(self) -> None:

@@ -1,0 +1,112 @@
+"""`dear serve` and a plain FastAPI program with one model, both over the loopback with the same clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import dear
+from measure.serving import jpegs, waits
+
+_SERVE = "from dear.cli import main; main()"
+_PLAIN = """
+import io, sys, dear, uvicorn
+from fastapi import FastAPI, UploadFile
+from PIL import Image
+model, app = dear.Classifier.load(sys.argv[1]), FastAPI()
+@app.get("/health/ready")
+def ready(): return {}
+@app.post("/v1/models/{name}/classify")
+def classify(name: str, files: list[UploadFile]):
+    return model.predict_proba([Image.open(io.BytesIO(one.file.read())) for one in files]).tolist()
+uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
+"""
+
+
+def compare(requests: int, in_flight: int, adapters: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows per server: requests per second and waiting times, one JPEG of 500 x 375 per request."""
+    files, rows = jpegs(16), []
+    with tempfile.TemporaryDirectory() as name:
+        runs = Path(name) / "runs"
+        most = max(adapters)
+        make_runs(runs, most)
+        served = [sys.executable, "-c", _SERVE, "serve", str(runs), "--batch", "32"]
+        with server([*served, "--port"]) as address:
+            for count in adapters:
+                names = [f"run-{number}" for number in range(count)]
+                found = asyncio.run(load(address, names, files, requests, in_flight))
+                rows.append({"server": "dear serve", "adapters": count, "in_flight": in_flight, **found})
+        with server([sys.executable, "-c", _PLAIN, str(runs / "run-0")]) as address:
+            found = asyncio.run(load(address, ["run-0"], files, requests, in_flight))
+            rows.append({"server": "plain FastAPI", "adapters": 1, "in_flight": in_flight, **found})
+    return rows
+
+
+def make_runs(folder: Path, count: int) -> None:
+    """Run folders: one is trained shortly, the others are copies of it."""
+    classifier = dear.Classifier(method="dear", backbone="mini", shots=1, epochs=1, device="cpu")
+    folder.mkdir(parents=True)
+    classifier.fit("world:vehicles").save(folder / "run-0")
+    for number in range(1, count):
+        shutil.copytree(folder / "run-0", folder / f"run-{number}")
+
+
+@contextmanager
+def server(command: Sequence[str]) -> Iterator[str]:
+    """Start a server on a free port, given as its last argument; it is stopped at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(Path(dear.__file__).parents[1])}
+    process = subprocess.Popen([*command, str(port)], env=environment, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                if httpx.get(f"{address}/health/ready", timeout=2).status_code == 200:
+                    break
+            except httpx.TransportError:
+                if process.poll() is not None:
+                    raise RuntimeError(f"the server stopped: {command[:3]}") from None
+                time.sleep(0.2)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def load(
+    address: str, names: Sequence[str], files: Sequence[bytes], requests: int, in_flight: int
+) -> dict[str, Any]:
+    """Requests that go round over the adapters; a client sends the next when it was answered."""
+    seconds: list[float] = []
+    limits = httpx.Limits(max_connections=in_flight)
+    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
+
+        async def ask(numbers: Iterator[int]) -> None:
+            for number in numbers:
+                began = time.perf_counter()
+                content = files[number % len(files)]
+                path = f"/v1/models/{names[number % len(names)]}/classify"
+                reply = await client.post(path, files=[("files", ("a.jpg", content))])
+                reply.raise_for_status()
+                seconds.append(time.perf_counter() - began)
+
+        for name in names:  # loaded
+            (await client.post(f"/v1/models/{name}/classify", files=[("files", ("a.jpg", files[0]))])).read()
+        began, numbers = time.perf_counter(), iter(range(requests))
+        await asyncio.gather(*(ask(numbers) for _ in range(in_flight)))
+        wall = time.perf_counter() - began
+    return {"requests_per_s": round(requests / wall, 2), **waits(seconds)}

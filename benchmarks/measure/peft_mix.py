@@ -1,0 +1,42 @@
+"""peft's way to mix adapters in a batch, on transformers' CLIP image tower."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from dear.clip.config import ClipConfig
+
+
+def peft_batch_seconds(
+    shape: ClipConfig, adapters: int, batch: int, device: torch.device, dtype: torch.dtype, repeats: int
+) -> float | None:
+    """Median seconds of a batch whose images take the adapters in turn; None where peft is not installed."""
+    try:
+        import peft
+        import transformers
+    except ImportError:
+        return None
+    v = shape.vision
+    config = transformers.CLIPVisionConfig(
+        hidden_size=v.width, intermediate_size=v.mlp, projection_dim=shape.embed_dim,
+        num_hidden_layers=v.layers, num_attention_heads=v.heads, image_size=v.image_size,
+        patch_size=v.patch_size, hidden_act=v.activation,
+    )  # fmt: skip
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    model: Any = peft.get_peft_model(transformers.CLIPVisionModelWithProjection(config), lora, "a0")
+    for number in range(1, adapters):
+        model.add_adapter(f"a{number}", lora)
+    model = model.to(device, dtype).eval()
+    pixels = torch.randn(batch, 3, v.image_size, v.image_size, device=device, dtype=dtype)
+    names = [f"a{row % adapters}" for row in range(batch)]
+    found = []
+    with torch.no_grad():
+        for repeat in range(repeats + 1):
+            began = time.perf_counter()
+            model(pixel_values=pixels, adapter_names=names).image_embeds.cpu()
+            if repeat:
+                found.append(time.perf_counter() - began)
+    return sorted(found)[len(found) // 2]

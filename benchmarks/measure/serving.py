@@ -1,0 +1,148 @@
+"""The service's decoder, queue and engine under load, without HTTP: JPEG files in, probabilities out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.heads.roles import RoleMap
+from dear.methods import DeAR
+from dear.methods.base import Method
+from dear.serve.batcher import Batcher
+from dear.serve.decode import Decoder, Upload
+from dear.serve.engine import Engine, ImageJob
+from dear.train.precision import in_precision
+from measure.task import token_ids
+
+
+def jpegs(count: int, width: int = 500, height: int = 375, quality: int = 90) -> list[bytes]:
+    """JPEG files that compress like photographs: smooth colors with some noise."""
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        coarse = generator.integers(0, 256, (8, 10, 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+        noisy = smooth.astype(np.int16) + generator.integers(-12, 13, smooth.shape, dtype=np.int16)
+        file = io.BytesIO()
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=quality)
+        found.append(file.getvalue())
+    return found
+
+
+def make_adapters(clip: Clip, count: int, classes: int, roles: RoleMap | None = None) -> list[Method]:
+    """DeAR adapters that differ in every learned tensor and have texts of their own."""
+    names = [f"class {number}" for number in range(classes)]
+    ids = token_ids(clip.config, classes)
+    base = in_precision(DeAR(clip, names, roles=roles or RoleMap.table2(), ids=ids), "auto")
+    shared = {id(one): one for one in (base.clip, clip, base.prompts, base.roles)}
+    generator = torch.Generator(clip.device).manual_seed(0)
+    found: list[Method] = []
+    for _ in range(count):
+        one = copy.deepcopy(base, dict(shared))
+        with torch.no_grad():
+            for p in one.parameters():
+                p.add_(0.02 * torch.randn(p.shape, device=p.device, generator=generator))
+        found.append(one)
+    return found
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests come.
+
+    Attributes:
+        requests: one image each.
+        in_flight: requests that wait at once; a new one comes when one is answered.
+    """
+
+    requests: int
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How the service batches; as `ServeSettings`."""
+
+    largest: int = 64
+    wait: float = 0.004
+    decoders: int = 4
+
+
+def under_load(
+    engine: Engine, methods: Sequence[Method], files: Sequence[bytes], load: Load, batching: Batching
+) -> dict[str, Any]:
+    """Rate and waiting times of requests that go round over the adapters."""
+    decoder = Decoder(batching.decoders, engine.clip.config.view, 50_000_000)
+    sizes: list[int] = []
+    batcher: Batcher[ImageJob, Tensor] = Batcher(
+        engine.compute, batching.largest, batching.wait, 4 * load.in_flight + 64,
+        lambda images, _: sizes.append(images),
+    )  # fmt: skip
+    seconds: list[float] = []
+
+    async def ask(number: int) -> None:
+        began = time.perf_counter()
+        (pixels,) = await decoder.decode([Upload(str(number), files[number % len(files)])])
+        job = ImageJob(pixels, methods[number % len(methods)])
+        await asyncio.wrap_future(batcher.submit([job])[0])
+        seconds.append(time.perf_counter() - began)
+
+    async def client(numbers: Any) -> None:
+        for number in numbers:
+            await ask(number)
+
+    async def all_clients(requests: int) -> None:
+        numbers = iter(range(requests))  # shared: whoever is free takes the next
+        await asyncio.gather(*(client(numbers) for _ in range(load.in_flight)))
+
+    asyncio.run(all_clients(min(load.requests, 2 * load.in_flight + 2 * len(methods))))  # warm
+    seconds.clear()
+    sizes.clear()
+    began = time.perf_counter()
+    asyncio.run(all_clients(load.requests))
+    wall = time.perf_counter() - began
+    batcher.close()
+    decoder.close()
+    return {"images_per_s": round(load.requests / wall, 1), **waits(seconds),
+            "mean_batch": round(sum(sizes) / max(1, len(sizes)), 1)}  # fmt: skip
+
+
+def waits(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile in milliseconds."""
+    ordered = sorted(seconds)
+    at = {"p50_ms": 0.5, "p99_ms": 0.99}
+    return {name: round(1000 * ordered[int(q * (len(ordered) - 1))], 1) for name, q in at.items()}
+
+
+def batch_seconds(engine: Engine, methods: Sequence[Method], batch: int, repeats: int) -> float:
+    """Median seconds of the engine for a batch of decoded images, adapters in turn."""
+    size = engine.clip.config.vision.image_size
+    images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
+    found, place = [], 0
+    for repeat in range(repeats + 3):
+        jobs = [ImageJob(one, methods[(place + row) % len(methods)]) for row, one in enumerate(images)]
+        place += batch
+        began = time.perf_counter()
+        engine.compute(jobs)
+        if repeat >= 3:
+            found.append(time.perf_counter() - began)
+    return sorted(found)[len(found) // 2]
+
+
+def memory(device: torch.device) -> int:
+    """Bytes in use: on the GPU, or of this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
