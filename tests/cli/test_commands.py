@@ -13,7 +13,7 @@ from PIL import Image
 
 COMMANDS = [
     *("demo", "zeroshot", "adapt", "evaluate", "predict", "retrieve", "bench", "ablate", "export", "report"),
-    *("studio", "pretrain", "mini", "backbones", "methods", "cache", "roles", "data"),
+    *("choose", "studio", "pretrain", "mini", "backbones", "methods", "cache", "roles", "data"),
 ]
 
 

@@ -22,7 +22,18 @@ from dear.methods.purify import PurifyConfig
 from dear.train import load_run
 
 PAGE = Path(__file__).parents[2] / "docs/purification.md"
-ADAPT = ["adapt", "--data", "world:domains", "--method", "purify", "--shots", "1", "--epochs", "1"]
+ADAPT = [
+    "adapt",
+    "--data",
+    "world:domains",
+    "--method",
+    "purify",
+    "--shots",
+    "1",
+    "--epochs",
+    "1",
+    "--no-calibrate",
+]
 
 
 def call(*words: str) -> str:

@@ -34,7 +34,7 @@ def test_a_wrong_mode_is_refused_before_training(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_wrong_mode_is_refused_before_evaluation() -> None:
-    method = adapt(Colors(), backbone=CLIP, method="zeroshot").method
+    method = adapt(Colors(), backbone=CLIP, method="zeroshot", calibrate=False).method
     images = Colors()
     images.pixels = never
     with pytest.raises(UsageError, match="no mode 'fast'"):

@@ -66,7 +66,9 @@ def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opene
     name: str, photos: Path, opened: list[int]
 ) -> None:
     roles = mixed_roles() if METHODS[name].uses_roles else None
-    method = adapt(photos, backbone=CLIP, method=name, roles=roles, recipe={"epochs": 1}).method
+    method = adapt(
+        photos, backbone=CLIP, method=name, roles=roles, recipe={"epochs": 1}, calibrate=False
+    ).method
     plain = evaluate(method, open_data(photos, "all"))
     opened.clear()
     first = evaluate_run(method, photos, split="all")
@@ -83,7 +85,7 @@ def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opene
 
 
 def test_a_changed_file_is_read_again(photos: Path, opened: list[int]) -> None:
-    method = adapt(photos, backbone=CLIP, method="zeroshot").method
+    method = adapt(photos, backbone=CLIP, method="zeroshot", calibrate=False).method
     evaluate_run(method, photos, split="all")
     opened.clear()
     Image.new("RGB", (24, 24), (1, 2, 3)).save(photos / "red" / "0.png")
@@ -103,7 +105,7 @@ def test_another_training_is_another_answer(photos: Path) -> None:
 
 
 def test_galleries_are_remembered(photos: Path, opened: list[int]) -> None:
-    model = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1}).method
+    model = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1}, calibrate=False).method
     gallery = open_data(photos, "all")
     opened.clear()
     first = gallery_features(model, gallery)
@@ -148,10 +150,17 @@ def test_features_are_refused_where_they_cannot_serve(photos: Path) -> None:
 
 
 def test_adapt_does_not_augment_what_only_reads_features(photos: Path, tmp_path: Path) -> None:
-    assert adapt(photos, backbone=CLIP, method="linear-probe").config.recipe["augment"] is False
+    assert (
+        adapt(photos, backbone=CLIP, method="linear-probe", calibrate=False).config.recipe["augment"] is False
+    )
     asked = {"augment": True, "epochs": 1}
-    assert adapt(photos, backbone=CLIP, method="linear-probe", recipe=asked).config.recipe["augment"] is True
-    dear = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1})
+    assert (
+        adapt(photos, backbone=CLIP, method="linear-probe", recipe=asked, calibrate=False).config.recipe[
+            "augment"
+        ]
+        is True
+    )
+    dear = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1}, calibrate=False)
     assert dear.config.recipe["augment"] is True
 
 

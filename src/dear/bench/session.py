@@ -29,10 +29,8 @@ from dear.heads.known import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
-from dear.train import Recipe, evaluate, train
+from dear.train import Recipe, confidence, evaluate, train
 from dear.train.evaluate import Evaluation
-
-BINS = 15  #: of the calibration error
 
 
 @lru_cache(maxsize=1)
@@ -216,13 +214,9 @@ class Session:
         }
 
 
-def calibration_error(found: Evaluation, mode: str, bins: int = BINS) -> float:
+def calibration_error(found: Evaluation, mode: str) -> float:
     """Expected calibration error of a mode: |accuracy - confidence| of each bin, weighted by its images."""
-    sure = found.confidence[mode].double()
-    right = (found.answers[mode] == found.labels).double()
-    place = (sure * bins).ceil().clamp(1, bins).long() - 1  # a bin is (a, b]
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right - sure)
-    return float(gaps.abs().sum() / len(sure))
+    return confidence.calibration_error(found.confidence[mode], found.answers[mode] == found.labels)
 
 
 def made_with(place: Place) -> dict[str, Any]:

@@ -87,6 +87,13 @@ def adapt(
     ] = None,
     way: Way = "auto",
     examples: Examples = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="Fit probabilities and the threshold of --reject by cross-validation after training.",
+        ),
+    ] = True,
     data_root: DataRoot = None,
     template: Template = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
@@ -141,6 +148,7 @@ def adapt(
         balance=balance,
         unreadable=unreadable,
         without=asked_without(without, way, examples),
+        calibrate=calibrate,
     )
     held_out = open_held_out(data, data_root)
     with stages() as told:

@@ -162,6 +162,11 @@ def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> No
     for name, accuracy in report["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
         typer.echo(f"{label}: {accuracy:.2%} of {report['images']} images")
+    parts = (("ece", "all classes"), ("ece_trained", "trained classes"), ("ece_new", "new classes"))
+    errors = [f"{report[key]:.1%} for {name}" for key, name in parts if report[key] is not None]
+    if report["ece_trained"] is None or report["ece_new"] is None:
+        errors = errors[1:]  # all images are of one kind
+    typer.echo(f"calibration error: {', '.join(errors)}")
 
 
 def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:
@@ -205,6 +210,25 @@ def read_recipe(items: Sequence[str] | None) -> tuple[str | None, dict[str, Any]
     return (presets[0] if presets else None), values
 
 
+def added_names(names: list[str] | None) -> tuple[list[str] | None, bool]:
+    """Class names without the `+` that says they come to the run's own, and whether it stood there.
+
+    >>> added_names(["+red fox", "wolf"]), added_names(["a", "b"])
+    ((['red fox', 'wolf'], True), (['a', 'b'], False))
+
+    Raises:
+        UsageError: nothing follows the `+`.
+    """
+    from dear.errors import UsageError
+
+    if names is None or not names[0].startswith("+"):
+        return names, False
+    plain = [name.removeprefix("+").strip() for name in names]
+    if not all(plain):
+        raise UsageError("--classes: write the name of a class after the +")
+    return plain, True
+
+
 def class_names(classes: str | None, file: Path | None) -> list[str] | None:
     """The names of `--classes` or `--classes-file`; None if neither is given.
 
@@ -229,7 +253,7 @@ def class_names(classes: str | None, file: Path | None) -> list[str] | None:
         raise UsageError("--classes names no class; give names with commas between")
     if len(names) == 1 and os.path.isfile(names[0]):
         raise UsageError(f"--classes {names[0]}: is a file; give it as --classes-file {names[0]}")
-    if len(names) == 1:
+    if len(names) == 1 and not names[0].startswith("+"):
         say(f"classes: only {names[0]!r}; with one class every image is answered with it")
     return names
 

@@ -38,6 +38,13 @@ def evaluate(
     split: Annotated[str, typer.Option("--split", help="test, train, val or all.")] = "test",
     template: Template = None,
     unreadable: Unreadable = "stop",
+    unknown: Annotated[
+        str | None,
+        typer.Option("--unknown", help="Images of no class of the run: a folder, table or dataset."),
+    ] = None,
+    reject_share: Annotated[
+        float, typer.Option("--reject-share", help="Share of known images that --unknown may refuse.")
+    ] = 0.05,
     backbone: OwnBackbone = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -51,6 +58,8 @@ def evaluate(
     `dear evaluate run --data photos/`
 
     `dear evaluate run --data world:textures --mode decoupled --json`
+
+    `dear evaluate run --data photos/ --unknown others/`
     """
     from dear.errors import DiskError, RunError
     from dear.train import add_metrics
@@ -69,13 +78,32 @@ def evaluate(
             device=device_named(device),
             progress=told,
         )
+        rejection = None
+        if unknown is not None:
+            from dear.workflows.unknown import evaluate_unknown
+
+            rejection = evaluate_unknown(
+                str(run),
+                found,
+                unknown,
+                share=reject_share,
+                mode=mode,
+                backbone=backbone,
+                root=data_root,
+                device=device_named(device),
+                progress=told,
+            )
     tell_unreadable(found)
     report = found.report(mode)
+    if rejection is not None:
+        report["unknown"] = rejection.report()
     if as_json:
         print_json({"run": str(run), "data": data, **report})
     else:
         print_accuracy(found, f"{run} on {data}", mode)
-    figures = {"accuracy": report["modes"], "images": report["images"]}
+        if rejection is not None:
+            typer.echo(rejection.sentence())
+    figures = {"accuracy": report["modes"], "images": report["images"], "ece": report["ece"]}
     try:
         add_metrics(run, **{f"evaluation of {data} ({split})": figures})
     except (DiskError, RunError) as error:  # the answer is printed; only the note in the folder is missing

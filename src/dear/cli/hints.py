@@ -10,6 +10,7 @@ HINTS: dict[str, str] = {
     "allow-other-roles": "`dear roles discover` makes a map, --allow-other-roles uses this one",
     "backbone": "name it with --backbone",
     "batch": "set a smaller one with --batch",
+    "calibrate": "`dear adapt` calibrates unless --no-calibrate is given",
     "cluster": "without it, --engine local computes in this process",
     "data-check": "`dear data check NAME --data-root FOLDER` says what must lie where",
     "data-root": "name it with --data-root",

@@ -17,6 +17,7 @@ from dear.cli.common import (
     Mode,
     OwnBackbone,
     Template,
+    added_names,
     class_names,
     device_named,
     print_json,
@@ -40,6 +41,10 @@ class Answer(Protocol):
     def error(self) -> str | None:
         """Why there is no answer."""
 
+    @property
+    def rejected(self) -> bool:
+        """Whether the image is none of the classes."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -48,6 +53,7 @@ class Said:
     image: str
     classes: tuple[tuple[str, float], ...]
     error: str | None = None
+    rejected: bool = False
 
 
 def add_to(app: typer.Typer) -> None:
@@ -67,12 +73,20 @@ def predict(
         ),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option("--classes", help="Other class names, with commas between (new ones too).")
+        str | None,
+        typer.Option("--classes", help='Other class names, with commas between; +"red fox" adds to the own.'),
     ] = None,
     classes_file: Annotated[
         Path | None, typer.Option("--classes-file", help="Other class names from a text file, one per line.")
     ] = None,
     template: Template = None,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="Answer images of no class with “none of these”.")
+    ] = False,
+    reject_share: Annotated[
+        float,
+        typer.Option("--reject-share", help="Share of images of known classes that --reject may refuse."),
+    ] = 0.05,
     top: Annotated[int, typer.Option("--top", help="Answers per image.")] = 5,
     mode: Mode = None,
     onnx: Annotated[
@@ -104,6 +118,8 @@ def predict(
 
     `dear predict run a.jpg --classes "tabby cat, red fox"`
 
+    `dear predict run a.jpg --classes +"red fox" --reject`
+
     `dear predict run photos/ --csv answers.csv`
 
     `find . -name "*.jpg" | dear predict run - --jsonl`
@@ -120,7 +136,11 @@ def predict(
     answers: Sequence[Answer]
     if onnx is not None:
         given = {"--classes": classes, "--classes-file": classes_file, "--template": template}
-        given |= {"--backbone": backbone, "--device": None if device in ("auto", "cpu") else device}
+        given |= {
+            "--reject": reject or None,
+            "--backbone": backbone,
+            "--device": None if device in ("auto", "cpu") else device,
+        }
         _refuse_with_onnx(given)
         words = [*([] if run is None else [str(run)]), *words]  # without a run, the first one is an image
         if not words:
@@ -129,10 +149,13 @@ def predict(
     else:
         if run is None or not words:
             raise UsageError("name a run folder and at least one image: dear predict run a.jpg")
+        names, add = added_names(class_names(classes, classes_file))
         answers = _ask_run(
             str(run),
             _find(words),
-            classes=class_names(classes, classes_file),
+            classes=names,
+            add=add,
+            reject=reject_share if reject else None,
             template=template,
             top=top,
             mode=mode,
@@ -227,11 +250,13 @@ def _write_csv(answers: Sequence[Answer], path: Path, top: int) -> None:
     head += [f"{name}_{place}" for place in range(2, count + 1) for name in ("class", "probability")]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*head, "error"])
+    refusing = any(answer.rejected for answer in answers)
+    table.writerow([*head, *(["rejected"] if refusing else []), "error"])
     for answer in answers:
         cells = [cell for name, value in answer.classes for cell in (name, f"{value:.6f}")]
         cells += [""] * (2 * max(count, 1) - len(cells))
-        table.writerow([answer.image, *cells, answer.error or ""])
+        refused = ["yes" if answer.rejected else "no"] if refusing else []
+        table.writerow([answer.image, *cells, *refused, answer.error or ""])
     write_atomic(path, text.getvalue())
     say(f"{path}: {len(answers)} images")
 
@@ -246,13 +271,17 @@ def _print(answers: Sequence[Answer], as_json: bool, jsonl: bool) -> None:
             print_json(_plain(answer))
         elif answer.error is None:
             typer.echo(shown(answer.image))
+            if answer.rejected:
+                typer.echo("  none of these; the nearest:")
             for name, probability in answer.classes:
                 typer.echo(f"  {probability:6.1%}  {name}")
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
-    found = {
+    found: dict[str, Any] = {
         "image": answer.image,
         "classes": [{"name": name, "probability": value} for name, value in answer.classes],
     }
+    if answer.rejected:
+        found["rejected"] = True
     return found if answer.error is None else {**found, "error": answer.error}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Method
+from dear.methods.calibration import apply_scales
 
 
 class _Still(Clip):
@@ -67,11 +68,15 @@ class Scores(nn.Module):
         self.method = still_method(method)
         self.visual = self.method.clip.visual  # registered here: a method does not register its backbone
         self.names = ("scores", *method.modes[1:])
+        # Calibrated: a runtime's softmax of the scores says how sure the answer is.
+        self.scales = [method.calibration_scales(mode) for mode in method.modes]  # [3, C] each, or None
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """The scores of every mode."""
         answers: dict[str, Tensor] = self.method(pixels)
-        return tuple(answers[mode] for mode in self.method.modes)
+        scores = [answers[mode] for mode in self.method.modes]
+        pairs = zip(scores, self.scales, strict=True)
+        return tuple(z if s is None else apply_scales(z, s) for z, s in pairs)
 
 
 class Features(nn.Module):

@@ -147,7 +147,7 @@ class OnnxModel:
         return dict(zip(self.outputs, values, strict=True))
 
     def probabilities(self, images: Sequence[ImageLike], mode: str | None = None) -> NDArray[np.float32]:
-        """Probability of every class, [n, C], under CLIP's temperature.
+        """Probability of every class, [n, C]: calibrated if the run was, else under CLIP's temperature.
 
         Raises:
             UsageError: the file holds the encoder alone, or has no such mode.

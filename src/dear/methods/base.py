@@ -17,9 +17,10 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.batch import Batch, Batches, Frozen, Loss
+from dear.methods.calibration import Calibration, apply_scales, class_scales, distance_ratio
 from dear.methods.options import configured
 from dear.methods.presets import Preset, find_preset
-from dear.methods.prompts import TEMPLATE, ClassPrompts, scores
+from dear.methods.prompts import TEMPLATE, ClassPrompts, scores, unit
 from dear.methods.state import load_state
 
 
@@ -97,6 +98,7 @@ class Method(nn.Module):
         self.allow_other_roles = allow_other_roles
         self.prompts = ClassPrompts(clip, classes, template, ids)
         self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
+        self.calibration: Calibration | None = None  #: for `calibrated`; `dear.train.calibrate` finds it
         self.notice: str | None = None  #: a sentence the user should see
         self._disabled = False
         self._cache: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
@@ -296,6 +298,33 @@ class Method(nn.Module):
         answers: dict[str, Tensor] = self(pixels.to(self.clip.device))
         return answers
 
+    def calibrated(self, logits: Tensor, mode: str | None = None) -> Tensor:
+        """Logits [B, C] of a mode on the scale where their softmax says how sure the answer is.
+
+        Without a calibration, or for a mode that it does not hold, they stay on CLIP's own scale.
+        """
+        scales = self.calibration_scales(mode)
+        return logits if scales is None else apply_scales(logits, scales.to(logits))
+
+    def calibration_scales(self, mode: str | None = None) -> Tensor | None:
+        """What `calibrated` does with each class's logits (`class_scales`), [3, C]; None: nothing."""
+        mode = self.pick_mode(mode)
+        own = None if self.calibration is None else self.calibration.modes.get(mode)
+        if own is None or self._disabled:
+            return None
+        trained = [name in self.trained_classes for name in self.classes]
+        with torch.no_grad():
+            every = all(trained)
+            gamma = torch.ones(len(trained)) if every else self.cached("distance ratio", self.distance_ratio)
+        return class_scales(own, trained, gamma)
+
+    def distance_ratio(self) -> Tensor:
+        """How training changed each class's distance from the trained ones in text space, [C]; 1: not."""
+        base = self if self.classes == self.trained_classes else self.with_classes(self.trained_classes)
+        tuned, frozen = (unit(f).float() for f in (self.texts(), self.prompts.frozen))
+        base_tuned, base_frozen = (unit(f).float() for f in (base.texts(), base.prompts.frozen))
+        return distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
+
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Within `with method.disabled():` logits and loss are the frozen CLIP's: nothing learned is used."""
@@ -345,6 +374,7 @@ class Method(nn.Module):
             config=self.config,
         )
         other.load_adapter_state(self.adapter_state())
+        other.calibration = self.calibration
         return other
 
     def bound(self: M, clip: Clip) -> M:

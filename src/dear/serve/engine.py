@@ -68,6 +68,7 @@ class Engine:
             methods = [method for row in asked if (method := jobs[row].method) is not None]
             part = pixels if len(asked) == len(jobs) else pixels[asked]
             logits = answer_together(methods, part, run=self.run)
+            logits = [m.calibrated(own[None])[0] for m, own in zip(methods, logits, strict=True)]
             for row, own in zip(asked, _to_cpu(logits), strict=True):
                 found[row] = own.softmax(dim=-1)
         return [one for one in found if one is not None]

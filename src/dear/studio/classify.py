@@ -142,7 +142,9 @@ def classify(
     model = trained if same else trained.with_classes(classes, template)
     frozen = ZeroShot(trained.clip, classes, template=template)
     pixels = pixels_of(trained.clip, [image for _, image in images])
-    logits = {"zero-shot": frozen.logits(pixels), **model.all_logits(pixels)}
+    raw = model.all_logits(pixels)
+    logits = {"zero-shot": frozen.logits(pixels)}
+    logits |= {mode: model.calibrated(scores, mode) for mode, scores in raw.items()}
     votes = model.votes(pixels) if isinstance(model, DeAR) else None  # [B, 1 + A, C]
     verdicts = []
     for row, (name, image) in enumerate(images):

@@ -105,6 +105,7 @@ class Desk:
                     backbone=self.clip,
                     roles=roles,
                     shots=16,
+                    calibrate=False,  # an example should be there at once
                     progress=lambda stage, done, total: say("training an example model", done, total),
                 )
                 self.model, self.example = done.method, True

@@ -17,6 +17,8 @@ from dear.data.groups import group_names
 from dear.data.images import ImageSet
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method
+from dear.methods.calibration import rejection_score
+from dear.train.confidence import calibration_error
 from dear.train.precision import in_precision
 
 BATCH = 250  #: the supplement's test batch
@@ -30,7 +32,7 @@ class Evaluation:
         classes: class names, in the order of the labels.
         labels: [n], the truth.
         answers: mode -> [n], the class answered.
-        confidence: mode -> [n], its probability under CLIP's temperature.
+        confidence: mode -> [n], its probability: calibrated where the run is, else under CLIP's temperature.
         groups: class and value of each image, where the set knows values beside the class.
     """
 
@@ -40,6 +42,8 @@ class Evaluation:
     confidence: dict[str, Tensor]
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     groups: tuple[str, ...] | None = None
+    trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: all were
+    scores: dict[str, Tensor] | None = None  #: mode -> [n], what thresholds of the run are compared with
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -58,6 +62,17 @@ class Evaluation:
                 name: float(hits[i] / total[i]) for i, name in enumerate(self.classes) if total[i] > 0
             }
         return result
+
+    def calibration_errors(self, mode: str | None = None) -> dict[str, float | None]:
+        """Expected calibration error (15 bins) of all images, of trained and of new classes; None: none."""
+        mode = self.pick(mode)
+        known = torch.tensor(self.trained or [True] * len(self.classes))[self.labels]
+        right = self.answers[mode] == self.labels
+        parts = {"ece": torch.ones_like(known), "ece_trained": known, "ece_new": ~known}
+        return {
+            name: calibration_error(self.confidence[mode][part], right[part]) if bool(part.any()) else None
+            for name, part in parts.items()
+        }
 
     def per_group(self, mode: str | None = None) -> dict[str, float]:
         """Share of images answered rightly in each group of class and value; empty where none are known."""
@@ -95,6 +110,7 @@ class Evaluation:
             "per_class": self.per_class[mode],
             "images": len(self.labels),
             "modes": self.accuracy,
+            **self.calibration_errors(mode),
             **worst,
         }
 
@@ -160,18 +176,22 @@ def evaluate(
     method = in_precision(method, precision)  # a binding of its own: `method` may be in training
     found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
+    marks: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     find = logits_of if logits is None else logits
 
-    def answer(rows: range) -> dict[str, tuple[Tensor, Tensor]]:
-        scores = find(method, images, list(rows))
-        best = {mode: logits.softmax(dim=-1).max(dim=-1) for mode, logits in scores.items()}
-        return {mode: (one.indices, one.values) for mode, one in best.items()}
+    def answer(rows: range) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        scaled = {m: method.calibrated(z, m) for m, z in find(method, images, list(rows)).items()}
+        best = {mode: logits.softmax(dim=-1).max(dim=-1) for mode, logits in scaled.items()}
+        return {
+            m: (one.indices, one.values, rejection_score(method, scaled[m], m)) for m, one in best.items()
+        }
 
     with torch.no_grad():
         for rows, answers in in_batches(answer, len(images), batch):
-            for mode, (indices, values) in answers.items():
+            for mode, (indices, values, mark) in answers.items():
                 found[mode].append(indices)
                 sure[mode].append(values)
+                marks[mode].append(mark)
             if progress is not None:
                 progress("images", rows.stop, len(images))
     for mode, parts in sure.items():
@@ -188,4 +208,6 @@ def evaluate(
         {mode: torch.cat(parts).cpu() for mode, parts in found.items()},
         {mode: torch.cat(parts).cpu() for mode, parts in sure.items()},
         groups=group_names(images),
+        trained=tuple(name in method.trained_classes for name in method.classes),
+        scores={mode: torch.cat(parts).cpu() for mode, parts in marks.items()},
     )

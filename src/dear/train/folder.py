@@ -34,6 +34,7 @@ from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.train import correction
+from dear.train.calibration_file import read_calibration
 from dear.train.config import RunConfig, read_config
 from dear.train.identity import RunIdentity, plain, roles_digest
 from dear.train.loop import Line
@@ -105,6 +106,7 @@ def load_adapter(method: Method, folder: Path) -> None:
     state, _ = read_safetensors(path, "adapter")
     require_finite(state, str(path))
     method.load_adapter_state(state, str(path))
+    method.calibration = read_calibration(folder)
 
 
 @contextmanager

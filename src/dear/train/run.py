@@ -22,6 +22,7 @@ from dear.data.images import ImageSet
 from dear.errors import RunError, UsageError
 from dear.methods.base import Method
 from dear.train import correction
+from dear.train.calibration_file import write_calibration
 from dear.train.config import RunConfig, describe
 from dear.train.feed import Feed
 from dear.train.folder import load_adapter, locked, open_folder, read_log, read_metrics, write_log
@@ -211,6 +212,7 @@ def _write_result(folder: Path, trained: Trained) -> None:
         **plain(method.facts()),
     }
     write_json(folder / "metrics.json", metrics)
+    write_calibration(folder, method.calibration)
 
 
 def check_labels(method: Method, images: ImageSet) -> None:

@@ -10,6 +10,7 @@ from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.train.feature_cache import frozen_features
 from dear.train.run import Trained, train
+from dear.workflows.calibrate import calibrate_run
 from dear.workflows.options import AdaptOptions, PathLike
 from dear.workflows.plan import Plan, plan_adaptation
 
@@ -72,6 +73,9 @@ def run_plan(
     features = None
     if plan.method.reads_feature and not plan.recipe.augment:
         features = frozen_features(plan.method, plan.images, plan.recipe.precision, progress)
-    return train(
+    trained = train(
         plan.method, plan.images, plan.recipe, out, resume, told, stop, preset=plan.preset, features=features
     )
+    if plan.calibrate and trained.method.calibration is None:
+        calibrate_run(trained, plan, progress, stop)
+    return trained

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from dear.data.images import ImageSet
 from dear.train.recipe import Recipe
@@ -25,19 +26,24 @@ def balanced(images: ImageSet) -> ImageSet:
 
     A set whose largest class is less than twice its smallest is returned as it is.
     """
-    number = counts(images)
+    chosen = balanced_rows(images.labels)
+    return images if chosen == list(range(len(images))) else images.subset(chosen)
+
+
+def balanced_rows(labels: Tensor) -> list[int]:
+    """Places of the images of `balanced`, given the labels of a set."""
+    number = [n for n in torch.bincount(labels).tolist() if n]
     if max(number) < _UNBALANCED * min(number):
-        return images
+        return list(range(len(labels)))
     wanted = [min(max(number), MOST_REPEATS * n) for n in number]
-    members: list[list[int]] = [[] for _ in number]
-    for index, label in enumerate(images.labels.tolist()):
+    members: dict[int, list[int]] = {label: [] for label in labels.unique().tolist()}
+    for index, label in enumerate(labels.tolist()):
         members[label].append(index)
-    chosen = [
+    return [
         group[place % len(group)]
-        for group, total in zip(members, wanted, strict=True)
+        for group, total in zip(members.values(), wanted, strict=True)
         for place in range(total)
     ]
-    return images.subset(chosen)
 
 
 def enough_steps(recipe: Recipe, images: int) -> Recipe:

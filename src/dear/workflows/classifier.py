@@ -24,8 +24,9 @@ from dear.data.images import ImageSet
 from dear.data.listed import ListedImages
 from dear.data.names import TEMPLATE
 from dear.data.open import open_data
-from dear.errors import DataError, InputError, RunError
+from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
+from dear.methods.calibration import NONE_OF_THESE, run_threshold
 from dear.train.config import read_config
 from dear.train.evaluate import evaluate
 from dear.train.folder import load_run, read_log, read_metrics
@@ -33,7 +34,7 @@ from dear.train.run import Trained
 from dear.workflows.adapt import adapt
 from dear.workflows.inputs import as_images, check_labels, named
 from dear.workflows.options import PathLike
-from dear.workflows.predict import probabilities
+from dear.workflows.predict import probabilities, probabilities_and_scores
 
 Labels = NDArray[Any]
 
@@ -62,6 +63,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         device: "auto", "cpu", "cuda", …
         without: concepts to remove before anything is learned ("location", ["location", "color"]).
         examples: images that show the values of the only concept to remove, one folder per value.
+        calibrate: fit probabilities by cross-validation on the training images, which takes about one and a
+            half further trainings.
+        reject: share of images of known classes that `predict` may refuse (0.05, say), so that it answers
+            images of no class with "none of these", or with -1 where the labels are numbers; None: none.
+        class_weight: "balanced" repeats images of rare classes in training; None shows each image once.
 
     Attributes:
         classes_: the labels that `predict` answers with.
@@ -91,6 +97,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         device: str = "auto",
         without: str | Sequence[str] | None = None,
         examples: PathLike | None = None,
+        calibrate: bool = True,
+        reject: float | None = None,
+        class_weight: str | None = "balanced",
     ) -> None:
         self.method = method
         self.backbone = backbone
@@ -107,6 +116,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.without = without
         self.examples = examples
+        self.calibrate = calibrate
+        self.reject = reject
+        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Sequence[Any] | Labels | None = None, *, class_names: Any = None) -> Classifier:
         """Train on images.
@@ -121,6 +133,12 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             DearError: one sentence on what is wrong with the images, labels or options.
         """
         images, self.classes_ = self._training_set(X, y, class_names)
+        if self.class_weight not in (None, "balanced"):
+            raise UsageError(f"class_weight = {self.class_weight!r}: it is None or 'balanced'")
+        if self.reject is not None and not (self.calibrate and 0 < self.reject <= 0.5):
+            raise UsageError(
+                f"reject = {self.reject}: give a share above 0 and at most 0.5, and leave calibrate on"
+            )
         recipe = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr}
         self.run_: Trained = adapt(
             images,
@@ -136,6 +154,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             mode=self.mode,
             without=self.without,
             examples=self.examples,
+            calibrate=self.calibrate,
+            balance=self.class_weight == "balanced",
         )
         self.method_ = self.run_.method
         return self
@@ -162,15 +182,31 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
-        """Probability of each class under CLIP's temperature, [n, classes]; X as in `predict`."""
+        """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`."""
         self._check_fitted()
         proba: NDArray[np.float32] = probabilities(self.method_, as_images(X), self.mode).numpy()
         return proba
 
     def predict(self, X: Any) -> Labels:
-        """The likeliest class of each image; X is one image or a list of them."""
-        best: Labels = self.predict_proba(X).argmax(axis=1)
-        answers: Labels = self.classes_[best]
+        """The likeliest class of each image; X is one image or a list of them.
+
+        With `reject`, an image that scores below the run's threshold is answered with "none of these", or
+        with -1 where the labels are numbers.
+        """
+        self._check_fitted()
+        found, scores = probabilities_and_scores(self.method_, as_images(X), self.mode)
+        answers: Labels = self.classes_[found.argmax(dim=1).numpy()]
+        if self.reject is None:
+            return answers
+        limit = run_threshold(self.method_, self.method_.pick_mode(self.mode), self.reject)
+        nothing: Any = -1 if np.issubdtype(answers.dtype, np.number) else NONE_OF_THESE
+        if nothing in self.classes_.tolist():
+            raise UsageError(f"a class is called {nothing!r}, which is the answer for images of no class")
+        refused = scores.numpy() < limit.value
+        if refused.any():
+            kind = np.result_type(answers.dtype, np.asarray(nothing).dtype)
+            answers = answers.astype(kind)
+            answers[refused] = nothing
         return answers
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -193,7 +229,12 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: PathLike) -> None:
         """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
         self._check_fitted()
-        own = {"shots": self.shots, "mode": self.mode, "labels": self.classes_.tolist()}
+        own = {
+            "shots": self.shots,
+            "mode": self.mode,
+            "reject": self.reject,
+            "labels": self.classes_.tolist(),
+        }
         self.run_.save(path, classifier=own)
 
     @classmethod
@@ -228,6 +269,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             lr=recipe.get("lr"),
             options=config.options,
             device=device,
+            calibrate=method.calibration is not None,
+            reject=own.get("reject"),
         )
         found.method_ = method
         found.classes_ = np.array(labels)

@@ -80,5 +80,6 @@ def evaluate_readable(
         labels=found.labels[keep],
         answers={mode: answers[keep] for mode, answers in found.answers.items()},
         confidence={mode: values[keep] for mode, values in found.confidence.items()},
+        scores={mode: values[keep] for mode, values in (found.scores or {}).items()},
         unreadable=tuple(reading.problems[index] for index in sorted(reading.problems)),
     )

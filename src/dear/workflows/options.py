@@ -36,6 +36,8 @@ class AdaptOptions:
         without: concepts to remove before training ("location", "location,color"), or a
             `dear.workflows.without.Without`.
         examples: images that show the values of the only concept to remove, one folder per value.
+        calibrate: fit probabilities and the threshold for "none of these" by cross-validation after training,
+            which takes about one and a half further trainings.
     """
 
     method: str = "dear"
@@ -55,6 +57,7 @@ class AdaptOptions:
     mode: str | None = None
     without: Any = None
     examples: PathLike | None = None
+    calibrate: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.recipe, str):

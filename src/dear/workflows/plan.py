@@ -37,6 +37,7 @@ class Plan:
         used: different images that are trained on.
         unreadable: why images were left out, one sentence each.
         notices: sentences that the user should read first.
+        distinct: the images, each once.
     """
 
     method: Method
@@ -47,6 +48,9 @@ class Plan:
     unreadable: tuple[str, ...]
     notices: tuple[str, ...]
     preset: str | None = None  #: name of the setting that options and recipe were taken from
+    distinct: ImageSet | None = None
+    balance: bool = True  #: whether images of rare classes are repeated
+    calibrate: bool = True
 
     @property
     def steps(self) -> int:
@@ -97,7 +101,7 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     method.pick_mode(asked.mode)
     if method.notice:
         notices.append(method.notice)
-    used = len(images)
+    used, distinct = len(images), images
     if asked.balance:
         images = balanced(images)
     if kind.reads_feature:
@@ -115,6 +119,9 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
         unreadable,
         tuple(notices),
         asked.preset or kind.recommended(),
+        distinct,
+        asked.balance,
+        asked.calibrate,
     )
 
 

@@ -20,6 +20,7 @@ from dear.clip.model import Clip
 from dear.data.images import threaded
 from dear.errors import InputError, TrainingError, UsageError
 from dear.methods.base import Method
+from dear.methods.calibration import rejection_score, run_threshold
 from dear.train.evaluate import BATCH
 from dear.train.folder import load_run
 from dear.train.precision import in_precision
@@ -38,6 +39,7 @@ class Answer:
     image: str
     classes: tuple[tuple[str, float], ...]
     error: str | None = None
+    rejected: bool = False  #: the image is none of the classes; the nearest ones are in `classes`
 
 
 def predict_run(
@@ -51,6 +53,8 @@ def predict_run(
     unreadable: str = "stop",
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
+    reject: float | None = None,
+    add: bool = False,
     progress: Progress | None = None,
 ) -> list[Answer]:
     """Answers for images, among the run's classes or others.
@@ -68,6 +72,9 @@ def predict_run(
         unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
         backbone: for a run folder whose backbone moved.
         device: "auto", "cpu", "cuda", ...
+        reject: share of images of trained classes that may be refused (0.05, say), so that images of no class
+            are answered with "none of these"; None refuses none.
+        add: `classes` come to the run's own instead of replacing them.
         progress: told how many images are done.
 
     Raises:
@@ -79,8 +86,9 @@ def predict_run(
         raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
     method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
     method.pick_mode(mode)
-    method = on_classes(method, classes, template)
-    found, problems = _probabilities(method, images, mode, unreadable == "skip", progress)
+    limit = None if reject is None else run_threshold(method, method.pick_mode(mode), reject)
+    method = on_classes(method, classes, template, add)
+    found, scores, problems = _probabilities(method, images, mode, unreadable == "skip", progress)
     best = found.topk(min(top, len(method.classes)), dim=-1)
     answers = []
     for place, (image, which, values) in enumerate(
@@ -90,19 +98,26 @@ def predict_run(
             answers.append(Answer(name_of(image), (), problems[place]))
             continue
         named = tuple((method.classes[c], v) for c, v in zip(which, values, strict=True))
-        answers.append(Answer(name_of(image), named))
+        refused = limit is not None and float(scores[place]) < limit.value
+        answers.append(Answer(name_of(image), named, rejected=refused))
     return answers
 
 
-def on_classes(method: Method, classes: Sequence[str] | None, template: str | None) -> Method:
+def on_classes(
+    method: Method, classes: Sequence[str] | None, template: str | None, add: bool = False
+) -> Method:
     """The method on other classes, with another template, or both; what is None stays as trained.
+
+    With `add`, the classes come to those of the method; one that it has already stays once.
 
     Raises:
         UsageError: a class is named twice, or the method cannot name other classes.
     """
     if classes is None and template is None:
         return method
-    names = method.classes if classes is None else classes
+    names = method.classes if classes is None else tuple(classes)
+    if add and classes is not None:
+        names = (*method.classes, *(name for name in names if name not in method.classes))
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
         raise UsageError(f"the class {twice!r} is named twice; name it once")
@@ -110,8 +125,15 @@ def on_classes(method: Method, classes: Sequence[str] | None, template: str | No
 
 
 def probabilities(method: Method, images: Iterable[ImageLike], mode: str | None = None) -> Tensor:
-    """Class probabilities [n, C] of images under CLIP's temperature, on the CPU."""
+    """Class probabilities [n, C] of images, calibrated where the method is, on the CPU."""
     return _probabilities(method, list(images), mode)[0]
+
+
+def probabilities_and_scores(
+    method: Method, images: Iterable[ImageLike], mode: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """`probabilities`, and the scores [n] that thresholds are compared with."""
+    return _probabilities(method, list(images), mode)[:2]
 
 
 def _probabilities(
@@ -120,20 +142,22 @@ def _probabilities(
     mode: str | None = None,
     skip: bool = False,
     progress: Progress | None = None,
-) -> tuple[Tensor, dict[int, str]]:
-    """Probabilities [n, C], and why some images could not be read, by their place."""
+) -> tuple[Tensor, Tensor, dict[int, str]]:
+    """Probabilities [n, C], scores [n], and why some images could not be read, by their place."""
     mode = method.pick_mode(mode)
-    parts = [torch.empty(0, len(method.classes))]
+    parts, scores = [torch.empty(0, len(method.classes))], [torch.empty(0)]
     problems: dict[int, str] = {}
     bound = in_precision(method, "auto")
 
-    def answer(rows: range) -> Tensor:
+    def answer(rows: range) -> tuple[Tensor, Tensor]:
         pixels, bad = readable_views(bound.clip, images[rows.start : rows.stop], skip)
         problems.update({rows.start + place: reason for place, reason in bad.items()})
-        return bound.logits(pixels, mode).softmax(dim=-1).float().cpu()
+        scaled = bound.calibrated(bound.logits(pixels, mode), mode).float()
+        return scaled.softmax(dim=-1).cpu(), rejection_score(bound, scaled, mode).cpu()
 
-    for rows, part in in_batches(answer, len(images), BATCH):
+    for rows, (part, score) in in_batches(answer, len(images), BATCH):
         parts.append(part)
+        scores.append(score)
         if progress is not None:
             progress("images", rows.stop, len(images))
     found = torch.cat(parts)
@@ -144,7 +168,7 @@ def _probabilities(
             "it again with a lower lr",
             hint="recipe",
         )
-    return found, problems
+    return found, torch.cat(scores), problems
 
 
 def readable_views(

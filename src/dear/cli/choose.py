@@ -1,0 +1,127 @@
+"""`dear choose`: which method suits one's own images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import (
+    Backbone,
+    Data,
+    DataRoot,
+    Device,
+    Json,
+    Template,
+    device_named,
+    print_json,
+    say,
+    stages,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("choose")(choose)
+
+
+def choose(
+    data: Data,
+    backbone: Backbone = "mini",
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Methods to compare, with commas between.")
+    ] = None,
+    shots: Annotated[int, typer.Option("--shots", help="Images per class to use; 0 takes all.")] = 16,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw of images, folds and training.")] = 1,
+    folds: Annotated[int, typer.Option("--folds", help="Parts of the images held out in turn.")] = 3,
+    minutes: Annotated[
+        float, typer.Option("--minutes", help="Time for everything; slower methods are left out.")
+    ] = 3.0,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Then train the recommended method on all images, into --out.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The run folder for --adapt.", show_default=False)
+    ] = None,
+    data_root: DataRoot = None,
+    template: Template = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compare methods on your own images by cross-validation, and recommend one.
+
+    Each method answers for images it was not trained on, and for classes it was not trained on. Intervals
+    are 90 % sure; methods that chance cannot tell from the best are named together.
+
+    Examples:
+
+    `dear choose --data photos/ --backbone openai/clip-vit-base-patch16`
+
+    `dear choose --data world:textures --methods linear-probe,prolip,dear --minutes 5`
+
+    `dear choose --data photos/ --adapt --out run`
+    """
+    from dear.errors import UsageError
+    from dear.workflows.choose import METHODS, ChooseOptions
+    from dear.workflows.choose import choose as compare
+    from dear.workflows.options import AdaptOptions
+
+    if adapt and out is None:
+        raise UsageError("--adapt needs --out, the run folder to write")
+    if out is not None and not adapt:
+        raise UsageError("--out is for --adapt; leave it out, or add --adapt")
+    names = METHODS if methods is None else tuple(n.strip() for n in methods.split(",") if n.strip())
+    settings = AdaptOptions(
+        backbone=backbone,
+        shots=shots,
+        seed=seed,
+        template=template,
+        root=data_root,
+        device=device_named(device),
+    )
+    with stages() as told:
+        found = compare(data, ChooseOptions(names, folds, minutes), settings, told)
+    if as_json:
+        print_json({"data": data, **found.report(), "run": None if out is None else str(out)})
+    else:
+        _print(found)
+    if adapt and out is not None:
+        from dear.workflows.adapt import adapt as train
+
+        with stages() as told:
+            train(data, out, settings, method=found.pick.method, preset=found.pick.preset, progress=told)
+        say(f"{out}: {found.pick.title} trained on all images; next: dear predict {out} IMAGE")
+
+
+def _print(found: object) -> None:
+    """The table, the notes and the recommendation."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from dear.workflows.verdict import Choice
+
+    assert isinstance(found, Choice)
+    table = Table(header_style="bold")
+    table.add_column("method")
+    for heading in ("trained classes", "new classes", "training"):
+        table.add_column(heading, justify="right")
+    for one in found.candidates:
+        row = one.row()
+        name = one.title if one.preset is None else f"{one.title} ({one.preset})"
+        if one.skipped is not None:
+            table.add_row(name, one.skipped, "", "")
+            continue
+        cells = []
+        for column in ("trained", "new"):
+            figures = row[column]
+            if figures is None:
+                cells.append("–")
+            else:
+                low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
+                cells.append(f"{100 * figures['accuracy']:.1f} % ({low} to {high})")
+        table.add_row(name, *cells, f"{one.seconds:.1f} s")
+    Console().print(table)
+    for note in found.notes:
+        typer.echo(f"- {note}")
+    typer.echo(found.sentence)

@@ -1,0 +1,194 @@
+"""How scores become probabilities one can trust: a temperature, a common scale for new classes, a threshold.
+
+Logits z of a mode become (method page, section 6)
+
+    trained class c:   z_c / T
+    new class c:       (gamma_c z_c - m) / T_c + m / T + b,    gamma_c = exp(-d_tuned) / exp(-d_frozen)
+
+where m is the mean of all logits of the image: what they share depends on the image and says nothing about
+its class, so the two sets must not scale it differently. d is the mean distance of c's text feature from its
+k nearest trained classes, in the tuned and in the frozen text space (distance-aware calibration, Wang et al.,
+ICML 2024). T_c is T_new in a list of new classes alone and T_joint beside trained ones.
+`dear.train.calibrate` fits the temperatures and b by cross-validation and keeps the scores of held-out
+images, from which thresholds for "none of these" are read. This module holds the values and applies them; it
+knows no files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from dear._io.schema import Strict, Whole
+from dear.errors import UsageError
+
+NEIGHBORS = 10  #: trained classes that the distance of a new class is averaged over
+NONE_OF_THESE = "none of these"  #: the answer for an image of no class of the list
+
+Positive = Annotated[float, Meta(gt=0, le=1e6)]
+Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class ModeCalibration(Strict, frozen=True):
+    """What cross-validation found for one mode.
+
+    Attributes:
+        temperature: logits of trained classes are divided by it.
+        new_temperature: the same for classes that were never trained, in a list of such classes alone.
+        joint_temperature: the same for new classes beside trained ones.
+        new_bias: added to the scaled logits of new classes beside trained ones.
+        score: what is compared with the threshold: the largest "logit" or "probability" after scaling.
+        scores: that score of each held-out image of a trained class, ascending.
+        auroc: how often an image of a trained class scores above one of a left-out class; None: not measured.
+        ece_before: expected calibration error of the held-out images under CLIP's own temperature.
+        ece_after: the same with `temperature`.
+    """
+
+    temperature: Positive
+    new_temperature: Positive = 1.0
+    joint_temperature: Positive = 1.0
+    new_bias: Finite = 0.0
+    score: Literal["logit", "probability"] = "logit"
+    scores: tuple[Finite, ...] = ()
+    auroc: Share | None = None
+    ece_before: Share | None = None
+    ece_after: Share | None = None
+
+
+class Calibration(Strict, frozen=True):
+    """The calibration of a run; `calibration.json` of a run folder.
+
+    Attributes:
+        images: held-out images that it was fitted on.
+        folds: parts of the training images that were held out in turn.
+        class_folds: parts of the classes that were left out in turn; 0: too few classes.
+        modes: what was found for each mode of the method.
+    """
+
+    format: Literal["dear calibration"] = "dear calibration"
+    schema: Literal[1] = 1
+    images: Whole = 0
+    folds: Whole = 0
+    class_folds: Whole = 0
+    modes: dict[str, ModeCalibration] = {}  # noqa: RUF012  (msgspec copies it)
+
+
+class Threshold(Strict, frozen=True):
+    """A score below which an image is answered with "none of these".
+
+    Attributes:
+        value: the score.
+        share: of images of trained classes that was to be refused at most.
+        low: lower end of the interval of the true share, 90 % sure.
+        high: its upper end.
+        images: held-out images that the threshold was read from.
+    """
+
+    value: float
+    share: float
+    low: float
+    high: float
+    images: int
+
+
+def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.9) -> Threshold:
+    """The threshold that refuses at most a share of the images of known classes.
+
+    With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
+    n + 1 - k) distribution, whatever the scores are; k is the largest number with mean k / (n + 1) <= share,
+    but at least 1. The interval holds the middle `sure` of that distribution.
+
+    Raises:
+        UsageError: the share is no share below one half, or there are no scores.
+
+    >>> found = threshold([0.1, 0.4, 0.5, 0.6] * 25)
+    >>> found.value, found.images, round(found.low, 3), round(found.high, 3)
+    (0.1, 100, 0.02, 0.089)
+    """
+    from scipy.stats import beta
+
+    if not 0 < share <= 0.5:
+        raise UsageError(
+            f"reject = {share}: give the share of known images to refuse, above 0 and at most 0.5"
+        )
+    ordered = sorted(scores)
+    n = len(ordered)
+    if n == 0:
+        raise UsageError("the calibration holds no scores, so no threshold can be read from it")
+    k = max(1, math.floor(share * (n + 1) + 1e-9))
+    low, high = (float(beta.ppf(q, k, n + 1 - k)) for q in ((1 - sure) / 2, (1 + sure) / 2))
+    return Threshold(value=ordered[k - 1], share=share, low=low, high=high, images=n)
+
+
+def confidence_score(scaled: Tensor, kind: str) -> Tensor:
+    """The score [B] that a threshold is compared with, of scaled logits [B, C]."""
+    best: Tensor = scaled.amax(dim=-1) if kind == "logit" else scaled.softmax(dim=-1).amax(dim=-1)
+    return best
+
+
+class _Calibrated(Protocol):
+    """The part of a method that a score is read from."""
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Its calibration."""
+
+
+def rejection_score(method: _Calibrated, scaled: Tensor, mode: str) -> Tensor:
+    """The score [B] of calibrated logits [B, C] that the run's thresholds are compared with."""
+    own = None if method.calibration is None else method.calibration.modes.get(mode)
+    return confidence_score(scaled, "logit" if own is None else own.score)
+
+
+def run_threshold(method: _Calibrated, mode: str, share: float = 0.05) -> Threshold:
+    """The score below which a run answers "none of these": it refuses at most a share of known images.
+
+    Raises:
+        UsageError: the run has no calibration, or the share is no share.
+    """
+    own = None if method.calibration is None else method.calibration.modes.get(mode)
+    if own is None:
+        raise UsageError(
+            "this run has no calibration, so it cannot say when an image is none of its classes; train it "
+            "with calibration, on at least 10 images of classes that have two or more",
+            hint="calibrate",
+        )
+    return threshold(own.scores, share)
+
+
+def mean_distance(features: Tensor, trained: Tensor, neighbors: int = NEIGHBORS) -> Tensor:
+    """Mean distance [C] of unit features [C, E] from their nearest rows of `trained` [N, E]."""
+    distances = torch.cdist(features.double(), trained.double())
+    return distances.topk(min(neighbors, len(trained)), largest=False).values.mean(dim=-1)
+
+
+def distance_ratio(
+    tuned: Tensor, frozen: Tensor, trained_tuned: Tensor, trained_frozen: Tensor, neighbors: int = NEIGHBORS
+) -> Tensor:
+    """Gamma [C] of new classes: exp(-d_tuned) / exp(-d_frozen), from unit text features."""
+    gap = mean_distance(frozen, trained_frozen, neighbors) - mean_distance(tuned, trained_tuned, neighbors)
+    return gap.exp()
+
+
+def class_scales(own: ModeCalibration, trained: Sequence[bool], gamma: Tensor) -> Tensor:
+    """For `apply_scales`: factors of logit and of the mean logit, and summands, of each class, [3, C].
+
+    `gamma` [C] counts for new classes.
+    """
+    known = torch.tensor(list(trained), device=gamma.device)
+    new, mixed = (own.joint_temperature, own.new_bias) if bool(known.any()) else (own.new_temperature, 0.0)
+    scale = torch.where(known, torch.full_like(gamma, 1 / own.temperature), gamma / new)
+    shift = torch.where(known, 0.0, 1 / own.temperature - 1 / new)
+    return torch.stack([scale, shift.to(scale), torch.where(known, 0.0, mixed).to(scale)])
+
+
+def apply_scales(logits: Tensor, scales: Tensor) -> Tensor:
+    """Logits [B, C] on the common scale of `class_scales` [3, C]."""
+    mean = logits.mean(dim=-1, keepdim=True)
+    return logits * scales[0] + mean * scales[1] + scales[2]

@@ -1,0 +1,182 @@
+"""Calibration of a trained method by cross-validation on its own training images (method page, section 6)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import msgspec
+import torch
+from torch import Tensor
+
+from dear._io.progress import Progress
+from dear.methods.base import Method
+from dear.methods.calibration import (
+    Calibration,
+    ModeCalibration,
+    apply_scales,
+    class_scales,
+    confidence_score,
+)
+from dear.train.confidence import auroc, calibration_error, fit_bias, fit_temperature
+from dear.train.crossval import HeldOut, LeftOut, Trials, class_folds, held_out, left_out
+
+FOLDS, MANY_FOLDS = 2, 5  #: where each training runs the image tower, and where it does not
+LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
+
+
+def calibrate(
+    method: Method, trials: Trials, *, folds: int | None = None, progress: Progress | None = None
+) -> Calibration | None:
+    """Temperatures, common scale and scores of a trained method; `method` itself is not changed.
+
+    The method is trained again without each of `folds` parts of the images, and on each half of the classes
+    (with half of their images): about (folds - 1) + 1/2 further trainings. The more folds, the closer the
+    methods of the folds are to the one that was trained on all images.
+
+    Args:
+        method: says what is trained: kind, options, classes and backbone.
+        trials: what it was trained on and how.
+        folds: parts of the images that are held out in turn; None: 5 where image features are known, else 2.
+        progress: told ("calibration", percent done, 100).
+
+    Returns:
+        None where fewer than 10 images can be held out.
+    """
+    if folds is None:
+        cheap = trials.features is not None or not method.trainable_parameters
+        folds = MANY_FOLDS if cheap else FOLDS
+    labels = trials.images.labels
+    counts = torch.bincount(labels, minlength=len(method.classes))
+    if int(counts[counts > 1].sum()) < LEAST_IMAGES:
+        return None
+    turns = len(class_folds(len(method.classes), trials.recipe.seed))
+    costs = [(folds - 1) / folds] * folds + [0.25] * turns  # in trainings, nearly
+    done = 0
+
+    def told(step: int, steps: int) -> None:
+        nonlocal done
+        if progress is not None:
+            share = sum(costs[:done]) + costs[min(done, len(costs) - 1)] * step / max(1, steps)
+            progress("calibration", round(100 * min(1.0, share / sum(costs))), 100)
+        done += step == steps
+
+    trials = replace(trials, progress=told)
+    held = held_out(method, trials, folds)
+    if held is None:
+        return None
+    left = list(left_out(method, trials))
+    if progress is not None:
+        progress("calibration", 100, 100)
+    return fit_calibration(held, left, method.open_classes, folds)
+
+
+def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, folds: int) -> Calibration:
+    """The calibration that cross-validated answers give."""
+    modes = {mode: _fit_mode(mode, held, left, open_classes) for mode in held.logits}
+    return Calibration(images=len(held.labels), folds=folds, class_folds=len(left), modes=modes)
+
+
+def _fit_mode(mode: str, held: HeldOut, left: list[LeftOut], open_classes: bool) -> ModeCalibration:
+    logits, labels = held.logits[mode], held.labels
+    temperature = fit_temperature(logits, labels)
+    before, after = (_error(z, labels) for z in (logits, logits / temperature))
+    own = ModeCalibration(temperature=temperature, new_temperature=temperature, joint_temperature=temperature)
+    if open_classes and left:
+        own = _common_scale(mode, own, left)
+    score, separation = "logit", None
+    if left:
+        found = {kind: _separation(mode, own, left, kind) for kind in ("logit", "probability")}
+        score = max(found, key=found.__getitem__)
+        separation = found[score]
+    scores = confidence_score(logits / temperature, score).sort().values.tolist()
+    return msgspec.structs.replace(
+        own,
+        score=score,
+        scores=tuple(round(value, 6) for value in scores),
+        auroc=separation,
+        ece_before=before,
+        ece_after=after,
+    )
+
+
+def _error(logits: Tensor, labels: Tensor) -> float:
+    best = logits.softmax(dim=-1).max(dim=-1)
+    return min(1.0, calibration_error(best.values, best.indices == labels))
+
+
+def _common_scale(mode: str, own: ModeCalibration, left: list[LeftOut]) -> ModeCalibration:
+    """The scale of new classes: their temperature, and what brings them to one scale with trained ones.
+
+    Beside trained classes three ways are compared on the classes that were left out: as they are, with one
+    summand, and with their own temperature and one summand. One that changes more is taken only where its
+    balanced accuracy is higher by more than its standard error: with few classes the estimates are rough.
+    """
+    new_temperature = _temperature_of_new(mode, left) or own.temperature
+    own = msgspec.structs.replace(own, new_temperature=new_temperature)
+    best, right = own, _joint_right(mode, own, left)
+    for temperature in (own.temperature, new_temperature):
+        other = msgspec.structs.replace(own, joint_temperature=temperature)
+        scaled = [_scaled(mode, other, turn) for turn in left]
+        other = msgspec.structs.replace(other, new_bias=fit_bias(*_pooled(scaled, left)))
+        better = _joint_right(mode, other, left)
+        gain = better - right
+        if float(gain.sum()) > float(gain.square().sum().sqrt()):
+            best, right = other, better
+    return best
+
+
+def _temperature_of_new(mode: str, left: list[LeftOut]) -> float | None:
+    """From images of left-out classes, answered among those; the geometric mean over the turns."""
+    logs, weights = [], []
+    for turn in left:
+        first = len(turn.trained)
+        of_new = turn.labels >= first
+        if len(turn.new) > 1 and int(of_new.sum()) > 0:
+            scaled = (turn.logits[mode] * turn.gamma)[of_new, first:]
+            logs.append(math.log(fit_temperature(scaled, turn.labels[of_new] - first)))
+            weights.append(int(of_new.sum()))
+    if not logs:
+        return None
+    return math.exp(sum(log * weight for log, weight in zip(logs, weights, strict=True)) / sum(weights))
+
+
+def _pooled(scaled: list[Tensor], left: list[LeftOut]) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, new columns and labels of all turns as one: turns stand in blocks, trained classes first."""
+    old, new = (max(map(len, names)) for names in zip(*((t.trained, t.new) for t in left), strict=True))
+    rows, labels = [], []
+    for z, turn in zip(scaled, left, strict=True):
+        first = len(turn.trained)
+        wide = z.new_full((len(z), old + new), -1e4)  # classes that a turn lacks are out of the question
+        wide[:, :first], wide[:, old : old + len(turn.new)] = z[:, :first], z[:, first:]
+        rows.append(wide)
+        labels.append(torch.where(turn.labels >= first, turn.labels - first + old, turn.labels))
+    return torch.cat(rows), torch.arange(old + new) >= old, torch.cat(labels)
+
+
+def _joint_right(mode: str, own: ModeCalibration, left: list[LeftOut]) -> Tensor:
+    """Weight of each image that is answered rightly in one list; trained and new classes weigh the same."""
+    parts = []
+    for turn in left:
+        right = (_scaled(mode, own, turn).argmax(dim=1) == turn.labels).double()
+        of_new = turn.labels >= len(turn.trained)
+        parts.append(right * torch.where(of_new, 1 / of_new.sum(), 1 / (~of_new).sum()))
+    return torch.cat(parts)
+
+
+def _scaled(mode: str, own: ModeCalibration, turn: LeftOut) -> Tensor:
+    """Logits of a turn on the common scale, [n, C]."""
+    trained = [place < len(turn.trained) for place in range(turn.logits[mode].shape[1])]
+    return apply_scales(turn.logits[mode], class_scales(own, trained, turn.gamma))
+
+
+def _separation(mode: str, own: ModeCalibration, left: list[LeftOut], kind: str) -> float:
+    """AUROC of images of trained against images of left-out classes, answered among the trained ones."""
+    found = []
+    for turn in left:
+        columns = len(turn.trained)
+        score = confidence_score(turn.logits[mode][:, :columns] / own.temperature, kind)
+        unknown = turn.labels >= columns
+        if 0 < int(unknown.sum()) < len(unknown):
+            found.append(auroc(score[~unknown], score[unknown]))
+    return sum(found) / len(found) if found else 0.0

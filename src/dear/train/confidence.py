@@ -1,0 +1,126 @@
+"""Measures of confidence: calibration error, temperatures, areas under curves, intervals of shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+BINS = 15
+RANGE = (0.02, 50.0)  #: temperatures that are searched
+
+
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error: |accuracy - confidence| of bins of equal width, weighted by their images.
+
+    Args:
+        confidence: probability of the answer, [n].
+        right: whether it was right, [n].
+        bins: how many; a bin is (a, b].
+
+    >>> calibration_error(torch.tensor([0.9, 0.9, 0.5]), torch.tensor([True, False, True]))
+    0.4333333...
+    """
+    sure = confidence.double()
+    place = (sure * bins).ceil().clamp(1, bins).long() - 1
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double() - sure)
+    return float(gaps.abs().sum() / len(sure))
+
+
+def negative_log_likelihood(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean negative log-likelihood of labels [n] under logits [n, C], with labels as sure as n images allow.
+
+    A label counts (n + 1) / (n + 2) and the other classes share the rest (Platt's targets): otherwise the
+    best temperature would be 0 whenever every held-out image is answered rightly.
+    """
+    n, classes = logits.shape
+    slack = 1 / (n + 2)
+    logs = logits.double().log_softmax(dim=-1)
+    own = logs.gather(1, labels[:, None])[:, 0]
+    others = (logs.sum(dim=-1) - own) / max(1, classes - 1)
+    each = -((1 - slack) * own + slack * others)
+    return each.mean() if weights is None else (each * weights).sum() / weights.sum()
+
+
+def smallest(function: Callable[[float], float], low: float, high: float, steps: int = 60) -> float:
+    """Where a function with one valley is smallest, by golden-section search.
+
+    >>> round(smallest(lambda x: (x - 2) ** 2, -10, 10), 6)
+    2.0
+    """
+    ratio = (5**0.5 - 1) / 2
+    a, b = low, high
+    c, d = b - ratio * (b - a), a + ratio * (b - a)
+    at_c, at_d = function(c), function(d)
+    for _ in range(steps):
+        if at_c <= at_d:
+            b, d, at_d = d, c, at_c
+            c = b - ratio * (b - a)
+            at_c = function(c)
+        else:
+            a, c, at_c = c, d, at_d
+            d = a + ratio * (b - a)
+            at_d = function(d)
+    return (a + b) / 2
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The T with the least negative log-likelihood of labels [n] under logits [n, C] / T.
+
+    The likelihood is convex in 1 / T, so it has one valley.
+    """
+
+    def at(inverse: float) -> float:
+        return float(negative_log_likelihood(logits.double() * inverse, labels))
+
+    # In two rounds: a grid of powers finds the valley, the search its floor.
+    low, high = 1 / RANGE[1], 1 / RANGE[0]
+    grid = [low * (high / low) ** (i / 40) for i in range(41)]
+    best = min(range(41), key=lambda i: at(grid[i]))
+    return 1 / smallest(at, grid[max(0, best - 1)], grid[min(40, best + 1)])
+
+
+def fit_bias(logits: Tensor, new: Tensor, labels: Tensor, span: float = 50.0) -> float:
+    """The summand of new classes' logits with the least balanced negative log-likelihood.
+
+    Args:
+        logits: of trained and new classes in one list, each on its own scale already, [n, C].
+        new: which columns are new classes, [C].
+        labels: [n]; images of trained and of new classes count equally much together.
+        span: the summand lies between -span and span.
+    """
+    of_new = new[labels]
+    share = torch.where(of_new, 0.5 / of_new.sum().clamp(min=1), 0.5 / (~of_new).sum().clamp(min=1)).double()
+
+    def at(bias: float) -> float:
+        return float(negative_log_likelihood(logits.double() + bias * new.double(), labels, share))
+
+    return smallest(at, -span, span)
+
+
+def auroc(known: Tensor, unknown: Tensor) -> float:
+    """How often a score of `known` [n] is above one of `unknown` [m]; ties count one half.
+
+    >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+    0.875
+    """
+    ordered, _ = unknown.double().sort()
+    values = known.double().contiguous()
+    below = torch.searchsorted(ordered, values, right=False).double()
+    up_to = torch.searchsorted(ordered, values, right=True).double()
+    return float((below + up_to).mean() / 2 / len(unknown))
+
+
+def share_interval(hits: int, n: int, sure: float = 0.9) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share of which `hits` of `n` were seen.
+
+    >>> tuple(round(end, 3) for end in share_interval(0, 10))
+    (0.0, 0.259)
+    """
+    from scipy.stats import beta
+
+    edge = (1 - sure) / 2
+    low = 0.0 if hits == 0 else float(beta.ppf(edge, hits, n - hits + 1))
+    high = 1.0 if hits == n else float(beta.ppf(1 - edge, hits + 1, n - hits))
+    return low, high

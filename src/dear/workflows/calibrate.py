@@ -1,0 +1,53 @@
+"""The calibration that follows a training: kept in the method and in its run folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dear._io.progress import Progress
+from dear.train.calibrate import calibrate
+from dear.train.calibration_file import write_calibration
+from dear.train.crossval import Trials
+from dear.train.feature_cache import frozen_features
+from dear.train.folder import locked
+from dear.train.run import Paused, Trained
+from dear.workflows.balance import balanced_rows
+from dear.workflows.plan import Plan
+
+_log = logging.getLogger("dear")
+
+
+def calibrate_run(
+    trained: Trained,
+    plan: Plan,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> None:
+    """Calibrate a trained method on its training images; the run folder gets a `calibration.json`.
+
+    Where too few images can be held out, a notice says so. Stopped by the user, the run stays as it is;
+    resuming it calibrates again.
+    """
+    images = plan.images if plan.distinct is None else plan.distinct
+    features = None
+    if trained.method.reads_feature and not plan.recipe.augment:
+        features = frozen_features(trained.method, images, plan.recipe.precision)
+    repeated = balanced_rows if plan.balance else None
+    trials = Trials(images, plan.recipe, features, repeated, stop=stop)
+    try:
+        found = calibrate(trained.method, trials, progress=progress)
+    except Paused:
+        _log.warning("dear: the calibration was stopped; the run is complete without it")
+        return
+    if found is None:
+        _log.warning(
+            "dear: %s: too few images to hold some out, so probabilities stay on CLIP's own scale and no "
+            "threshold for images of no class is known; 10 images of classes with two or more are needed",
+            images.name,
+        )
+        return
+    trained.method.calibration = found
+    if trained.path is not None:
+        with locked(trained.path):
+            write_calibration(trained.path, found)

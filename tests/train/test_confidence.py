@@ -1,0 +1,186 @@
+"""Calibration's formulas against numpy, scipy and scikit-learn written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+from sklearn.metrics import roc_auc_score
+
+from dear.errors import UsageError
+from dear.methods.calibration import (
+    ModeCalibration,
+    apply_scales,
+    class_scales,
+    confidence_score,
+    distance_ratio,
+    threshold,
+)
+from dear.train.calibrate import fit_calibration
+from dear.train.confidence import auroc, calibration_error, fit_bias, fit_temperature, share_interval
+from dear.train.crossval import HeldOut, LeftOut
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    powers = np.exp(z - z.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def logits(
+    n: int = 300, classes: int = 6, scale: float = 4.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits whose softmax is right, times `scale`."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, classes)) * 1.5
+    labels = np.array([rng.choice(classes, p=row) for row in softmax(z)])
+    return z * scale, labels
+
+
+def test_calibration_error_is_the_literal_sum_over_bins() -> None:
+    z, labels = logits()
+    p = softmax(z)
+    sure, right = p.max(axis=1), p.argmax(axis=1) == labels
+    expected = 0.0
+    for k in range(15):
+        inside = (sure > k / 15) & (sure <= (k + 1) / 15)
+        if inside.any():
+            expected += inside.sum() / len(sure) * abs(right[inside].mean() - sure[inside].mean())
+    assert calibration_error(torch.tensor(sure), torch.tensor(right)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_temperature_has_the_least_negative_log_likelihood() -> None:
+    z, labels = logits()
+    n, classes = z.shape
+    target = np.full((n, classes), 1 / (n + 2) / (classes - 1))
+    target[np.arange(n), labels] = (n + 1) / (n + 2)
+
+    def loss(temperature: float) -> float:
+        return -(target * np.log(softmax(z / temperature))).sum(axis=1).mean()
+
+    expected = optimize.minimize_scalar(loss, bounds=(0.05, 40), method="bounded", options={"xatol": 1e-8}).x
+    found = fit_temperature(torch.tensor(z), torch.tensor(labels))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert found == pytest.approx(4.0, rel=0.15)  # the scale the logits were made with
+
+
+def test_a_perfect_answer_does_not_make_the_temperature_zero() -> None:
+    z = torch.eye(3).repeat(4, 1) * 2
+    few = fit_temperature(z, torch.arange(3).repeat(4))
+    many = fit_temperature(z.repeat(50, 1), torch.arange(3).repeat(200))
+    assert 0.02 < many < few  # more images allow more confidence
+
+
+def test_bias_of_new_classes_balances_old_and_new() -> None:
+    z, labels = logits(classes=6, scale=1.0)
+    new = np.array([False] * 4 + [True] * 2)
+    weight = np.where(new[labels], 0.5 / new[labels].sum(), 0.5 / (~new[labels]).sum())
+    shifted = z - 3.0 * new
+    n, classes = z.shape
+    target = np.full((n, classes), 1 / (n + 2) / (classes - 1))
+    target[np.arange(n), labels] = (n + 1) / (n + 2)
+
+    def loss(bias: float) -> float:
+        return (weight * -(target * np.log(softmax(shifted + bias * new))).sum(axis=1)).sum()
+
+    expected = optimize.minimize_scalar(loss, bounds=(-20, 20), method="bounded").x
+    found = fit_bias(torch.tensor(shifted), torch.tensor(new), torch.tensor(labels))
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert found > 2  # it takes back most of what was subtracted
+
+
+def test_distance_ratio_is_the_literal_formula() -> None:
+    rng = np.random.default_rng(1)
+    parts = [rng.normal(size=(rows, 8)) for rows in (3, 3, 5, 5)]
+    tuned, frozen, base_tuned, base_frozen = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in parts)
+
+    def distance(row: np.ndarray, trained: np.ndarray) -> float:
+        return float(np.mean(sorted(np.linalg.norm(row - other) for other in trained)[:2]))
+
+    expected = [
+        np.exp(-distance(tuned[c], base_tuned)) / np.exp(-distance(frozen[c], base_frozen)) for c in range(3)
+    ]
+    arrays = (torch.tensor(x) for x in (tuned, frozen, base_tuned, base_frozen))
+    np.testing.assert_allclose(distance_ratio(*arrays, neighbors=2).numpy(), expected, rtol=1e-6)
+
+
+def test_scales_of_trained_and_new_classes() -> None:
+    own = ModeCalibration(temperature=2.0, new_temperature=8.0, joint_temperature=4.0, new_bias=0.5)
+    scales = class_scales(own, [True, False], torch.tensor([1.0, 1.2]))
+    z, mean = torch.tensor([[3.0, 8.0]]), 5.5
+    wanted = torch.tensor([[3 / 2, (1.2 * 8 - mean) / 4 + mean / 2 + 0.5]])
+    torch.testing.assert_close(apply_scales(z, scales), wanted)
+    alone = apply_scales(z, class_scales(own, [False, False], torch.ones(2)))
+    torch.testing.assert_close(alone.softmax(-1), (z / 8).softmax(-1))  # new classes among themselves
+    moved = apply_scales(z + 7, class_scales(own, [True, False], torch.ones(2)))
+    first = apply_scales(z, class_scales(own, [True, False], torch.ones(2)))
+    torch.testing.assert_close(moved.softmax(-1), first.softmax(-1))  # what logits share does not matter
+
+
+def test_auroc_and_interval_agree_with_the_libraries() -> None:
+    rng = np.random.default_rng(2)
+    known, unknown = rng.integers(0, 9, 50) + 2, rng.integers(0, 9, 70)  # with ties
+    expected = roc_auc_score([1] * 50 + [0] * 70, np.concatenate([known, unknown]))
+    assert auroc(torch.tensor(known), torch.tensor(unknown)) == pytest.approx(expected)
+    for hits, n in ((0, 8), (3, 20), (20, 20)):
+        wanted = stats.binomtest(hits, n).proportion_ci(0.9, method="exact")
+        assert share_interval(hits, n) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+
+
+def test_threshold_keeps_its_promise_on_new_draws() -> None:
+    """The true share of refused images lies in the stated interval in about 90 % of draws."""
+    rng = np.random.default_rng(3)
+    inside, refused = 0, []
+    for _ in range(400):
+        found = threshold(rng.normal(size=160).tolist(), 0.05)
+        share = stats.norm.cdf(found.value)
+        inside += found.low <= share <= found.high
+        refused.append(share)
+    assert 0.85 < inside / 400 < 0.95
+    assert np.mean(refused) < 0.053
+
+
+def test_few_images_give_a_wide_interval_and_nonsense_is_refused() -> None:
+    few = threshold([0.2, 0.5, 0.9])
+    assert few.value == 0.2
+    assert few.high > 0.5
+    for share in (0.0, 0.6, float("nan")):
+        with pytest.raises(UsageError, match="share of known images"):
+            threshold([0.1, 0.2], share)
+    with pytest.raises(UsageError, match="no scores"):
+        threshold([])
+
+
+def test_scores_by_kind() -> None:
+    z = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
+    assert confidence_score(z, "logit").tolist() == [3.0, 2.0]
+    np.testing.assert_allclose(confidence_score(z, "probability").numpy(), softmax(z.numpy()).max(axis=1))
+
+
+def turn(shift: float, seed: int, spread: float = 1.5) -> LeftOut:
+    """Three trained and three new classes; logits of new ones are `shift` too low."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(240) % 6
+    z = rng.normal(size=(240, 6)) * spread
+    z[np.arange(240), labels] += 2.5
+    z[:, 3:] -= shift
+    names = tuple("abcdef")
+    logits = {"m": torch.tensor(z, dtype=torch.float32)}
+    return LeftOut(names[:3], names[3:], logits, torch.tensor(labels), torch.arange(240), torch.ones(6))
+
+
+def test_the_common_scale_is_used_where_it_helps() -> None:
+    def joint(own: ModeCalibration, one: LeftOut) -> float:
+        z = apply_scales(one.logits["m"], class_scales(own, [True] * 3 + [False] * 3, torch.ones(6)))
+        right = (z.argmax(1) == one.labels).double()
+        old, new = right[one.labels < 3].mean(), right[one.labels >= 3].mean()
+        return float(2 * old * new / (old + new))
+
+    held = HeldOut({"m": turn(0, 5).logits["m"]}, turn(0, 5).labels, torch.arange(240))
+    plain = ModeCalibration(temperature=1.0)
+    helped = fit_calibration(held, [turn(3.0, 1), turn(3.0, 2)], True, 2).modes["m"]
+    assert 1.5 < helped.new_bias * helped.temperature < 4.5
+    assert joint(helped, turn(3.0, 7)) > joint(plain, turn(3.0, 7)) + 0.2
+    fine = fit_calibration(held, [turn(0.0, 3), turn(0.0, 4)], True, 2).modes["m"]
+    assert fine.new_bias == 0.0  # nothing to repair: nothing is changed
+    assert fine.joint_temperature == fine.temperature

@@ -1,0 +1,188 @@
+"""Calibration, "none of these", added classes and `choose`, end to end on tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import Colors, mixed_roles, tiny_clip
+
+from dear.errors import DataError, RunError, UsageError
+from dear.methods.calibration import Calibration, confidence_score, threshold
+from dear.train.crossval import class_folds, image_folds
+from dear.train.folder import load_run
+from dear.workflows.adapt import adapt
+from dear.workflows.choose import ChooseOptions, choose
+from dear.workflows.classifier import Classifier
+from dear.workflows.evaluate import evaluate_run
+from dear.workflows.options import AdaptOptions
+from dear.workflows.predict import predict_run, probabilities
+from dear.workflows.unknown import evaluate_unknown
+
+CLIP = tiny_clip(dtype=torch.float32)
+QUICK = {"epochs": 3, "batch": 8, "lr": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def colors() -> Colors:
+    return Colors(classes=4, each=6)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, colors: Colors) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    adapt(colors, out, method="dear", backbone=CLIP, roles=mixed_roles(), recipe=QUICK)
+    return out
+
+
+def test_folds_hold_every_image_out_once_and_single_images_never() -> None:
+    labels = torch.tensor([0] * 5 + [1] * 4 + [2])
+    parts = image_folds(labels, 2, seed=3)
+    assert sorted(torch.cat(parts).tolist()) == list(range(9))
+    for part in parts:
+        left = set(range(10)) - set(part.tolist())
+        assert {int(labels[i]) for i in left} == {0, 1, 2}  # every class can be trained
+    kept = [set(kept.tolist()) for kept, _ in class_folds(7, 1)]
+    assert kept[0] | kept[1] == set(range(7))
+    assert not kept[0] & kept[1]
+
+
+def test_a_run_stores_its_calibration_and_answers_with_it(run: Path, colors: Colors) -> None:
+    stored = json.loads((run / "calibration.json").read_text())
+    method = load_run(run, CLIP)
+    assert method.calibration is not None
+    assert set(stored["modes"]) == set(method.modes)
+    assert stored["images"] == 24
+    mode = method.modes[0]
+    own = method.calibration.modes[mode]
+    assert len(own.scores) == 24
+    images = [colors.image(i) for i in range(8)]
+    pixels = torch.stack([CLIP.preprocess(image) for image in images])
+    z = method.logits(pixels).numpy() / own.temperature
+    expected = np.exp(z - z.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(probabilities(method, images).numpy(), expected, rtol=1e-4)
+
+
+def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
+    method = load_run(run, CLIP)
+    both = method.with_classes([*method.classes, "purple", "orange"])
+    assert both.trained_classes == method.classes
+    own = method.calibration.modes[method.modes[0]]
+    scale, _, bias = both.calibration_scales()
+    np.testing.assert_allclose(scale[:4].numpy(), 1 / own.temperature, rtol=1e-6)
+    assert bias[:4].tolist() == [0.0] * 4
+    texts, frozen = (t.detach().double().numpy() for t in (both.texts(), both.prompts.frozen))
+    for c in (4, 5):
+        tuned = np.sort(np.linalg.norm(texts[c] - texts[:4], axis=1)).mean()
+        before = np.sort(np.linalg.norm(frozen[c] - frozen[:4], axis=1)).mean()
+        assert float(scale[c]) == pytest.approx(np.exp(before - tuned) / own.joint_temperature, rel=1e-4)
+        assert float(bias[c]) == pytest.approx(own.new_bias, rel=1e-5)
+
+
+def test_predict_refuses_what_scores_below_the_threshold(run: Path, colors: Colors) -> None:
+    method = load_run(run, CLIP)
+    mode = method.modes[0]
+    own = method.calibration.modes[mode]
+    images = [colors.image(i) for i in range(24)]
+    limit = threshold(own.scores, 0.3).value
+    pixels = torch.stack([CLIP.preprocess(image) for image in images])
+    score = confidence_score(method.logits(pixels) / own.temperature, own.score)
+    answers = predict_run(run, images, backbone=CLIP, reject=0.3)
+    assert [a.rejected for a in answers] == (score < limit).tolist()
+    assert all(a.classes for a in answers)  # the nearest class stays beside it
+    assert not any(a.rejected for a in predict_run(run, images, backbone=CLIP))
+
+
+def test_classes_are_added_or_replaced(run: Path, colors: Colors) -> None:
+    image = [colors.image(0)]
+    added = predict_run(run, image, backbone=CLIP, classes=["red fox"], add=True, top=9)[0]
+    assert {name for name, _ in added.classes} == {*colors.classes, "red fox"}
+    assert sum(p for _, p in added.classes) == pytest.approx(1, abs=1e-5)
+    replaced = predict_run(run, image, backbone=CLIP, classes=["a", "b"], top=9)[0]
+    assert {name for name, _ in replaced.classes} == {"a", "b"}
+
+
+def test_evaluate_reports_calibration_errors_and_unknown_images(run: Path, colors: Colors) -> None:
+    found = evaluate_run(run, colors, backbone=CLIP)
+    report = found.report()
+    assert report["ece"] == report["ece_trained"]
+    assert report["ece_new"] is None
+    noise = Colors(classes=2, each=4, seed=9)
+    rejection = evaluate_unknown(run, found, noise, backbone=CLIP, share=0.2)
+    assert 0 <= rejection.false_low <= rejection.false_acceptance <= rejection.false_high <= 1
+    assert rejection.unknown == 8
+    assert "AUROC" in rejection.sentence()
+
+
+def test_without_calibration_nothing_changes_and_reject_says_why(tmp_path: Path, colors: Colors) -> None:
+    adapt(colors, tmp_path / "run", method="linear-probe", backbone=CLIP, recipe=QUICK, calibrate=False)
+    assert not (tmp_path / "run" / "calibration.json").exists()
+    method = load_run(tmp_path / "run", CLIP)
+    image = [colors.image(0)]
+    raw = method.logits(torch.stack([CLIP.preprocess(i) for i in image])).softmax(-1)
+    torch.testing.assert_close(probabilities(method, image), raw)
+    with pytest.raises(UsageError, match="no calibration"):
+        predict_run(tmp_path / "run", image, backbone=CLIP, reject=0.05)
+
+
+def test_too_few_images_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    few = Colors(classes=3, each=1)
+    trained = adapt(few, method="linear-probe", backbone=CLIP, recipe=QUICK)
+    assert trained.method.calibration is None
+    assert "too few images to hold some out" in caplog.text
+
+
+def test_a_damaged_calibration_is_refused(run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "calibration.json").write_text('{"format": "dear calibration", "schema": 1, "modes": {"x": {}}}')
+    with pytest.raises(RunError, match=r"calibration\.json.*temperature"):
+        load_run(copy, CLIP)
+
+
+def test_the_classifier_refuses_with_a_label(colors: Colors) -> None:
+    images = [colors.image(i) for i in range(24)]
+    names = [colors.classes[label] for label in colors.labels]
+    settings = {"method": "linear-probe", "backbone": CLIP, **QUICK}
+    clf = Classifier(reject=0.5, **settings).fit(images, names)
+    answers = clf.predict(images)
+    assert set(answers) <= {*colors.classes, "none of these"}
+    own = clf.method_.calibration.modes["default"]
+    pixels = torch.stack([CLIP.preprocess(image) for image in images])
+    refused = confidence_score(clf.method_.logits(pixels) / own.temperature, own.score)
+    limit = threshold(own.scores, 0.5).value
+    assert ((answers == "none of these") == (refused < limit).numpy()).all()
+    with pytest.raises(UsageError, match="reject"):
+        Classifier(reject=0.7, **settings).fit(images, names)
+    assert isinstance(clf.method_.calibration, Calibration)
+
+
+def test_choose_compares_on_the_same_images_and_names_no_winner_in_the_noise(colors: Colors) -> None:
+    settings = AdaptOptions(backbone=CLIP, recipe={"epochs": 2})
+    found = choose(colors, ChooseOptions(("zeroshot", "linear-probe", "coop"), 2, 2.0), settings)
+    rows = found.report()["methods"]
+    assert [row["method"] for row in rows] == ["zeroshot", "linear-probe", "coop"]
+    assert {row["trained"]["images"] for row in rows} == {24}
+    assert rows[1]["new"] is None  # a linear probe cannot name new classes
+    assert rows[0]["new"]["images"] == 24
+    assert found.sentence.startswith("Take ")
+    for row in rows:
+        assert row["trained"]["low"] <= row["trained"]["accuracy"] <= row["trained"]["high"]
+
+
+def test_choose_with_two_classes_one_image_or_no_time() -> None:
+    settings = AdaptOptions(backbone=CLIP, recipe={"epochs": 1})
+    options = ChooseOptions(("zeroshot", "linear-probe"), 2, 2.0)
+    two = choose(Colors(classes=2, each=3), options, settings)
+    assert two.pick_for_new is None
+    assert any("none can be left out" in note for note in two.notes)
+    with pytest.raises(DataError, match="every class has a single image"):
+        choose(Colors(classes=3, each=1), options, settings)
+    with pytest.raises(UsageError, match="positive time"):
+        ChooseOptions(minutes=0)
