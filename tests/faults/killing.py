@@ -120,7 +120,8 @@ def benched(out: Path) -> dict[str, object]:
 
 
 def _adapt(data: Path, out: Path) -> list[str]:
-    return f"adapt --data {data}/photos --shots 4 --epochs 5 --out {out}/run --resume --device cpu --no-calibrate".split()
+    words = f"adapt --data {data}/photos --shots 4 --epochs 5 --out {out}/run --resume --device cpu"
+    return f"{words} --no-calibrate".split()
 
 
 def _discover(data: Path, out: Path) -> list[str]:

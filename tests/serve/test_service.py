@@ -388,7 +388,25 @@ def test_reject_without_a_threshold_is_refused(runs):
     with client_of(runs) as client:
         reply = client.post("/v1/models/probe/classify", files=[file(1)], data={"reject": "true"})
     assert reply.status_code == 400
-    assert "no threshold" in reply.json()["error"]
+    assert "no calibration" in reply.json()["error"]
+
+
+def test_reject_with_a_calibration(runs):
+    """Scores are largest logits over the temperature; the threshold lies between those of two images."""
+    method = load_run(runs / "probe", tiny_clip(dtype=torch.float32))
+    pixels = torch.stack([method.clip.preprocess(Image.open(io.BytesIO(image_bytes(s)))) for s in (1, 2)])
+    best = (method.logits(pixels) / 2).amax(dim=1).tolist()
+    middle = sum(best) / 2
+    own = {"temperature": 2.0, "new_temperature": 2.0, "scores": [middle] * 40, "score": "logit"}
+    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
+    (runs / "probe" / "calibration.json").write_text(json.dumps(words))
+    with client_of(runs) as client:
+        reply = client.post("/v1/models/probe/classify", files=[file(1), file(2)], data={"reject": "true"})
+    assert reply.status_code == 200, reply.text
+    answers = reply.json()["answers"]
+    assert [a["rejected"] for a in answers] == [score < middle for score in best]
+    wanted = (method.logits(pixels) / 2).softmax(dim=-1).amax(dim=1).tolist()
+    assert [a["classes"][0]["probability"] for a in answers] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():

@@ -24,6 +24,8 @@ from dear.serve.service import Service
 from dear.serve.store import Card
 from dear.train.folder import load_run
 
+REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
+
 
 def make_app(service: Service, keys: Keys | None = None) -> FastAPI:
     """The application of a service; it closes the service when it stops."""
@@ -99,21 +101,19 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
         uploads, asked = await read_request(request, limits)
         if not uploads:
             raise Refused(400, "the request holds no image; send at least one")
-        if asked.reject:
-            raise Refused(
-                400,
-                f"the adapter {name!r} has no threshold for images of none of its classes; leave reject out",
-            )
         adapter = await service.adapter(name)
         classes = None if asked.classes is None else tuple(asked.classes)
-        found, names = await service.answers(uploads, adapter, classes)
+        share = REJECT_SHARE if asked.reject else None
+        found, names, refused = await service.answers(uploads, adapter, classes, share)
         answers = []
-        for upload, row in zip(uploads, found, strict=True):
+        for upload, row, none in zip(uploads, found, refused, strict=True):
             best = row.topk(min(asked.top, len(names)))
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            answers.append(
-                {"image": upload.name, "classes": [{"name": names[c], "probability": p} for c, p in pairs]}
-            )
+            answer: dict[str, Any] = {"image": upload.name}
+            answer["classes"] = [{"name": names[c], "probability": p} for c, p in pairs]
+            if asked.reject:
+                answer["rejected"] = none  # none of these classes; the nearest ones stand beside it
+            answers.append(answer)
         return {"model": name, "version": adapter.card.version, "answers": answers}
 
     @app.post(

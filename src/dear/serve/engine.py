@@ -25,7 +25,7 @@ class ImageJob:
     Attributes:
         pixels: uint8 [3, S, S].
         method: the adapter that answers; None asks for the frozen image feature.
-        spaces: asks for unit features in the adapter's spaces [A, E] instead of probabilities.
+        spaces: asks for unit features in the adapter's spaces [A, E] instead of logits.
     """
 
     pixels: Tensor
@@ -49,7 +49,10 @@ class Engine:
 
     @torch.inference_mode()
     def compute(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
-        """Probabilities [C_i] of each image under its adapter, or unit features [E] or [A, E]; on the CPU."""
+        """Calibrated logits [C_i] of each image under its adapter, or unit features [E] or [A, E].
+
+        All on the CPU.
+        """
         config = self.clip.config
         raw = torch.stack([job.pixels for job in jobs])
         if self.clip.device.type == "cuda":
@@ -70,7 +73,7 @@ class Engine:
             logits = answer_together(methods, part, run=self.run)
             logits = [m.calibrated(own[None])[0] for m, own in zip(methods, logits, strict=True)]
             for row, own in zip(asked, _to_cpu(logits), strict=True):
-                found[row] = own.softmax(dim=-1)
+                found[row] = own
         return [one for one in found if one is not None]
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:

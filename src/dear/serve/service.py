@@ -16,6 +16,7 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.methods.base import Method
+from dear.methods.calibration import rejection_score, run_threshold
 from dear.methods.dear import DeAR
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Upload
@@ -73,9 +74,15 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(None, self.store.get, name)
 
     async def answers(
-        self, uploads: Sequence[Upload], adapter: Adapter | None, classes: tuple[str, ...] | None = None
-    ) -> tuple[list[Tensor], tuple[str, ...]]:
-        """Probabilities [C] of each image and the class names; without an adapter unit features [E].
+        self,
+        uploads: Sequence[Upload],
+        adapter: Adapter | None,
+        classes: tuple[str, ...] | None = None,
+        reject: float | None = None,
+    ) -> tuple[list[Tensor], tuple[str, ...], list[bool]]:
+        """Probabilities [C] of each image, the class names, and whether each image is none of them.
+
+        Without an adapter unit features [E]. `reject` is the share of known images that may be refused.
 
         Raises:
             Refused: an image cannot be read, the queue is full, or the time is up.
@@ -84,9 +91,18 @@ class Service:
         method = None
         if adapter is not None:
             method = await loop.run_in_executor(None, adapter.on_classes, classes)
+        limit = None
+        if method is not None and reject is not None:
+            try:
+                limit = run_threshold(method, method.pick_mode(None), reject)
+            except DearError as error:
+                raise Refused(400, str(error)) from None
         with self._in_time():
             found = await self._computed(uploads, method)
-        return found, method.classes if method is not None else ()
+        if method is None:
+            return found, (), [False] * len(found)
+        refused = [limit is not None and _score(method, own) < limit.value for own in found]
+        return [own.softmax(dim=-1) for own in found], method.classes, refused
 
     async def matches(
         self, uploads: Sequence[Upload], adapter: Adapter, gallery: str, attribute: str | None, top: int
@@ -161,3 +177,8 @@ class Service:
                 self.store.refresh()
             except OSError:  # the folder is away for a moment; what is loaded stays
                 continue
+
+
+def _score(method: Method, logits: Tensor) -> float:
+    """What the adapter's threshold is compared with, of calibrated logits [C]."""
+    return float(rejection_score(method, logits[None], method.pick_mode(None)))
