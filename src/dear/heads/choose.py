@@ -23,7 +23,7 @@ from dear.heads.repair import Repair, combine
 ORDER = ("words", "examples", "leace", "heads")
 """Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal."""
 
-CLOSE = 0.01
+CLOSE = 0.03
 FOLDS = 4
 
 

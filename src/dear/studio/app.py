@@ -1,4 +1,4 @@
-"""The studio's page and its server: five tabs on one desk, for this computer unless told otherwise."""
+"""The studio's page and its server: six tabs on one desk, for this computer unless told otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import gradio as gr
 from dear._io.memory import tidy
 from dear.errors import UsageError
 from dear.report.page import asset, render
-from dear.studio import tabs_look, tabs_work
+from dear.studio import tabs_audit, tabs_look, tabs_work
 from dear.studio.desk import Desk, open_desk
 from dear.studio.parts import Samples
 from dear.studio.training import Trainer
@@ -90,11 +90,13 @@ def build(desk: Desk, trainer: Trainer | None = None) -> Any:
                 classify = tabs_look.classify_tab(desk, samples, version)
             with gr.Tab("Retrieve", id="retrieve"):
                 retrieve = tabs_look.retrieve_tab(desk, samples, version)
+            with gr.Tab("Audit", id="audit"):
+                audited = tabs_audit.audit_tab(desk)
             with gr.Tab("Train", id="train"):
                 trained = tabs_work.train_tab(desk, trainer or Trainer(desk), page)
             with gr.Tab("Compare", id="compare"):
                 compare = tabs_work.compare_tab(desk)
-        parts = (classify, retrieve, compare)
+        parts = (classify, retrieve, audited, compare)
         outputs = [version, header, *(one for part in parts for one in part.components)]
 
         def refresh(seen: int) -> list[Any]:

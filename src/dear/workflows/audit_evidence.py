@@ -54,7 +54,7 @@ def overview(found: Audit) -> Table:
         told = () if used is None else (percent(used.changed), percent(used.lost))
         figures = (f"{about.information:.2f}", f"{about.expected:.2f}", f"{about.p_value:.3f}")
         rows.append((about.concept, finding.verdict, *figures, *told))
-    columns = ("concept", "verdict", "information", "by chance", "p")
+    columns: tuple[str, ...] = ("concept", "verdict", "information", "by chance", "p")
     if found.method is not None:
         columns += ("answers changed", "margin lost")
     marks = tuple("best" if row[0] in suspects else "" for row in rows)
@@ -113,9 +113,10 @@ def _by_class(found: Audit, finding: Finding) -> dict[str, tuple[Thumbnail, ...]
         same = [index for index in members if int(about.seen[index]) == usual]
         other = [index for index in members if int(about.seen[index]) != usual]
         shown = same[: _IMAGES - min(2, len(other))] + other[:2]
-        lines = {index: (("name", about.words[int(about.seen[index])]),) for index in shown}
-        if known is not None:
-            lines = {index: (*line, ("soft", f"group {known[index]}")) for index, line in lines.items()}
+        lines: dict[int, tuple[tuple[str, str], ...]] = {}
+        for index in shown:
+            group = () if known is None else (("soft", f"group {known[index]}"),)
+            lines[index] = (("name", about.words[int(about.seen[index])]), *group)
         result[f"{name}: {about.words[usual]} in {percent(share)} of its images"] = tuple(
             Thumbnail(thumbnail(found.images.image(index)), f"{name}, {lines[index][0][1]}", lines[index])
             for index in shown

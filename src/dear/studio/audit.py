@@ -1,0 +1,98 @@
+"""The Audit tab: does a concept go with the labels, does the model rely on it, what does it say without?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PIL import Image
+
+from dear.data.images import ImageSet
+from dear.data.open import open_data
+from dear.errors import UsageError
+from dear.heads.ablate import collect
+from dear.heads.names import CONCEPTS
+from dear.heads.values import find_concept
+from dear.methods.base import Method
+from dear.report.page import Thumbnail, render, thumbnail
+from dear.studio.desk import EXAMPLE, Desk, Tell
+from dear.workflows.audit import Audit, AuditOptions, audit, without
+from dear.workflows.audit_evidence import evidence
+from dear.workflows.predict import probabilities
+from dear.workflows.without import role_map, ways_to_remove
+
+SHOTS = 16  #: images per class that are looked at
+CHOICES = CONCEPTS
+
+
+class Auditor:
+    """Audits on the desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def images(self, data: str, model: Method) -> ImageSet:
+        """The images to audit: named by the visitor, else those on the desk whose classes the model knows.
+
+        Raises:
+            UsageError: the page is served to others, or no image on the desk is of a class the model knows.
+        """
+        name = data.strip()
+        if name:
+            if not self.desk.local and not name.startswith("world:"):
+                raise UsageError(
+                    "this studio is open to other computers, so its folders cannot be named here"
+                )
+            return open_data(name, "train")
+        if self.desk.example:
+            return open_data(EXAMPLE, "train").select_classes(model.classes)
+        known = [each for each in self.desk.images.classes if each in set(model.classes)]
+        if len(known) < 2:
+            raise UsageError("name the images that the model was trained on: a folder, a table or world:NAME")
+        return self.desk.images.select_classes(known)
+
+    def find(self, concept: str, data: str = "", tell: Tell | None = None) -> Audit:
+        """The audit of one concept."""
+        model = self.desk.find_model(tell)
+        find_concept(concept)
+        asked = AuditOptions(concepts=(concept,), shots=SHOTS, roles=self.desk.roles)
+        return audit(self.images(data, model), model, asked, tell)
+
+    def answers(
+        self,
+        images: Sequence[tuple[str, Image.Image]],
+        concept: str,
+        data: str = "",
+        tell: Tell | None = None,
+    ) -> list[Thumbnail]:
+        """The model's answers for a visitor's images, with the concept and without it."""
+        model = self.desk.find_model(tell)
+        training = self.images(data, model)
+        chart = role_map(self.desk.roles, model.clip)
+        layers = model.clip.config.vision.last_third if chart is None else chart.layers
+        ways = ways_to_remove(model.clip, find_concept(concept), collect(model.clip, training, layers), chart)
+        if not ways:
+            raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
+        changed = without(model, next(iter(ways.values())))
+        opened = [image for _, image in images]
+        shown = []
+        pairs = zip(probabilities(model, opened), probabilities(changed, opened), strict=True)
+        for (name, image), (before, after) in zip(images, pairs, strict=True):
+            best = [(model.classes[int(row.argmax())], float(row.max())) for row in (before, after)]
+            same = best[0][0] == best[1][0]
+            lines = (
+                ("name", name),
+                ("soft", f"with: {best[0][0]} {best[0][1]:.0%}"),
+                ("soft" if same else "wrong", f"without: {best[1][0]} {best[1][1]:.0%}"),
+            )
+            shown.append(Thumbnail(thumbnail(image), name, lines))
+        return shown
+
+
+def audit_html(found: Audit) -> str:
+    """The verdict and its evidence."""
+    return render("studio/audit.html", facts=evidence(found), concept=evidence(found).concepts[0])
+
+
+def answers_html(concept: str, images: Sequence[Thumbnail]) -> str:
+    """Answers with and without a concept."""
+    return render("studio/gallery.html", title=f"Your images with and without {concept}", images=images)

@@ -1,0 +1,79 @@
+"""The tab Audit: choose a concept, see the evidence, and see your own images answered without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from dear.studio import classify as asking
+from dear.studio.audit import CHOICES, Auditor, answers_html, audit_html
+from dear.studio.desk import Desk
+from dear.studio.parts import Work, answered, visitor_of
+from dear.studio.tabs_look import Refreshed
+
+_HINT = "<p>Choose a concept; what goes with the labels, and what the model makes of it, appears here.</p>"
+
+
+def audit_tab(desk: Desk) -> Refreshed:
+    """Does a concept go with the labels, does the model rely on it, and what does it say without it?"""
+    auditor, work = Auditor(desk), Work()
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            concept = gr.Dropdown(
+                list(CHOICES),
+                value="Location",
+                allow_custom_value=True,
+                label='Concept, or your own: "background: lab bench, outdoors"',
+                elem_id="audit-concept",
+            )
+            data = gr.Textbox(
+                label="Training images: a folder, a table or world:NAME; empty: the images on the desk",
+                elem_id="audit-data",
+            )
+            with gr.Row():
+                go = gr.Button("Audit", variant="primary", elem_id="audit-go")
+                work.button("audit")
+            files = gr.File(label="Your own images", file_count="multiple", elem_id="audit-files")
+            without = gr.Checkbox(label="Answer them without the concept, too", elem_id="audit-without")
+            own = gr.HTML(elem_id="audit-answers")
+        with gr.Column(scale=3, min_width=300):
+            found = gr.HTML(_HINT, elem_id="audit-found", elem_classes=["dear-room"])
+
+    def run(
+        name: str,
+        where: str,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        tell = work.tell(progress, visitor_of(request))
+        return [audit_html(auditor.find(name, where or "", tell))]
+
+    def compare(
+        paths: list[str] | None,
+        ticked: bool,
+        name: str,
+        where: str,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        if not paths or not ticked:
+            return [""]
+        tell = work.tell(progress, visitor_of(request))
+        return [answers_html(name, auditor.answers(asking.open_uploads(paths), name, where or "", tell))]
+
+    go.click(
+        answered(run, lambda problem: [problem]),
+        [concept, data],
+        [found],
+        show_progress_on=[found],
+        api_name="audit",
+    )
+    gr.on(
+        [files.change, without.change],
+        answered(compare, lambda problem: [problem]),
+        [files, without, concept, data],
+        [own],
+        show_progress_on=[own],
+    )
+    return Refreshed([found, own], lambda: [_HINT, ""])
