@@ -13,7 +13,11 @@ INK, FAINT = "#1f2933", "#e4e7eb"
 
 # Okabe and Ito's colors: people who do not see red or green can tell them apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#767676")
-SERIES = {"zero-shot": "#767676", "fused": "#0072B2", "decoupled": "#56B4E9", "default": "#0072B2"}
+SERIES = {
+    "zero-shot": "#767676", "auto": "#00456B", "fused": "#0072B2", "decoupled": "#56B4E9",
+    "default": "#0072B2", "heads": "#0072B2", "whole feature": "#56B4E9", "random heads": "#767676",
+    "chance": "#B8BFC6",
+}  # fmt: skip
 OTHER_SERIES = "#7A5195"
 KIND_COLORS = {"other": "#c9c5d6", "generalization": "#9bd0f2", "mixed": "#eceae3"}
 _CONCEPTS = {

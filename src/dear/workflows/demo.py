@@ -1,64 +1,31 @@
-"""The whole story on the embedded backbone and world: roles, adaptation, comparison, a page."""
+"""The demo on the embedded backbone and world: roles, adaptation, a shortcut removed, retrieval, a page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dear._io.files import write_json
-from dear.bench.published import harmonic_mean
 from dear.clip.factory import load
-from dear.clip.model import Clip
-from dear.data import few_shot, halves, open_data
-from dear.data.images import ImageSet
 from dear.heads.roles import RoleMap
-from dear.methods import DeAR, build_method
-from dear.report.demo_page import AccuracyRow, DemoFacts, TaskFacts
-from dear.report.page import Thumbnail, thumbnail
-from dear.report.run_facts import Compared
-from dear.report.run_page import CHANGED, gallery
-from dear.train import Recipe, evaluate, train
-from dear.workflows.examine import recommended_modes
-from dear.workflows.retrieve import gallery_features, rank
+from dear.report.demo_facts import DemoFacts, RetrievalFacts, ShortcutFacts, TaskFacts, TruthRow
+from dear.workflows.demo_attributes import known_images, retrieval_facts, truth_rows
+from dear.workflows.demo_shortcut import shortcut_facts
+from dear.workflows.demo_size import QUICK, Size
+from dear.workflows.demo_task import adapt_task
 from dear.world.measure import mini_roles
 
 Tell = Callable[[str], None]
-TASKS = ("textures", "emblems")
-SHOTS, SEED = 16, 1
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way to answer on one task: accuracy on trained and on new classes, and their harmonic mean."""
+def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> DemoFacts:
+    """Run the demo; `out` then has `roles.json`, a run folder per task, `results.json` and `index.html`.
 
-    title: str
-    base: float
-    novel: float
-
-    @property
-    def hm(self) -> float:
-        """Harmonic mean of base and novel."""
-        return harmonic_mean(self.base, self.novel)
-
-
-@dataclass(frozen=True)
-class Story:
-    """What happened on one task."""
-
-    task: str
-    classes: tuple[str, ...]
-    rows: tuple[Row, ...]
-    weights: dict[str, float]  #: fusion weights
-    seconds: float
-    base: ImageSet
-    novel: ImageSet
-    model: DeAR
-    compared: Compared  #: on the images of the trained classes
-
-
-def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story]:
-    """Tell the story; `out` then has `roles.json`, a run folder for each task, `results.json`, `index.html`.
+    Every file is written whole or not at all. A second demo in the same folder uses the runs of the first.
 
     Args:
         out: folder to write.
@@ -67,109 +34,112 @@ def demo(out: str | Path, quick: bool = False, tell: Tell = print) -> list[Story
     """
     from dear.report.demo_page import write_demo_page
 
-    folder = Path(out)
+    folder, size, clock = Path(out), QUICK if quick else Size(), _Clock()
     clip = load("mini")
     parameters = sum(p.numel() for p in clip.parameters())
-    tell(
-        f"1. mini: a CLIP of {parameters / 1e6:.1f} million parameters, trained on the attribute world alone"
-    )
-    roles = mini_roles(clip, 600 if quick else 2500)
-    roles.save(folder / "roles.json")
+    tell("1. What the heads do: finding the roles of the heads of mini, a CLIP of")
+    tell(f"   {parameters / 1e6:.1f} million parameters that was trained on drawn images only")
+    with clock("roles"):
+        roles = mini_roles(clip, size.role_images)
+        roles.save(folder / "roles.json")
+        known = known_images(clip, roles, size.known_images)
+        truth = truth_rows(known, roles)
+    _tell_roles(tell, roles, truth)
+    tasks = []
+    for name in size.tasks:
+        run = folder / (f"run-{name}-quick" if quick else f"run-{name}")
+        with clock(name):
+            tasks.append(adapt_task(clip, roles, name, run, size))
+        _tell_task(tell, tasks[-1])
+    with clock("shortcut"):
+        shortcut = shortcut_facts(clip, roles, size.per_group)
+    _tell_shortcut(tell, shortcut)
+    with clock("retrieval"):
+        retrieval = retrieval_facts(known, roles)
+    _tell_retrieval(tell, retrieval)
+    facts = DemoFacts(roles, truth, tuple(tasks), shortcut, retrieval, quick, clock.seconds)
+    write_json(folder / "results.json", results(facts))
+    write_demo_page(folder / "index.html", facts)
+    return facts
+
+
+class _Clock:
+    """Seconds per part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[part] = round(time.monotonic() - start, 1)
+
+
+def _tell_roles(tell: Tell, roles: RoleMap, truth: Sequence[TruthRow]) -> None:
     counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
-    tell(f"2. roles of its {len(roles)} heads in layers {roles.layers[0]}-{roles.layers[-1]}: {counts}")
-    stories = []
-    for number, name in enumerate(TASKS[: 1 if quick else None], start=3):
-        story = adapt_task(clip, roles, name, folder / f"run-{name}", epochs=2 if quick else None)
-        stories.append(story)
-        tell(f"{number}. world:{name}, {SHOTS} images per class, {story.seconds:.0f} s of training")
-        for row in story.rows:
-            tell(f"   {row.title:22} base {row.base:6.1%}   novel {row.novel:6.1%}   HM {row.hm:6.1%}")
-    write_json(
-        folder / "results.json",
-        {
-            story.task: {
-                "rows": {
-                    row.title: {"base": row.base, "novel": row.novel, "hm": row.hm} for row in story.rows
-                },
-                "fusion_weights": story.weights,
-                "seconds": story.seconds,
-            }
-            for story in stories
-        },
-    )
-    write_demo_page(folder / "index.html", demo_facts(roles, stories))
-    return stories
-
-
-def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, epochs: int | None = None) -> Story:
-    """Adapt to the base half of a task's classes and test on both halves."""
-    whole, test = open_data(f"world:{name}", "train"), open_data(f"world:{name}", "test")
-    base, novel = halves(whole.classes)
-    known, fresh = test.select_classes(base), test.select_classes(novel)
-    preset = DeAR.preset()
-    model = build_method(
-        "dear", clip, base, roles=roles, template=whole.template, seed=SEED, **preset.options
-    )
-    assert isinstance(model, DeAR)
-    asked = {} if epochs is None else {"epochs": epochs}
-    recipe = Recipe.of(model, **{**preset.recipe, "seed": SEED, **asked})
-    shots = few_shot(whole.select_classes(base), SHOTS, SEED)
-    trained = train(
-        model, shots, recipe, run, resume=True, preset=model.recommended()
-    )  # a second demo goes on where the first was
-    frozen = build_method("zeroshot", clip, base, template=whole.template)
-    rows = []
-    on_base = {"zero-shot": evaluate(frozen, known), "DeAR": evaluate(model, known)}
-    for method, title in ((frozen, "zero-shot"), (model, "DeAR")):
-        on_novel = evaluate(method, fresh).accuracy
-        for mode, accuracy in on_base[title].accuracy.items():
-            label = title if mode == "default" else f"{title}, {mode}"
-            rows.append(Row(label, accuracy, on_novel[mode]))
-    compared = Compared(known, on_base["DeAR"], on_base["zero-shot"], recommended_modes(model)[0])
-    weights = model.fusion_weights()
-    return Story(name, base, tuple(rows), weights, trained.seconds, known, fresh, model, compared)
-
-
-def demo_facts(roles: RoleMap, stories: Sequence[Story], top: int = 6) -> DemoFacts:
-    """What the page shows: the tasks, and a retrieval with one query in every attribute."""
-    first = stories[0]
-    images = first.base.subset(range(0, len(first.base), 2))
-    query = first.base.image(1)
-    name = first.base.classes[int(first.base.labels[1])]
-    found = rank(first.model, query, gallery_features(first.model, images), images, top)
-    similar = {
-        one.attribute: tuple(
-            Thumbnail(
-                thumbnail(images.image(index)),
-                images.classes[int(images.labels[index])],
-                (("soft", f"{similarity:.2f}"),),
-            )
-            for index, similarity in zip(one.indices, one.similarity, strict=True)
+    tell(f"   {len(roles)} heads in layers {roles.layers[0]}-{roles.layers[-1]}: {counts}")
+    for row in truth:
+        tell(
+            f"   the {row.heads} {row.concept} heads: {row.concept.lower()} explains {row.own:.0%} of what "
+            f"they add to the feature, {row.others:.0%} in other heads"
         )
-        for one in found
+
+
+def _tell_task(tell: Tell, task: TaskFacts) -> None:
+    tell(
+        f"2. Adaptation. world:{task.name}, {task.classes[0]} classes with {task.shots} images each, "
+        f"{task.seconds:.0f} s of training; {task.classes[1]} classes are new"
+    )
+    for row in task.rows:
+        tell(
+            f"   {row.title:18} trained {row.trained:6.1%}   new {row.new:6.1%}   HM {row.harmonic_mean:6.1%}"
+            + ("   <- the usual answer" if row.recommended else "")
+        )
+
+
+def _tell_shortcut(tell: Tell, facts: ShortcutFacts) -> None:
+    tell("3. A shortcut. Six animals, in training each at a place of its own; in the test everywhere")
+    suspects = [row.concept for row in facts.concepts if row.verdict == "shortcut"]
+    tell(f"   suspected in the training images: {', '.join(suspects) or 'nothing'}")
+    for row in facts.rows:
+        tell(f"   {row.title:36} worst group {row.worst:6.1%}   all {row.everywhere:6.1%}")
+
+
+def _tell_retrieval(tell: Tell, facts: RetrievalFacts) -> None:
+    count = f"{facts.neighbors} nearest of {facts.images} images"
+    tell(f"4. Retrieval by heads: share of the {count} that have the query's value")
+    for row in facts.rows:
+        tell(
+            f"   {row.concept:9} by its {row.heads} heads {row.by_heads:4.0%}"
+            f"   by the whole feature {row.whole:4.0%}"
+            f"   by random heads {row.random:4.0%}   chance {row.chance:4.0%}"
+        )
+
+
+def results(facts: DemoFacts) -> dict[str, Any]:
+    """Every figure of the page, as plain values."""
+    return {
+        "quick": facts.quick,
+        "seconds": dict(facts.seconds),
+        "heads": [asdict(row) for row in facts.truth],
+        "tasks": {
+            task.name: {
+                "rows": [asdict(row) for row in task.rows],
+                "fusion_weights": dict(task.weights),
+                "seconds": task.seconds,
+                "trained": _plain(task.trained.counts, task.trained.classes),
+                "new": _plain(task.new.counts, task.new.classes),
+            }
+            for task in facts.tasks
+        },
+        "shortcut": {
+            "concepts": [asdict(row) for row in facts.shortcut.concepts],
+            "rows": [asdict(row) for row in facts.shortcut.rows],
+        },
+        "retrieval": [asdict(row) for row in facts.retrieval.rows],
     }
-    shown = Thumbnail(thumbnail(query), f"the query: {name}", (("soft", name),))
-    return DemoFacts(roles, tuple(_task_facts(story) for story in stories), shown, similar)
 
 
-def _task_facts(story: Story) -> TaskFacts:
-    trained, new = recommended_modes(story.model)
-    good_for = {f"DeAR, {trained}": "trained", f"DeAR, {new}": "new"}
-    if trained == new:
-        good_for = {f"DeAR, {trained}": "trained and new"}
-    rows = tuple(
-        AccuracyRow(row.title, row.base, row.novel, row.hm, good_for.get(row.title, "")) for row in story.rows
-    )
-    groups = story.compared.changes()
-    some = {name: rows[:: max(1, len(rows) // CHANGED)][:CHANGED] for name, rows in groups.items()}
-    return TaskFacts(
-        name=story.task,
-        classes=(len(story.classes), len(story.novel.classes)),
-        shots=SHOTS,
-        seconds=story.seconds,
-        rows=rows,
-        weights=story.weights,
-        fixed=tuple(gallery(story.compared, some["fixed"], before=True)),
-        broken=tuple(gallery(story.compared, some["broken"], before=True)),
-        counts=(len(groups["fixed"]), len(groups["broken"])),
-    )
+def _plain(counts: tuple[int, int], classes: tuple[tuple[str, float, float], ...]) -> dict[str, Any]:
+    return {"fixed": counts[0], "broken": counts[1], "classes": {name: [a, b] for name, a, b in classes}}
