@@ -22,7 +22,11 @@ for folder in Path(__file__).parent.rglob("*/"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` need a CUDA device; `make test-gpu` runs them all."""
+    """Tests marked `gpu` need a CUDA device; `make test-gpu` runs them all. `slow` ones need DEAR_SLOW=1."""
+    if not os.environ.get("DEAR_SLOW"):
+        for item in items:
+            if item.get_closest_marker("slow") is not None:
+                item.add_marker(pytest.mark.skip(reason="slow: set DEAR_SLOW=1"))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:

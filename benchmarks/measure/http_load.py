@@ -64,13 +64,18 @@ def make_runs(folder: Path, count: int) -> None:
 
 
 @contextmanager
-def server(command: Sequence[str]) -> Iterator[str]:
-    """Start a server on a free port, given as its last argument; it is stopped at the end."""
+def server(command: Sequence[str], pids: list[int] | None = None) -> Iterator[str]:
+    """Start a server on a free port, given as its last argument; it is stopped at the end.
+
+    Its process id is put into `pids`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(Path(dear.__file__).parents[1])}
     process = subprocess.Popen([*command, str(port)], env=environment, stderr=subprocess.DEVNULL)
+    if pids is not None:
+        pids.append(process.pid)
     address = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):

@@ -47,6 +47,19 @@ def serve(
         list[str] | None,
         typer.Option("--gallery", help="NAME=FOLDER: images to search by /retrieve; may be repeated."),
     ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="local: this process; ray: replicas on a Ray cluster.")
+    ] = "local",
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=1, help="Copies of the service, with --engine ray.")
+    ] = 1,
+    route: Annotated[
+        str, typer.Option("--route", help="Prefix of the addresses, with --engine ray; one per backbone.")
+    ] = "/",
+    ray_address: Annotated[
+        str | None,
+        typer.Option("--ray-address", help="Of a running cluster, with --engine ray; else one starts here."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve all runs of a folder over HTTP: one backbone, any number of adapters, mixed batches.
@@ -56,6 +69,8 @@ def serve(
     keep the address local.
 
     Examples: `dear serve runs/ --backbone mini`
+
+    `dear serve runs/ --backbone mini --engine ray --replicas 4`
 
     `curl -F files=@photo.jpg -F top=3 http://127.0.0.1:8000/v1/models/pets/classify`
     """
@@ -75,6 +90,7 @@ def serve(
             f"the service needs {error.name}: install it with pip install 'dear-vlm[serve]'"
         ) from None
     import logging
+    import threading
 
     from dear.clip.factory import load
     from dear.serve.keys import Keys
@@ -91,6 +107,24 @@ def serve(
         precision=precision,
     )
     galleries = _galleries(gallery or [])
+    if engine not in ("local", "ray"):
+        raise UsageError(f"--engine {engine}: choose local or ray")
+    if engine == "local" and (replicas > 1 or route != "/" or ray_address is not None):
+        raise UsageError("--replicas, --route and --ray-address are for --engine ray")
+    if engine == "ray":
+        from dear.serve.ray_app import RayService, start
+
+        where = device_named(device)
+        start(
+            RayService(
+                str(runs.resolve()), backbone, settings, None if keys is None else str(keys.resolve()),
+                galleries, where, replicas, gpus=float(where.startswith("cuda")), route=route,
+            ),
+            host, port, ray_address,
+        )  # fmt: skip
+        typer.echo(f"{replicas} replicas; http://{host}:{port}{route}; stop with Ctrl-C", err=True)
+        threading.Event().wait()
+        return
     service = Service(runs, load(backbone, device=device_named(device)), settings, galleries)
     for name, reason in service.store.problems().items():
         typer.echo(f"not served: {name}: {reason}", err=True)

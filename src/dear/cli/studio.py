@@ -27,6 +27,10 @@ def studio(
     data: Annotated[
         str | None, typer.Option("--data", "-d", help="Images to look at: a folder, a table or world:NAME.")
     ] = None,
+    service: Annotated[
+        str | None,
+        typer.Option("--service", help="Also ask a running service: http://HOST:PORT/v1/models/NAME."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Open the studio: look at heads, classify, retrieve, train and compare in the browser.
@@ -48,7 +52,7 @@ def studio(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end: closes as after Ctrl-C
     screen = console()
-    with serving(run, backbone, data, host, port, max_upload_mb, device_named(device)) as url:
+    with serving(run, backbone, data, host, port, max_upload_mb, device_named(device), service) as url:
         screen.print(
             f"The studio is at {url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True
         )

@@ -23,6 +23,7 @@ from dear.report.page import asset, render
 from dear.studio import tabs_audit, tabs_look, tabs_work
 from dear.studio.desk import Desk, open_desk
 from dear.studio.parts import Samples
+from dear.studio.remote import check_service
 from dear.studio.training import Trainer
 
 # The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
@@ -148,6 +149,7 @@ def serving(
     port: int = 7860,
     max_upload_mb: int = 20,
     device: str = "cpu",
+    service: str | None = None,
 ) -> Iterator[str]:
     """Serve the studio; yields its address. Afterwards the server is closed and its folder deleted.
 
@@ -159,6 +161,7 @@ def serving(
         port: to listen on; 0 finds a free one.
         max_upload_mb: larger uploads are refused.
         device: where to compute.
+        service: address of an adapter of a running service, whose answers the Classify tab shows, too.
 
     Raises:
         UsageError: the port is taken or the host is not this computer's.
@@ -168,8 +171,10 @@ def serving(
         raise UsageError(f"max_upload_mb = {max_upload_mb}: choose between 1 and 1000")
     if not 0 <= port <= 65535:
         raise UsageError(f"port = {port}: choose between 1 and 65535, or 0 for a free one")
+    asked = None if service is None else check_service(service)
     with private_folder() as folder:
         desk = open_desk(folder, run, backbone, data, device, local=is_local(host))
+        desk.service = asked
         with serving_desk(desk, host, port, max_upload_mb) as url:
             yield url
 

@@ -16,6 +16,7 @@ from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail
 from dear.studio.desk import Desk, Tell, pixels_of
+from dear.studio.remote import ask_service
 from dear.workflows.examine import recommended_modes
 
 MOST_IMAGES, MOST_CLASSES = 24, 1000
@@ -25,6 +26,7 @@ TITLES = {
     "fused": "adapted, fused",
     "decoupled": "adapted, decoupled",
     "default": "adapted",
+    "service": "the running service",
 }
 
 
@@ -145,10 +147,13 @@ def classify(
     raw = model.all_logits(pixels)
     logits = {"zero-shot": frozen.logits(pixels)}
     logits |= {mode: model.calibrated(scores, mode) for mode, scores in raw.items()}
+    remote = [] if desk.service is None else ask_service(desk.service, [i for _, i in images], classes, top)
     votes = model.votes(pixels) if isinstance(model, DeAR) else None  # [B, 1 + A, C]
     verdicts = []
     for row, (name, image) in enumerate(images):
         answers = {mode: _best(scores[row], classes, top) for mode, scores in logits.items()}
+        if remote:
+            answers["service"] = remote[row]
         shares: dict[str, float] = {}
         runner_up = ""
         if votes is not None and isinstance(model, DeAR):

@@ -55,6 +55,7 @@ class Desk:
         example: the model is the example that `find_model` trains.
         version: how many models were taken since the desk was set; pages refresh when it rises.
         models: models that can be compared, by name.
+        service: address of an adapter of a running service that is asked, too; None: none.
     """
 
     clip: Clip
@@ -67,6 +68,7 @@ class Desk:
     example: bool = False
     version: int = 0
     models: dict[str, Method] = field(default_factory=dict)
+    service: str | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property

@@ -1,0 +1,112 @@
+"""The service as a Ray Serve application: the same routes, several replicas, on one machine or many.
+
+Every replica holds the backbone and reads the runs folder, which all machines must see under the same path.
+Several backbones are several applications, each under a route of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dear.errors import UsageError
+from dear.serve.settings import ServeSettings
+
+
+@dataclass(frozen=True)
+class RayService:
+    """What a replica needs to start.
+
+    Attributes:
+        runs: folder of run folders, the same path on every machine.
+        backbone: as `dear.load` takes it.
+        settings: limits and batching of each replica.
+        keys: path of the key file.
+        galleries: sources of galleries by name.
+        device: of each replica.
+        replicas: how many.
+        cpus: that Ray reserves per replica.
+        gpus: that Ray reserves per replica.
+        route: prefix of the application's addresses.
+    """
+
+    runs: str
+    backbone: str
+    settings: ServeSettings = field(default_factory=ServeSettings)
+    keys: str | None = None
+    galleries: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    replicas: int = 1
+    cpus: float = 1.0
+    gpus: float = 0.0
+    route: str = "/"
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise UsageError(f"replicas = {self.replicas}: at least one is needed")
+        if not re.fullmatch(r"/|(/[A-Za-z0-9._-]+)+", self.route):
+            raise UsageError(
+                f"route = {self.route!r}: give a path such as /small, without a slash at its end"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the application: one per route."""
+        return "dear" + self.route.rstrip("/").replace("/", "-")
+
+
+def build(service: RayService) -> Any:
+    """The FastAPI application of one replica."""
+    from pathlib import Path
+
+    from dear.clip.factory import load
+    from dear.serve.app import make_app
+    from dear.serve.keys import Keys
+    from dear.serve.service import Service
+
+    clip = load(service.backbone, device=service.device)
+    keys = Keys.load(service.keys) if service.keys is not None else Keys()
+    return make_app(Service(Path(service.runs), clip, service.settings, service.galleries), keys)
+
+
+def start(service: RayService, host: str, port: int, address: str | None = None) -> Any:
+    """Start the application on a Ray cluster; returns when its replicas answer.
+
+    Args:
+        service: what to start.
+        host: address that every machine's proxy listens on.
+        port: its port.
+        address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
+
+    Raises:
+        UsageError: Ray Serve is not installed.
+    """
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise UsageError(
+            "the engine ray needs Ray Serve, which is not installed; add it with "
+            "`pip install 'dear-vlm[cluster,serve]'`"
+        ) from error
+    if not ray.is_initialized():
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
+
+    def application() -> Any:
+        return build(service)
+
+    replica: Any = serve.ingress(application)()
+    limits = service.settings.limits
+    deployment = serve.deployment(
+        replica,
+        name="replica",
+        num_replicas=service.replicas,
+        max_ongoing_requests=limits.queued_images,
+        ray_actor_options={"num_cpus": service.cpus, "num_gpus": service.gpus},
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=limits.seconds,
+    )
+    return serve.run(deployment.bind(), name=service.name, route_prefix=service.route, blocking=False)
