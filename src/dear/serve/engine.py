@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from dear.clip.gpu.recorded import Recorder
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.methods.base import Method
+from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
 from dear.methods.together import answer_together
@@ -71,8 +72,7 @@ class Engine:
             methods = [method for row in asked if (method := jobs[row].method) is not None]
             part = pixels if len(asked) == len(jobs) else pixels[asked]
             logits = answer_together(methods, part, run=self.run)
-            logits = [m.calibrated(own[None])[0] for m, own in zip(methods, logits, strict=True)]
-            for row, own in zip(asked, _to_cpu(logits), strict=True):
+            for row, own in zip(asked, _calibrated(methods, logits), strict=True):
                 found[row] = own
         return [one for one in found if one is not None]
 
@@ -94,6 +94,25 @@ class Engine:
 
     def _encode(self, pixels: Tensor) -> tuple[Tensor]:
         return (torch.nn.functional.normalize(self.tower.encode_image(pixels).float(), dim=-1),)
+
+
+def _calibrated(methods: Sequence[Method], logits: Sequence[Tensor]) -> list[Tensor]:
+    """Calibrated logits [C_i] on the CPU: on a GPU a few launches per image would outlast the batch."""
+    found = []
+    for method, row in zip(methods, _to_cpu(logits), strict=True):
+        scales = None if method.calibration is None else method.cached("served scales", _scales(method))
+        found.append(row if scales is None or not len(scales) else apply_scales(row[None], scales)[0])
+    return found
+
+
+def _scales(method: Method) -> Callable[[], Tensor]:
+    """Computes the calibration of each class [3, C] on the CPU; empty where the usual mode has none."""
+
+    def compute() -> Tensor:
+        scales = method.calibration_scales()
+        return torch.empty(0) if scales is None else scales.float().cpu()
+
+    return compute
 
 
 def _to_cpu(rows: Sequence[Tensor]) -> list[Tensor]:
