@@ -14,6 +14,7 @@ from studio_desk import backbone, desk, images, model, roles
 from dear.data import open_data
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
 from dear.methods import ZeroShot
+from dear.methods.calibration import Calibration, ModeCalibration
 from dear.studio import compare as comparing
 from dear.studio.classify import (
     MOST_IMAGES,
@@ -152,6 +153,22 @@ def test_the_answer_to_trust_depends_on_what_was_trained():
     html = verdicts_html(verdicts, "fused", "Trust it.", ["b.png: is no image"])
     assert html.count("trust this one") == 1
     assert "b.png: is no image" in html
+
+
+def test_images_of_no_class_are_refused_with_the_nearest_class_beside(tmp_path, monkeypatch):
+    shown, classes, template = [("one.png", images().image(0))], list(model().classes), model().template
+    with pytest.raises(UsageError, match="no calibration"):
+        classify(desk(tmp_path), shown, classes, template, reject=0.1)
+    high = {mode: ModeCalibration(temperature=2.0, scores=(1e6,) * 40) for mode in ("auto", "fused")}
+    low = {"decoupled": ModeCalibration(temperature=2.0, scores=(-1e6,) * 40)}
+    monkeypatch.setattr(model(), "calibration", Calibration(modes={**high, **low}))
+    verdict = classify(desk(tmp_path), shown, classes, template, reject=0.1)[0]
+    assert verdict.refused == ("auto", "fused")
+    pixels = torch.stack([backbone().preprocess(shown[0][1])])
+    sure = (model().logits(pixels, "auto") / 2).softmax(-1).max()
+    assert verdict.answers["auto"][0][1] == pytest.approx(float(sure), abs=1e-5)
+    assert verdicts_html([verdict]).count("none of these; the nearest:") == 2
+    assert not classify(desk(tmp_path), shown, classes, template)[0].refused
 
 
 def test_one_unreadable_file_is_one_sentence_among_answers(tmp_path):

@@ -12,6 +12,7 @@ from PIL import Image
 from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear.errors import InputError, UsageError
 from dear.methods.base import Method
+from dear.methods.calibration import rejection_score, run_threshold
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail
@@ -41,6 +42,7 @@ class Verdict:
         shares: class token or attribute -> its part of the margin of the fused answer over the runner-up;
             empty for methods without attributes.
         runner_up: the class the margin is over.
+        refused: modes for which the image is none of the classes.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Verdict:
     answers: Mapping[str, tuple[tuple[str, float], ...]]
     shares: Mapping[str, float]
     runner_up: str
+    refused: tuple[str, ...] = ()
 
 
 def parse_classes(text: str) -> list[str]:
@@ -125,6 +128,7 @@ def classify(
     template: str,
     top: int = 3,
     tell: Tell | None = None,
+    reject: float | None = None,
 ) -> list[Verdict]:
     """Ask the frozen and the adapted model.
 
@@ -135,9 +139,11 @@ def classify(
         template: prompt with `{}`.
         top: answers kept of each model.
         tell: called with what is being done.
+        reject: share of images of trained classes that may be refused; None refuses none.
 
     Raises:
-        DearError: the method cannot name these classes, or the template has no `{}`.
+        DearError: the method cannot name these classes, the template has no `{}`, or images are to be refused
+            by a model that has no calibration.
     """
     trained = desk.find_model(tell)
     same = tuple(classes) == trained.classes and template == trained.template
@@ -148,6 +154,7 @@ def classify(
     logits = {"zero-shot": frozen.logits(pixels)}
     logits |= {mode: model.calibrated(scores, mode) for mode, scores in raw.items()}
     remote = [] if desk.service is None else ask_service(desk.service, [i for _, i in images], classes, top)
+    refused = {} if reject is None else {mode: _refused(model, logits[mode], mode, reject) for mode in raw}
     votes = model.votes(pixels) if isinstance(model, DeAR) else None  # [B, 1 + A, C]
     verdicts = []
     for row, (name, image) in enumerate(images):
@@ -161,8 +168,16 @@ def classify(
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
             shares = dict(zip(("class", *model.attributes), parts, strict=True))
             runner_up = classes[second]
-        verdicts.append(Verdict(name, image, answers, shares, runner_up))
+        none = tuple(mode for mode, rows in refused.items() if rows[row])
+        verdicts.append(Verdict(name, image, answers, shares, runner_up, none))
     return verdicts
+
+
+def _refused(model: Method, scaled: torch.Tensor, mode: str, share: float) -> list[bool]:
+    """Which images [B] are none of the classes, of calibrated logits [B, C]."""
+    limit = run_threshold(model, mode, share)
+    found: list[bool] = (rejection_score(model, scaled, mode) < limit.value).tolist()
+    return found
 
 
 def _best(logits: torch.Tensor, classes: Sequence[str], top: int) -> tuple[tuple[str, float], ...]:
@@ -196,7 +211,7 @@ def verdicts_html(
             "name": verdict.name,
             "source": thumbnail(square(verdict.image, 192), 192),
             "columns": [
-                (TITLES.get(mode, mode), mode == trusted, answers)
+                (TITLES.get(mode, mode), mode == trusted, answers, mode in verdict.refused)
                 for mode, answers in verdict.answers.items()
             ],
         }

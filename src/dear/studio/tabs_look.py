@@ -123,6 +123,14 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
                 elem_id="classify-names",
             )
             template = gr.Textbox(desk.template, label="Prompt around a name", elem_id="classify-template")
+            refuse = gr.Slider(
+                0,
+                50,
+                0,
+                step=1,
+                label="“None of these”: percent of images of trained classes that may be refused (0: none)",
+                elem_id="classify-reject",
+            )
             with gr.Row():
                 go = gr.Button("Classify", variant="primary", elem_id="classify-go")
                 work.button("classify")
@@ -136,10 +144,16 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
             source = gr.Markdown(elem_id="classify-source")
 
     def ask(
-        images: list[tuple[str, Any]], complaints: list[str], text: str, prompt: str, tell: Any
+        images: list[tuple[str, Any]],
+        complaints: list[str],
+        text: str,
+        prompt: str,
+        percent: float,
+        tell: Any,
     ) -> list[Any]:
         classes = asking.parse_classes(text)
-        verdicts = asking.classify(desk, images, classes, prompt, tell=tell)
+        reject = percent / 100 if percent else None
+        verdicts = asking.classify(desk, images, classes, prompt, tell=tell, reject=reject)
         trusted, advice = asking.which_to_trust(desk.find_model(), classes)
         rows = asking.share_rows(verdicts)
         figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
@@ -151,23 +165,27 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
         photo: Any,
         text: str,
         prompt: str,
+        percent: float,
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
         shots = [] if photo is None else [("camera", open_image(photo))]
         found, complaints = asking.readable_uploads(paths or []) if paths or not shots else ([], [])
-        return ask([*found, *shots], complaints, text, prompt, work.tell(progress, visitor_of(request)))
+        tell = work.tell(progress, visitor_of(request))
+        return ask([*found, *shots], complaints, text, prompt, percent, tell)
 
     def pick(
         event: gr.SelectData,
         text: str,
         prompt: str,
+        percent: float,
         seen: int,
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
         image, name = samples.at(seen)[event.index]
-        return ask([(name, image)], [], text, prompt, work.tell(progress, visitor_of(request)))
+        tell = work.tell(progress, visitor_of(request))
+        return ask([(name, image)], [], text, prompt, percent, tell)
 
     def empty(problem: str) -> list[Any]:
         return [problem, gr.update(value=None, visible=False), ""]
@@ -175,12 +193,13 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     outputs = [cards, shares, source]
     go.click(
         answered(run, empty),
-        [files, camera, names, template],
+        [files, camera, names, template, refuse],
         outputs,
         show_progress_on=[cards],
         api_name="classify",
     )
-    example.select(answered(pick, empty), [names, template, version], outputs, show_progress_on=[cards])
+    inputs = [names, template, refuse, version]
+    example.select(answered(pick, empty), inputs, outputs, show_progress_on=[cards])
 
     def values() -> list[Any]:
         return ["\n".join(desk.classes), desk.template, samples.shown(desk.version), *empty(_HINT)]
