@@ -137,7 +137,7 @@ def predict(
     if onnx is not None:
         given = {"--classes": classes, "--classes-file": classes_file, "--template": template}
         given |= {
-            "--reject": reject or None,
+            "--reject": "given" if reject else None,
             "--backbone": backbone,
             "--device": None if device in ("auto", "cpu") else device,
         }

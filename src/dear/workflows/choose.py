@@ -91,7 +91,7 @@ def choose(
     began = time.monotonic()
     deadline = began + 60 * options.minutes
     first = plan_adaptation(data, replace(settings, method="zeroshot", preset=None))
-    images = first.distinct
+    images = first.images if first.distinct is None else first.distinct
     if not image_folds(images.labels, 2, settings.seed):
         raise DataError(
             f"{images.name}: every class has a single image, so none can be held out to compare methods; "
