@@ -100,7 +100,7 @@ def start(service: RayService, host: str, port: int, address: str | None = None)
 
     replica: Any = serve.ingress(application)()
     limits = service.settings.limits
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         replica,
         name="replica",
         num_replicas=service.replicas,

@@ -197,7 +197,7 @@ def _on_ray(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Co
             return {"images": write_shard(job, int(row["item"]), self.compute)}
 
     if missing:
-        shards = ray.data.from_items(list(missing), override_num_blocks=len(missing))
+        shards: Any = ray.data.from_items(list(missing), override_num_blocks=len(missing))
         for row in shards.map(Worker, concurrency=min(job.workers, len(missing))).iter_rows():
             yield int(row["images"])
 
