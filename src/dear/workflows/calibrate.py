@@ -29,7 +29,7 @@ def calibrate_run(
     Where too few images can be held out, a notice says so. Stopped by the user, the run stays as it is;
     resuming it calibrates again.
     """
-    images = plan.images if plan.distinct is None else plan.distinct
+    images = plan.distinct
     features = None
     if trained.method.reads_feature and not plan.recipe.augment:
         features = frozen_features(trained.method, images, plan.recipe.precision)

@@ -32,23 +32,23 @@ class Plan:
     Attributes:
         method: untrained.
         images: what an epoch walks: images of rare classes may occur more than once.
+        distinct: the images, each once.
         recipe: how it will be trained.
         available: images of the training split.
         used: different images that are trained on.
         unreadable: why images were left out, one sentence each.
         notices: sentences that the user should read first.
-        distinct: the images, each once.
     """
 
     method: Method
     images: ImageSet
+    distinct: ImageSet
     recipe: Recipe
     available: int
     used: int
     unreadable: tuple[str, ...]
     notices: tuple[str, ...]
     preset: str | None = None  #: name of the setting that options and recipe were taken from
-    distinct: ImageSet | None = None
     balance: bool = True  #: whether images of rare classes are repeated
     calibrate: bool = True
 
@@ -113,13 +113,13 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     return Plan(
         method,
         images,
+        distinct,
         recipe,
         available,
         used,
         unreadable,
         tuple(notices),
         asked.preset or kind.recommended(),
-        distinct,
         asked.balance,
         asked.calibrate,
     )
