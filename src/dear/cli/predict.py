@@ -135,7 +135,7 @@ def predict(
     words = list(images or [])
     answers: Sequence[Answer]
     if onnx is not None:
-        given: dict[str, object] = {"--classes": classes, "--classes-file": classes_file, "--template": template}
+        given = {"--classes": classes, "--classes-file": classes_file, "--template": template}
         given |= {
             "--reject": "given" if reject else None,
             "--backbone": backbone,
