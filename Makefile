@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What tests and development need; scripts/lock-dependencies reads this line.
+EXTRAS := roles,studio,onnx,cluster,parquet,serve,tokenizers,dev
 
 .PHONY: setup locked demo test test-gpu test-oldest test-newest lint docs fuzz faults load package clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[roles,studio,onnx,cluster,parquet,serve,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $@
 
 # The same environment with every file checked against a hash (Linux x86-64, Python 3.11).
@@ -43,7 +45,7 @@ test-oldest: TORCH := $(OLDEST_TORCH)
 test-newest: TORCH := $(NEWEST_TORCH)
 test-oldest test-newest:
 	test -x .venv-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-$(TORCH)
-	.venv-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[roles,studio,onnx,cluster,parquet,serve,dev]"
+	.venv-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[$(EXTRAS)]"
 	.venv-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile
 
 # Every reader of files, changed inputs: an answer or a sentence. About a quarter of an hour on two cores.

@@ -1,4 +1,4 @@
-"""The cells of finished grids as one CSV, one row a cell and mode, and as compact Markdown.
+"""The cells of finished grids as one CSV, one row per cell and mode, and as compact Markdown.
 
     dear bench base-to-novel --datasets world:textures,world:emblems --out grid
     python benchmarks/collect.py grid --csv benchmarks/results/mini_ablations.csv
@@ -6,7 +6,7 @@
 
 The first form reads `grid/cells/*.json`; the second prints the tables of docs/reproducing.md from the CSV.
 Rows are methods with what was changed in them, columns are datasets, a field is the mean over seeds in
-per cent.
+percent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def changed(cell: Cell) -> str:
 def rows_of(
     cell: Cell, result: Mapping[str, Any], backbone: str | None, date: str
 ) -> Iterable[dict[str, Any]]:
-    """One row a mode; for transfer one row a mode and dataset tested."""
+    """One row per mode; for transfer one row per mode and tested dataset."""
     made, seconds = result["made_with"], result["seconds"]
     preset = preset_of(cell)
     common = {

@@ -132,7 +132,7 @@ def tables(rates: Rates, methods: int, seeds: int, fleets: Sequence[int]) -> str
 def main() -> None:
     """Print the tables for the rates given on the command line."""
     parser = argparse.ArgumentParser(description="GPU hours of the full benchmark from measured rates.")
-    parser.add_argument("--step-ms", type=float, required=True, help="milliseconds a step, without classes")
+    parser.add_argument("--step-ms", type=float, required=True, help="milliseconds per step, without classes")
     parser.add_argument("--class-ms", type=float, default=0.0, help="milliseconds each class adds")
     parser.add_argument("--images-per-s", type=float, required=True, help="images tested a second")
     parser.add_argument("--start-s", type=float, default=5.0, help="seconds to start a cell")

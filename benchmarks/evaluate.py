@@ -1,4 +1,4 @@
-"""Images a second that an adapted ViT-B/16 answers in every mode, from bytes on the device to answers.
+"""Images per second that an adapted ViT-B/16 answers in every mode, from bytes on the device to answers.
 
     python benchmarks/evaluate.py --device cuda --precision bfloat16 --csv evaluate.csv
 

@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py --device cuda --csv benchmarks/results/growth.csv
 
-One of the four grows at a time, from batch 16, 50 classes, one token an attribute and 224 pixels. Beside
+One of the four grows at a time, from batch 16, 50 classes, one token per attribute and 224 pixels. Beside
 the time stand the operations counted and their share by part (docs/performance.md has the counting).
 """
 

@@ -1,4 +1,4 @@
-"""Images a second from JPEG files to training views on the device: our feed and a PyTorch DataLoader.
+"""Images per second from JPEG files to training views on the device: our feed and a PyTorch DataLoader.
 
     python benchmarks/images.py --device cuda --images 512 --csv benchmarks/results/images.csv
 

@@ -119,17 +119,17 @@ def batch_plot() -> str:
         if row["step"] == "dear" and "H200" in row["machine"] and int(row["classes"]) >= 100:
             name = f"dear, {row['classes']} classes"
             found.setdefault(name, []).append((float(row["batch"]), float(row["ms"])))
-    return lines("Our step by batch and classes, H200", found, "images a step", "milliseconds", (4, 16, 32))
+    return lines("Our step by batch and classes, H200", found, "images per step", "milliseconds", (4, 16, 32))
 
 
 def inference_plot() -> str:
-    """Images a second at batch 256."""
+    """Images per second at batch 256."""
     values = []
     for row in rows("inference"):
         if row["batch"] == "256" and "H200" in row["machine"]:
             rate, own = float(row["images_per_s"]), row["model"].startswith("dear")
             values.append((row["model"], rate, f"{rate:,.0f}", PALETTE[0] if own else PALETTE[2]))
-    return bars("Images a second, ViT-B/16, bfloat16, batch 256, H200", values)
+    return bars("Images per second, ViT-B/16, bfloat16, batch 256, H200", values)
 
 
 def log_plot() -> str:

@@ -37,7 +37,7 @@ def main() -> None:
         found = medians({name: way.run for name, way in steps.items()}, options.repeats, device)
         times = {name: 1000 * seconds / steps[name].count for name, seconds in found.items()}
         print(
-            f"batch {batch}: paper {times['paper']:.3f} ms a step, strong {times['strong']:.3f} ms, "
+            f"batch {batch}: paper {times['paper']:.3f} ms per step, strong {times['strong']:.3f} ms, "
             f"ratio {times['strong'] / times['paper']:.3f}"
         )
 

@@ -1,4 +1,4 @@
-"""How many images a second the attribute world renders, and how many captions it writes.
+"""How many images per second the attribute world renders, and how many captions it writes.
 
 python benchmarks/render.py --device cpu --threads 2 --csv benchmarks/results/render.csv
 """
@@ -54,7 +54,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=None, help="images a call (CPU 1024, GPU 4096)")
+    parser.add_argument("--batch", type=int, default=None, help="images per call (CPU 1024, GPU 4096)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to measure")
     parser.add_argument("--csv", type=Path, default=None, help="append the figures to this table")

@@ -48,7 +48,7 @@ def step() -> str:
 
 
 def inference() -> str:
-    """Images a second by model and batch, a table a machine."""
+    """Images per second by model and batch, one table per machine."""
     parts = []
     for device in dict.fromkeys(row["machine"] for row in rows("inference")):
         mine = [row for row in rows("inference") if row["machine"] == device]
@@ -57,7 +57,7 @@ def inference() -> str:
         rates = {(row["model"], row["batch"]): float(row["images_per_s"]) for row in mine}
         body = [(m, *(f"{rates[m, b]:,.1f}" if (m, b) in rates else "" for b in batches)) for m in models]
         words = f"{device}, {mine[0]['threads']} threads, {mine[0]['precision']}"
-        parts.append(f"{words}:\n\n" + table(("images a second", *(f"batch {b}" for b in batches)), body))
+        parts.append(f"{words}:\n\n" + table(("images per second", *(f"batch {b}" for b in batches)), body))
     return "\n\n".join(parts)
 
 
@@ -120,7 +120,7 @@ def growth() -> str:
         work = float(row["teraoperations"])
         rate = f"{work / float(row['ms']) * 1e6:.0f}"
         body.append((row["grows"], row[row["grows"]], f"{float(row['ms']):,.0f}", f"{work:.2f}", rate))
-    return table(("what grows", "to", "ms a step", "10¹² operations", "10⁹ operations a second"), body)
+    return table(("what grows", "to", "ms per step", "10¹² operations", "10⁹ operations per second"), body)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grimp
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "architecture.svg"
+DIAGRAM = Path(__file__).parents[1] / "docs" / "images" / "architecture.svg"
 BASE = ("_io", "errors")
 # Where boxes stand, in three columns; a package that is missing here is an error, so that none is forgotten.
 ROWS = (
@@ -80,7 +80,7 @@ def reduced(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
     )
 
 
-def picture(edges: dict[str, set[str]]) -> str:
+def diagram(edges: dict[str, set[str]]) -> str:
     """The graph as SVG."""
     unknown = sorted(
         (set(edges) | {o for e in edges.values() for o in e}) - {n for row in ROWS for n in row if n}
@@ -144,5 +144,5 @@ def _text(x: float, y: float, size: float, color: str, words: str) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(picture(packages()), encoding="utf-8")
-    print(f"{PICTURE.name}: written")
+    DIAGRAM.write_text(diagram(packages()), encoding="utf-8")
+    print(f"{DIAGRAM.name}: written")

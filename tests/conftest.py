@@ -15,7 +15,7 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["DEAR_CACHE"] = tempfile.mkdtemp(prefix="dear-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["DEAR_CACHE"], ignore_errors=True)
-torch.set_num_threads(1)  # pytest runs one process a core
+torch.set_num_threads(1)  # pytest runs one process per core
 for folder in Path(__file__).parent.rglob("*/"):
     if folder.is_dir() and folder.name != "__pycache__":
         sys.path.append(str(folder))

@@ -1,4 +1,4 @@
-"""The import graph is a contract: the table of modules holds, and the picture shows the graph as it is."""
+"""The import graph is a contract: the table of modules holds, and the diagram shows the graph as it is."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_no_method_is_named_outside_of_methods(part: str) -> None:
                 assert {alias.name for alias in node.names} <= CONTRACT, path
 
 
-def test_the_picture_and_the_table_are_those_of_this_code(script) -> None:
-    assert script.PICTURE.read_text() == script.picture(script.packages()), "run scripts/architecture.py"
+def test_the_diagram_and_the_table_are_those_of_this_code(script) -> None:
+    assert script.DIAGRAM.read_text() == script.diagram(script.packages()), "run scripts/architecture.py"
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert [part for part in sorted(PARTS) if f"`dear.{part}`" not in page] == []

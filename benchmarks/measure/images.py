@@ -1,4 +1,4 @@
-"""Images a second from files to training views on the device: our feed and a PyTorch DataLoader."""
+"""Images per second from files to training views on the device: our feed and a PyTorch DataLoader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from measure.clock import wait
 def image_rates(
     clip: Clip, count: int, batch: int = 32, epochs: int = 3, workers: tuple[int, ...] = (8,)
 ) -> list[dict[str, Any]]:
-    """A row an epoch and way: our feed, and a DataLoader with Pillow transforms and worker processes.
+    """One row per epoch and way: our feed, and a DataLoader with Pillow transforms and worker processes.
 
     Epochs of one way follow each other: a GPU that waits for worker processes lowers its clock.
     """

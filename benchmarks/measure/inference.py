@@ -1,4 +1,4 @@
-"""Images a second from pixels on the device to features or answers: CLIP, DeAR, and other code's CLIP."""
+"""Images per second from pixels on the device to features or answers: CLIP, DeAR, and other code's CLIP."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ def step_rows(
 
     Args:
         clip: the backbone, on its device.
-        batch: images a step.
+        batch: images per step.
         classes: classes.
         precision: as in the recipe.
         mmrl: a copy of MMRL's repository, to measure its step too.
         repeats: runs of each, of which the median counts.
-        rate: operations a second that the device's matrix products reach, for the share of the floor.
+        rate: operations per second that the device's matrix products reach, for the share of the floor.
         ways: of "literal", "dear" and "dear, launched one by one".
         warm_up: runs that are not counted.
         literal_precision: of the literal step, if not the same.
@@ -104,7 +104,7 @@ def compare(task: SpeedTask, dtype: torch.dtype) -> None:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> float:
-    """Operations a second of a large matrix product on random data."""
+    """Operations per second of a large matrix product on random data."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return float(2 * size**3 / medians({"product": lambda: a @ b}, repeats, device)["product"])

@@ -46,10 +46,10 @@ class SpeedTask:
 
     Args:
         clip: the backbone, on its device.
-        batch: images a step.
+        batch: images per step.
         classes: classes.
         precision: as in the recipe.
-        tokens: attribute tokens an attribute.
+        tokens: tokens per attribute.
         preset: name of DeAR's preset.
     """
 

@@ -193,7 +193,7 @@ def test_a_folder_with_both_layouts_is_read_as_hugging_faces(odd, tmp_path):
     assert found.config.mean == (0.1, 0.2, 0.3)
 
 
-def test_weight_files_are_recognised_by_their_content(odd, tmp_path):
+def test_weight_files_are_recognized_by_their_content(odd, tmp_path):
     folder = published.write_huggingface(odd, tmp_path / "hf")
     assert read_checkpoint(folder / "model.safetensors").layout == "huggingface"
     folder = published.write_openclip(odd, tmp_path / "openclip")

@@ -141,7 +141,7 @@ def test_a_repository_without_a_clip(tmp_path, server):
     other.close()
 
 
-def test_the_environment_is_honoured_through_dear_load(server, files, tmp_path):
+def test_the_environment_is_honored_through_dear_load(server, files, tmp_path):
     program = f"import dear; print(dear.load({NAME!r}).fingerprint)"
     environment = {
         **os.environ,

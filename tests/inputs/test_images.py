@@ -117,7 +117,7 @@ def test_a_broken_exif_block_does_not_lose_the_image():
         assert open_image(data).size == (16, 8)
 
 
-def test_grey_and_one_bit():
+def test_gray_and_one_bit():
     assert open_image(encoded(Image.new("L", (3, 3), 77), "PNG")).getpixel((1, 1)) == (77, 77, 77)
     assert open_image(encoded(Image.new("1", (3, 3), 1), "PNG")).getpixel((1, 1)) == (255, 255, 255)
 
@@ -139,7 +139,7 @@ def test_cmyk_jpeg():
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_sixteen_bit_grey_is_scaled(kind):
+def test_sixteen_bit_gray_is_scaled(kind):
     values = np.array([[0, 257, 128 * 257, 65535, 30000]], dtype=np.uint16)
     opened = open_image(encoded(Image.fromarray(values), kind))
     expected = np.round(values / 65535 * 255).astype(np.uint8)
@@ -160,8 +160,8 @@ def test_transparent_images_lie_on_white():
     for kind in ("PNG", "TIFF"):
         opened = open_image(encoded(rgba, kind))
         assert [opened.getpixel((x, 0)) for x in range(3)] == [(255, 255, 255), (255, 0, 0), (204, 204, 204)]
-    grey = Image.new("LA", (1, 1), (0, 0))
-    assert open_image(encoded(grey, "PNG")).getpixel((0, 0)) == (255, 255, 255)
+    gray = Image.new("LA", (1, 1), (0, 0))
+    assert open_image(encoded(gray, "PNG")).getpixel((0, 0)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "RGB"])

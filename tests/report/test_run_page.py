@@ -68,8 +68,8 @@ def test_numbers_equal_plain_counting(model, clip, test_set, facts):
 
 
 def test_unseen_classes_are_answered_alone_and_among_all(model, clip, test_set, facts):
-    grey = [i for i in range(24) if int(test_set.labels[i]) == 3]
-    batch = torch.stack([clip.preprocess(test_set.image(i)) for i in grey])
+    last = [i for i in range(24) if int(test_set.labels[i]) == 3]
+    batch = torch.stack([clip.preprocess(test_set.image(i)) for i in last])
     assert facts.new.alone.adapted.classes == ("grey",)
     assert facts.new.alone.accuracies()["fused"] == 1.0
     every = model.with_classes(["red", "green", "blue", "grey"])

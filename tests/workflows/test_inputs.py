@@ -80,7 +80,7 @@ def test_what_is_no_image_gets_a_sentence(given: object, sentence: str) -> None:
         as_images(given)
 
 
-def test_grey_and_transparent_arrays() -> None:
+def test_gray_and_transparent_arrays() -> None:
     assert from_array(np.zeros((4, 6), dtype=np.uint8), "x").size == (6, 4)
     assert from_array(np.zeros((1, 4, 6), dtype=np.float32), "x").size == (6, 4)
     assert from_array(np.zeros((4, 6, 4), dtype=np.uint8), "x").mode == "RGBA"

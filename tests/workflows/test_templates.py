@@ -48,11 +48,11 @@ def test_new_classes_keep_the_template_of_the_run() -> None:
 
 def test_evaluate_and_predict_follow_the_same_rule() -> None:
     images = renamed()
-    pictures = [images.image(i) for i in range(len(images))]
+    queries = [images.image(i) for i in range(len(images))]
     for template in (None, "one {}"):
         wanted = expected(images.classes, template or OWN)
         evaluated = evaluate_run(run(), images, template=template).confidence["default"]
-        predicted = predict_run(run(), pictures, classes=images.classes, template=template, top=1)
+        predicted = predict_run(run(), queries, classes=images.classes, template=template, top=1)
         torch.testing.assert_close(evaluated, wanted.max(-1).values, atol=1e-4, rtol=0)
         told = torch.tensor([answer.classes[0][1] for answer in predicted])
         torch.testing.assert_close(told, wanted.max(-1).values, atol=1e-4, rtol=0)
@@ -60,12 +60,12 @@ def test_evaluate_and_predict_follow_the_same_rule() -> None:
 
 def test_a_template_without_classes_is_used() -> None:
     images = Colors()
-    pictures = [images.image(i) for i in range(len(images))]
+    queries = [images.image(i) for i in range(len(images))]
     wanted = expected(images.classes, "one {}")
-    told = predict_run(run(), pictures, template="one {}", top=3)
+    told = predict_run(run(), queries, template="one {}", top=3)
     for answer, row in zip(told, wanted, strict=True):
         assert [p for _, p in answer.classes] == sorted(row.tolist(), reverse=True)[:3] or torch.allclose(
             torch.tensor([p for _, p in answer.classes]), row.sort(descending=True).values, atol=1e-4
         )
-    own = predict_run(run(), pictures, top=3)
+    own = predict_run(run(), queries, top=3)
     assert any(a.classes[0][1] != b.classes[0][1] for a, b in zip(told, own, strict=True))

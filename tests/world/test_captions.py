@@ -65,12 +65,12 @@ def test_true_of_is_a_plain_comparison(batch: tuple[world.Scenes, world.Captions
     scenes, captions = batch
     values, mask = scenes.factors()[:80], captions.mask[:80]
     table = world.true_of(values, values, mask)
-    for picture in range(80):
+    for image in range(80):
         for caption in range(80):
             expected = all(
-                values[picture, f] == values[caption, f] for f in range(len(F.FACTORS)) if mask[caption, f]
+                values[image, f] == values[caption, f] for f in range(len(F.FACTORS)) if mask[caption, f]
             )
-            assert bool(table[picture, caption]) == expected
+            assert bool(table[image, caption]) == expected
     everything = scenes.factors()
     assert world.true_of(everything, everything, captions.mask).diagonal().all()
 

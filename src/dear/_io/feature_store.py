@@ -1,4 +1,4 @@
-"""Small tensors on disk, found by a digest: a cache with a size limit that forgets the oldest."""
+"""A cache of small tensors on disk, addressed by digest; over its size limit the oldest are deleted."""
 
 from __future__ import annotations
 

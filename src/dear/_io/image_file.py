@@ -5,7 +5,7 @@ to `size`, bicubic, center crop). An exported model runs with this module where 
 `dear._io.pixels` makes tensors of its results.
 
 Two choices where CLIP's own code is silent: transparent images are laid on white (dropping the alpha
-channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit grey is scaled to
+channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit gray is scaled to
 8 bit (`convert("RGB")` clips it to white).
 """
 
@@ -40,7 +40,7 @@ MAX_ASPECT = 16
 def open_image(source: Source) -> Image.Image:
     """The image as upright 8-bit RGB, of an animation the first frame.
 
-    EXIF rotation is applied; palette, grey, CMYK and 16-bit images are converted; transparent ones are laid
+    EXIF rotation is applied; palette, gray, CMYK and 16-bit images are converted; transparent ones are laid
     on white.
 
     Args:
@@ -185,7 +185,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _sixteen_to_eight(values: np.ndarray, name: str) -> np.ndarray:
-    """16-bit grey, whatever integers hold it, rounded to 8 bit: 65535 is 255."""
+    """16-bit gray, whatever integers hold it, rounded to 8 bit: 65535 is 255."""
     if values.min() < 0 or values.max() > 65535:
         raise InputError(f"{name}: its pixels are 32-bit numbers; save it with 8 or 16 bits a channel")
     return ((values.astype(np.int64) + 128) // 257).astype(np.uint8)

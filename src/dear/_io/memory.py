@@ -1,4 +1,4 @@
-"""When memory runs out: smaller batches where that changes no answer, and a sentence where it would."""
+"""Out of memory: smaller batches where that changes no answer, otherwise an error that says what to do."""
 
 from __future__ import annotations
 

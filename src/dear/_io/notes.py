@@ -1,4 +1,4 @@
-"""What a user should know about work that goes on all the same: sentences of the logger "dear", each once."""
+"""Notes to the user that do not stop the work: written to the logger "dear", each sentence once."""
 
 from __future__ import annotations
 

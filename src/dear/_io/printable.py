@@ -1,4 +1,4 @@
-"""Text of strangers that will be shown: no character may hide, turn or redraw what stands beside it.
+"""Checks text from outside before it is shown: no control or direction characters.
 
 Names come from folders, tables, role maps and runs that somebody else made, and go to terminals, pages and
 prompts. Control characters (a terminal obeys them), halves of characters (no file can hold them), line

@@ -1,4 +1,4 @@
-"""How long work tells how far it is: one type for the whole library."""
+"""The type of progress callbacks, one for the whole library."""
 
 from __future__ import annotations
 

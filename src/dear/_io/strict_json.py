@@ -1,4 +1,4 @@
-"""JSON of strangers: parsed under rules that leave nothing to guess. Needs no PyTorch."""
+"""Strict parsing of JSON from outside: no repeated keys, no NaN, bounded size and depth. Needs no PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's cache folder: what can be computed again, kept between runs of the program."""
+"""The user's cache folder, for results that can be computed again."""
 
 from __future__ import annotations
 

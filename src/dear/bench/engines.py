@@ -1,4 +1,4 @@
-"""Engines: who computes the cells of a grid, here or on a Ray cluster, with the same numbers."""
+"""Engines compute the cells of a grid, on this machine or on a Ray cluster, with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grid: cells on disk, one file each; what is there is kept, what is missing is computed."""
+"""A grid: cells on disk, one file each; existing results are kept, missing ones are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grid leaves for people: tables in three formats and the page with plots."""
+"""Outputs of a grid: tables in three formats and a page with plots."""
 
 from __future__ import annotations
 

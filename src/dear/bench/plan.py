@@ -1,4 +1,4 @@
-"""From what a user asks for to the cells of a grid, with every default written out."""
+"""Turns a request into the cells of a grid, with every default written out."""
 
 from __future__ import annotations
 

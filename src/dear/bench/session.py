@@ -1,4 +1,4 @@
-"""What the computation of one cell has at hand: backbone, roles, data, training and testing, with records."""
+"""The session that computes one cell: backbone, roles, data, training and testing, with records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: one module a command group; each parses, calls and prints."""
+"""The command line: one module per command group; each parses, calls and prints."""
 
 from __future__ import annotations
 

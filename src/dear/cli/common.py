@@ -1,4 +1,4 @@
-"""What the commands share: options that mean the same everywhere, printing, progress."""
+"""Shared by the commands: common options, printing, progress."""
 
 from __future__ import annotations
 

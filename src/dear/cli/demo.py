@@ -1,4 +1,4 @@
-"""`dear demo`: the whole story on the embedded backbone and world."""
+"""`dear demo`: roles, adaptation and comparison on the embedded backbone and world."""
 
 from __future__ import annotations
 

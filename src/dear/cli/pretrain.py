@@ -23,7 +23,7 @@ def pretrain(
     steps: Annotated[
         int | None, typer.Option("--steps", help="Training steps; the recipe's if left out.")
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Images a step.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Images per step.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, images and captions.")] = 1,
     device: Device = "auto",
 ) -> None:

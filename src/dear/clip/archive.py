@@ -2,7 +2,7 @@
 
 The archive is a zip: `data.pkl` describes a tree of modules whose tensors point into raw records under
 `data/`; `code/` holds the program. Only the tree and the records are used. The unpickler below knows a
-handful of names, answers each with something inert, and nothing it builds is trusted before it is checked.
+handful of names, replaces each by an inert object, and everything it builds is checked before use.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A crop covers 0.5 to 1 of the image's area with an aspect of 3/4 to 4/3, as in the field's recipe
 (torchvision's RandomResizedCrop). `augment_image` does it with Pillow on one image, `augment_batch` on a
 whole batch of tensors, on their device. Bicubic resizing is separable, so a batch costs two batched
-matrix products with one weight matrix an image and axis; the weights are Pillow's (antialiased,
+matrix products with one weight matrix per image and axis; the weights are Pillow's (antialiased,
 a = -0.5), and both functions draw the same numbers in the same order, so their views are the same
 to one step of 255.
 """

@@ -45,7 +45,7 @@ def last_third(layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """A pre-norm transformer: `layers` blocks of `heads` heads on `width` numbers a token."""
+    """A pre-norm transformer: `layers` blocks of `heads` heads of `width` features per token."""
 
     width: int
     layers: int

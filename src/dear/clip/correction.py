@@ -2,7 +2,7 @@
 
 The feature is the sum of what every head adds and a rest (`dear.heads.contributions`). A correction leaves
 out the terms of some heads, exactly (the rest of the computation stays as it is), and applies `f A + b`.
-Where it comes from is no matter of the towers.
+The towers do not know where a correction comes from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What identifies a backbone: a hash of the values of its visual weights."""
+"""The fingerprint that identifies a backbone: a hash of the values of its visual weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings a backbone from the Hugging Face hub: checked, whole, resumed when cut, offline once it is here."""
+"""Downloads a backbone from the Hugging Face hub: checked, complete, resumable, and offline afterwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """CLIP's tokens: text is cleaned, lowered, cut into words and byte pairs, and framed by BOT and EOT.
 
 The byte pairs come from `instant_clip_tokenizer`, which carries CLIP's published merges. It does no
-cleaning of its own and departs from CLIP's published rules on three points, mended here:
+cleaning of its own and departs from CLIP's published rules on three points, corrected here:
 
 - its markers are spelled `<start_of_text>` and `<end_of_text>`, and it would read them in a user's text;
 - CLIP's word pattern ignores case, so `'ſ` (long s) is the contraction `'s`, one word;
@@ -73,7 +73,7 @@ def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
 
     Args:
         texts: a text or a list of N texts.
-        context: how many tokens a row holds.
+        context: length of a row of tokens.
 
     Returns:
         int64 [N, context].

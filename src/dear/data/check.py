@@ -1,4 +1,4 @@
-"""Checks a dataset of one's own: images that cannot be read, and how evenly classes are filled."""
+"""Checks a user's own dataset: images that cannot be read, and how evenly classes are filled."""
 
 from __future__ import annotations
 

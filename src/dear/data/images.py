@@ -1,4 +1,4 @@
-"""The one thing every data source becomes: images with labels, classes and a prompt template."""
+"""`ImageSet`, the common form of every data source: images with labels, classes and a prompt template."""
 
 from __future__ import annotations
 

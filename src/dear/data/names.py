@@ -1,4 +1,4 @@
-"""Class names as a person would read them, their order, and templates of prompts."""
+"""Readable class names, their order, and prompt templates."""
 
 from __future__ import annotations
 

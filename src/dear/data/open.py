@@ -1,4 +1,4 @@
-"""One call for every kind of data: a folder, a table, a benchmark, or a task of the attribute world."""
+"""`open_data` opens every kind of data: a folder, a table, a benchmark, or a task of the attribute world."""
 
 from __future__ import annotations
 

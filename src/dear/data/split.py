@@ -1,4 +1,4 @@
-"""Splits that anyone can draw again: they depend on names alone, never on the order of files."""
+"""Reproducible splits: they depend on names alone, never on the order of files."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A table of images: CSV with a header, or JSONL with one object a line.
+"""A table of images: CSV with a header, or JSONL with one object per line.
 
 Columns: `path` (relative to the table's folder), `label`, and as wanted `classname`, `split`, `domain`,
 `group` (a value beside the class, for accuracy in the worst group of class and value).
 Without `classname`, labels are class names and are read like folder names (`golden_retriever` is "golden
 retriever"); with it, the class name stands there (only underscores are read as spaces) and `label` may be a
 number. Classes are in the order of their labels: by value if all are whole numbers, else in natural order.
-Other columns are passed over.
+Other columns are ignored.
 
 Paths may not leave the table's folder, neither by `..` nor by a link, and no image may stand in it twice:
 it could be trained on and tested, or have two labels. Where there is no `split` column, a fifth of each

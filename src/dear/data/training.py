@@ -1,4 +1,4 @@
-"""Images held ready for training: shrunk once, kept as bytes, handed out in padded batches."""
+"""Training images in memory: resized once, kept as bytes, returned in padded batches."""
 
 from __future__ import annotations
 

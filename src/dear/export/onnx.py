@@ -1,4 +1,4 @@
-"""Export to ONNX: image in, class scores out, in one file that says itself how to use it.
+"""Export to ONNX: image in, class scores out, in one file whose metadata describe its use.
 
 The input `pixels` is normalized, [batch, 3, S, S] with any batch; how an image becomes pixels, the classes
 in the order of the scores, and the weights' fingerprint stand in the file's metadata. `dear.export.runtime`

@@ -134,7 +134,7 @@ def layer_effects(task: Task) -> list[dict[str, float]]:
     """Direct effect of each collected layer, to show why the last layers are the ones with roles.
 
     Returns:
-        A row a layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with
+        One row per layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with
         the heads of all layers up to it mean-ablated.
     """
     count = task.images.outputs.shape[2]

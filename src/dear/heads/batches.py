@@ -1,4 +1,4 @@
-"""Images in batches, whatever they come as: an image set, a tensor, or batches already."""
+"""Images in batches, from an image set, a tensor, or an iterable of batches."""
 
 from __future__ import annotations
 

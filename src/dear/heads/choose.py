@@ -1,4 +1,4 @@
-"""Which way removes a concept best, told by the training images alone.
+"""Chooses the best way to remove a concept from the training images alone.
 
 Each way names a part of the feature that carries the concept. Exchange that part between images of different
 classes, and a classifier that was trained with the concept removed should still answer right, whichever way

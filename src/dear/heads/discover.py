@@ -121,7 +121,6 @@ def discover_roles(
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, tell)
     seen, kept = _read(clip, images, chosen, options.batch_size, tell, keep)
-    _demand_two(seen.count)
     tell("heads", 0, None)
     phrases = options.phrases or default_phrases(clip)
     spans = textspan_moments(seen, features, phrases)
@@ -139,6 +138,22 @@ def discover_roles(
     steady = bootstrap(seen, again, table, options.replicates)
     if kept is not None:
         kept.remove()
+    evidence = {
+        **_evidence_of_inputs(images, seen.count, words, dropped),
+        "phrases_per_head": phrases,
+        **({} if steady is None else {"stability": steady.evidence()}),
+        **_evidence(found, spans, chosen),
+    }
+    return _role_map(clip, options, table, parameters, evidence)
+
+
+def _role_map(
+    clip: Clip,
+    options: RoleOptions,
+    table: dict[tuple[int, int], Role],
+    parameters: dict[str, Any],
+    evidence: dict[str, Any],
+) -> RoleMap:
     return RoleMap(
         table,
         clip.config.vision.heads,
@@ -148,14 +163,7 @@ def discover_roles(
         rule=options.rule,
         parameters=parameters,
         core=options.core,
-        evidence={
-            "image_count": seen.count,
-            "image_source": name if isinstance(name := getattr(images, "name", None), str) else "",
-            "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
-            "phrases_per_head": phrases,
-            **({} if steady is None else {"stability": steady.evidence()}),
-            **_evidence(found, spans, chosen),
-        },
+        evidence=evidence,
     )
 
 
@@ -211,6 +219,7 @@ def _read(
         lambda: f"out of memory with {batch_size} images at once; choose a smaller batch_size", "batch"
     ):
         moments(clip, batches(clip, images, batch_size), layers, done, seen)
+    _demand_two(seen.count)
     return seen, kept
 
 
@@ -268,6 +277,16 @@ def _phrases(
         (layer, head): tuple(texts[pick] for pick in row.tolist() if pick >= 0)
         for place, layer in enumerate(layers)
         for head, row in enumerate(spans.picks[place])
+    }
+
+
+def _evidence_of_inputs(images: Images, count: int, words: Corpus, dropped: int) -> dict[str, Any]:
+    """What the roles were found with: images and corpus."""
+    name = getattr(images, "name", None)
+    return {
+        "image_count": count,
+        "image_source": name if isinstance(name, str) else "",
+        "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
     }
 
 

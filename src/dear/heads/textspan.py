@@ -45,7 +45,7 @@ def textspan(contributions: Tensor, text: Tensor, count: int = 20, rank: int = R
     """TEXTSPAN on contributions in memory.
 
     Args:
-        contributions: [n, ..., d], one row an image; the axes between are heads.
+        contributions: [n, ..., d], one row per image; the axes between are heads.
         text: [m, d] text features (of any length; they are made unit).
         count: phrases per head.
         rank: most singular vectors kept (r = min(rank, numerical rank)).

@@ -1,4 +1,4 @@
-"""Agreement with the frozen model: what keeps an adapted CLIP near the one it came from."""
+"""Agreement with the frozen model: losses that keep an adapted CLIP close to its backbone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method is: learned tensors, logits and a loss, in a frozen stage and a learned stage."""
+"""Base class of methods: learned tensors, logits and a loss, in a frozen stage and a learned stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into a training step and what comes out of it."""
+"""Input and output of a training step."""
 
 from __future__ import annotations
 

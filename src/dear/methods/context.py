@@ -23,7 +23,7 @@ _TEXTS_AT_ONCE = 1024  # bounds the memory where every image has prompts of its 
 
 
 class ContextPrompts:
-    """One prompt a class with `count` learned vectors in place of its first words.
+    """One prompt per class with `count` learned vectors in place of its first words.
 
     Args:
         prompts: the classes; their token ids, if they were given as such, are the prompts themselves.

@@ -9,7 +9,7 @@ Loss: `alpha CE(f_c) + (1 - alpha) CE(f_r) + lambda (1 - cos(f_c, f_c frozen) + 
 Inference: `fused`, alpha s_c + (1 - alpha) s_r, for classes that were trained on; `decoupled`, s_c alone, for
 others. K = 5, J = 6 of 12, d_r = 512, alpha = 0.7.
 
-Departures: lambda = 1 for every dataset (the authors set it a dataset from 0.01 to 7, and d_r = 2048 for
+Departures: lambda = 1 for every dataset (the authors set it per dataset from 0.01 to 7, and d_r = 2048 for
 EuroSAT); batch 4 everywhere (they take 32 on ImageNet); in towers of other depths J is the middle; last epoch
 kept.
 """
@@ -60,7 +60,7 @@ class MMRL(Method):
     config: MMRLConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """R, two maps a layer (all started alike, as the authors do), and the projection of f_r."""
+        """R, two maps per layer (all started alike, as the authors do), and the projection of f_r."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         self.first, self.text_first = first_layers(self.clip, config.first_layer)
         self.space = self.learn(normal(generator, config.tokens, config.width))

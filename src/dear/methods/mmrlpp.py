@@ -1,4 +1,4 @@
-"""MMRL++: MMRL with fewer parameters and tokens that remember (Guo, Gu, arXiv 2505.10088, IJCV 2026).
+"""MMRL++: MMRL with fewer parameters and progressive tokens (Guo, Gu, arXiv 2505.10088, IJCV 2026).
 
 Shared-residual representation aligner: all layers share one map and add a low-rank residual of their own,
 `W_i = W + A_i B_i` (rank 4, B = 0 at the start), with a bias per layer; the projection of the tokens' feature

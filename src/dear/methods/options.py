@@ -1,4 +1,4 @@
-"""Options as people write them, turned into what a configuration's fields want, or refused in a sentence."""
+"""Parses options given as text into the types of a configuration's fields; others are refused."""
 
 from __future__ import annotations
 

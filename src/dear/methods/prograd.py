@@ -1,4 +1,4 @@
-"""ProGrad: CoOp that never unlearns CLIP's answers (Zhu, Niu, Han, Wu, Zhang, ICCV 2023).
+"""ProGrad: CoOp with gradients that do not contradict CLIP's answers (Zhu, Niu, Han, Wu, Zhang, ICCV 2023).
 
 Two gradients of the context: G_d of the cross-entropy, G_g of the KL divergence from frozen CLIP's answers.
 Where they agree, G_d is followed; where their angle is above 90 degrees, the part of G_d against G_g is taken

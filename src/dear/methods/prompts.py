@@ -1,4 +1,4 @@
-"""The texts of a task's classes and what never changes about them, computed once."""
+"""The prompts of a task's classes and their constant tensors, computed once."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ projections are trained with cross-entropy, without prompts or adapters. At a st
 part: those nearest to the batch's images (by cosine with the frozen text features, the true classes first),
 half of all and at most 50, and behind them every rank with a probability that falls exponentially.
 
-Departures: what is learned is the difference to the backbone, so that weight decay pulls towards CLIP rather
-than towards zero (5e-4 times a rate of 2e-5: 1e-8 per step). When training ends, the differences are rounded
+Departures: what is learned is the difference to the backbone, so that weight decay pulls toward CLIP rather
+than toward zero (5e-4 times a rate of 2e-5: 1e-8 per step). When training ends, the differences are rounded
 to half precision, and saved so. Which later ranks take part is drawn once from the method's seed; the
 authors draw once at the first step.
 """

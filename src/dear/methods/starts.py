@@ -1,4 +1,4 @@
-"""Where learned tensors start: random numbers from a method's own generator, in float64."""
+"""Initialization of learned tensors: random numbers from a method's own generator, in float64."""
 
 from __future__ import annotations
 

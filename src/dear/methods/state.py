@@ -1,4 +1,4 @@
-"""Learned tensors from outside: checked against what a method has, and taken over whole or not at all."""
+"""Loads learned tensors into a method: all are checked first, then all are loaded or none."""
 
 from __future__ import annotations
 

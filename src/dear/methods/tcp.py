@@ -1,4 +1,4 @@
-"""TCP: prompt vectors that know their class (Yao, Zhang, Xu, CVPR 2024).
+"""TCP: class-aware prompt vectors (Yao, Zhang, Xu, CVPR 2024).
 
 A shared context as in CoOp, and "textual knowledge embedding": a small net maps each class's frozen text
 feature to M vectors of its own, `T_c = Linear(E/4, M D)(QuickGELU(Linear(E, E/4)(w_c)))`, which replace the

@@ -1,4 +1,4 @@
-"""Sixty ways to say what a picture shows, for methods that average text features over templates."""
+"""Sixty prompt templates of different wording, for methods that average text features over templates."""
 
 DIVERSE = tuple(
     f"{kind} of {which}."

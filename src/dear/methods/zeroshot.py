@@ -1,10 +1,10 @@
-"""Zero-shot CLIP: the frozen model, one prompt a class or the mean of several (Radford et al., ICML 2021).
+"""Zero-shot CLIP: the frozen model, one prompt per class or the mean of several (Radford et al., ICML 2021).
 
 `logits = tau cos(f, w_c)`, f the image feature, w_c the text feature of the class's prompt. With `ensemble`
 w_c is the mean of the unit features of several prompts, at unit length again.
 
-Departures: the ensemble is the task's own prompt and seven of the authors' eighty for ImageNet, on every data
-set; their lists of prompts for each other dataset are left out.
+Departures: the ensemble is the task's own prompt and seven of the authors' eighty for ImageNet, for every
+dataset; their lists of prompts for the other datasets are left out.
 """
 
 from __future__ import annotations

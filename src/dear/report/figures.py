@@ -207,7 +207,7 @@ def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
 
 
 def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | None = None) -> go.Figure:
-    """Accuracy over the steps of a training, a line a mode.
+    """Accuracy over the steps of a training, one line per mode.
 
     Args:
         points: each with `step` and a share of 1 for every mode.

@@ -1,4 +1,4 @@
-"""One look for all pages, the studio and notebooks: colors, and the style of plotly figures."""
+"""Colors and the plotly style of all pages, the studio and notebooks."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def short_name(dataset: str) -> str:
 
 
 def bars(lines: Sequence[Line], column: str) -> go.Figure:
-    """One group of bars a dataset, one bar a method; `column` is a key of HEADINGS."""
+    """One group of bars per dataset, one bar per method; `column` is a key of HEADINGS."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -153,7 +153,7 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
 
 
 def shot_curves(lines: Sequence[Line]) -> go.Figure:
-    """Accuracy against shots (logarithmic): one panel a dataset, one curve a method."""
+    """Accuracy against shots (logarithmic): one panel per dataset, one curve per method."""
     from plotly.subplots import make_subplots
 
     datasets = list(dict.fromkeys(line.dataset for line in lines))
@@ -188,7 +188,7 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
 
 
 def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """Learned fusion weights: one row a dataset, one column the class token or an attribute.
+    """Learned fusion weights: one row per dataset, one column for the class token and one per attribute.
 
     Args:
         weights: dataset -> token -> weight; each row sums to 1.

@@ -93,7 +93,7 @@ class NewClasses:
 
     Attributes:
         alone: answers among the new classes only.
-        among_all: answers among trained and new classes together; None where the two share a class.
+        among_all: answers among trained and new classes together; None where they have a class in common.
         trained: how many classes of `among_all` were trained.
     """
 

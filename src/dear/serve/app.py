@@ -42,6 +42,8 @@ def make_app(service: Service, keys: Keys | None = None) -> FastAPI:
     app.add_exception_handler(DearError, _told)
     _add_health(app, service)
     _add_models(app, service, keys)
+    _add_answers(app, service, keys)
+    _add_embeddings(app, service, keys)
     _add_management(app, service, keys)
     return app
 
@@ -71,14 +73,14 @@ def _add_health(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
+def _allow(keys: Keys, request: Request, name: str) -> None:
+    """Refuse a request whose key does not open the adapter."""
+    opened = keys.opened(request.headers.get("authorization"))
+    if EVERY not in opened and name not in opened:
+        raise Refused(403, f"this key does not open the adapter {name!r}")
+
+
 def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
-    limits = service.settings.limits
-
-    def allow(request: Request, name: str) -> None:
-        opened = keys.opened(request.headers.get("authorization"))
-        if EVERY not in opened and name not in opened:
-            raise Refused(403, f"this key does not open the adapter {name!r}")
-
     @app.get("/v1/models", summary="The adapters this key opens.")
     async def models(request: Request) -> dict[str, Any]:
         opened = keys.opened(request.headers.get("authorization"))
@@ -87,8 +89,12 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
 
     @app.get("/v1/models/{name}", summary="One adapter.")
     async def model(request: Request, name: str) -> dict[str, Any]:
-        allow(request, name)
+        _allow(keys, request, name)
         return _plain(service.store.card(name))
+
+
+def _add_answers(app: FastAPI, service: Service, keys: Keys) -> None:
+    limits = service.settings.limits
 
     @app.post(
         "/v1/models/{name}/classify",
@@ -96,7 +102,7 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
         openapi_extra=json_schema("top", "classes", "reject"),
     )
     async def classify(request: Request, name: str) -> dict[str, Any]:
-        allow(request, name)
+        _allow(keys, request, name)
         service.store.card(name)
         uploads, asked = await read_request(request, limits)
         if not uploads:
@@ -122,7 +128,7 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
         openapi_extra=json_schema("gallery", "attribute", "top"),
     )
     async def retrieve(request: Request, name: str) -> dict[str, Any]:
-        allow(request, name)
+        _allow(keys, request, name)
         service.store.card(name)
         uploads, asked = await read_request(request, limits)
         if not uploads:
@@ -136,6 +142,8 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
         ]
         return {"model": name, "version": adapter.card.version, "gallery": gallery, "answers": answers}
 
+
+def _add_embeddings(app: FastAPI, service: Service, keys: Keys) -> None:
     @app.get("/v1/galleries", summary="The stored galleries.")
     async def galleries(request: Request) -> dict[str, Any]:
         keys.opened(request.headers.get("authorization"))
@@ -148,7 +156,7 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
     )
     async def embeddings(request: Request) -> dict[str, Any]:
         keys.opened(request.headers.get("authorization"))
-        uploads, asked = await read_request(request, limits)
+        uploads, asked = await read_request(request, service.settings.limits)
         if not uploads and not asked.texts:
             raise Refused(400, "the request holds neither images nor texts")
         images = (await service.answers(uploads, None))[0] if uploads else []

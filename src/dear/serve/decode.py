@@ -1,4 +1,4 @@
-"""Images of requests, decoded in a pool of threads; what is hostile costs one sentence."""
+"""Images of requests, decoded in a pool of threads; a hostile file is refused with one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds every request: a request id, a log line, limits on its body, and errors as one sentence."""
+"""Middleware of the service: request ids, log lines, limits on bodies, and errors as one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service without HTTP: store, queue, decoder and their life."""
+"""The service without HTTP: store, queue and decoder, from start to stop."""
 
 from __future__ import annotations
 

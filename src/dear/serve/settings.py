@@ -1,4 +1,4 @@
-"""What a service is told when it starts, as frozen values."""
+"""Settings of a service, as frozen dataclasses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The adapters of a runs folder: found, loaded when they are asked for, exchanged when they change.
 
-A finished run in the folder is an adapter with the folder's name. The folder is looked at again and again: a
+A finished run in the folder is an adapter with the folder's name. The folder is scanned regularly: a
 new run is served without a restart, a changed one replaces the old between two batches, and one that cannot
-be read is refused with its sentence while the old one stays.
+be read is refused with an error message while the old one stays.
 """
 
 from __future__ import annotations

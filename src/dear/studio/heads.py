@@ -93,9 +93,9 @@ def overlay(image: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
     share = (look / look.max().clamp(min=1e-12)).clamp(0, 1).sqrt()  # one patch often leads by far
     small = Image.fromarray((255 * share).round().to(torch.uint8).numpy())
     heat = np.asarray(small.resize((side, side), Image.Resampling.BICUBIC), dtype=np.float32)[..., None] / 255
-    grey = base.mean(axis=2, keepdims=True) * 0.55
+    gray = base.mean(axis=2, keepdims=True) * 0.55
     warm = _warm(heat[..., 0].astype(np.float32))
-    mixed: NDArray[np.float32] = grey * (1 - heat) + (0.45 * base + 0.55 * warm) * heat
+    mixed: NDArray[np.float32] = gray * (1 - heat) + (0.45 * base + 0.55 * warm) * heat
     return Image.fromarray((255 * mixed.clip(0, 1)).astype(np.uint8))
 
 

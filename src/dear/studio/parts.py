@@ -1,4 +1,4 @@
-"""What the tabs share: errors as sentences, work that can be stopped, the look of galleries and plots."""
+"""Shared by the tabs: errors as sentences, work that can be stopped, the look of galleries and plots."""
 
 from __future__ import annotations
 

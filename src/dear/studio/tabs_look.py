@@ -101,9 +101,21 @@ def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
     return answered(begin, lambda problem: [problem, "", "", "", "", ""]), [grid, *outputs]
 
 
-def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
-    """Any images and any class names."""
-    work = Work()
+@dataclass(frozen=True)
+class _ClassifyParts:
+    """Components of the tab Classify: inputs, the button, and outputs."""
+
+    files: Any
+    camera: Any
+    example: Any
+    names: Any
+    template: Any
+    refuse: Any
+    go: Any
+    outputs: list[Any]  # cards of answers, shares of the attributes, which model answered
+
+
+def _classify_layout(desk: Desk, samples: Samples, work: Work) -> _ClassifyParts:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             files = gr.File(label="Drop images here", file_count="multiple", elem_id="classify-files")
@@ -142,23 +154,32 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
                 **plot_look("classify-shares"),
             )
             source = gr.Markdown(elem_id="classify-source")
+    return _ClassifyParts(files, camera, example, names, template, refuse, go, [cards, shares, source])
 
-    def ask(
-        images: list[tuple[str, Any]],
-        complaints: list[str],
-        text: str,
-        prompt: str,
-        percent: float,
-        tell: Any,
-    ) -> list[Any]:
-        classes = asking.parse_classes(text)
-        reject = percent / 100 if percent else None
-        verdicts = asking.classify(desk, images, classes, prompt, tell=tell, reject=reject)
-        trusted, advice = asking.which_to_trust(desk.find_model(), classes)
-        rows = asking.share_rows(verdicts)
-        figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
-        html = asking.verdicts_html(verdicts, trusted, advice, complaints)
-        return [html, figure, f"Adapted model: {desk.source}."]
+
+def _classified(
+    desk: Desk,
+    images: list[tuple[str, Any]],
+    complaints: list[str],
+    text: str,
+    prompt: str,
+    percent: float,
+    tell: Any,
+) -> list[Any]:
+    classes = asking.parse_classes(text)
+    reject = percent / 100 if percent else None
+    verdicts = asking.classify(desk, images, classes, prompt, tell=tell, reject=reject)
+    trusted, advice = asking.which_to_trust(desk.find_model(), classes)
+    rows = asking.share_rows(verdicts)
+    figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
+    html = asking.verdicts_html(verdicts, trusted, advice, complaints)
+    return [html, figure, f"Adapted model: {desk.source}."]
+
+
+def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
+    """Any images and any class names."""
+    work = Work()
+    parts = _classify_layout(desk, samples, work)
 
     def run(
         paths: list[str] | None,
@@ -172,7 +193,7 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
         shots = [] if photo is None else [("camera", open_image(photo))]
         found, complaints = asking.readable_uploads(paths or []) if paths or not shots else ([], [])
         tell = work.tell(progress, visitor_of(request))
-        return ask([*found, *shots], complaints, text, prompt, percent, tell)
+        return _classified(desk, [*found, *shots], complaints, text, prompt, percent, tell)
 
     def pick(
         event: gr.SelectData,
@@ -185,34 +206,40 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     ) -> list[Any]:
         image, name = samples.at(seen)[event.index]
         tell = work.tell(progress, visitor_of(request))
-        return ask([(name, image)], [], text, prompt, percent, tell)
+        return _classified(desk, [(name, image)], [], text, prompt, percent, tell)
 
     def empty(problem: str) -> list[Any]:
         return [problem, gr.update(value=None, visible=False), ""]
 
-    outputs = [cards, shares, source]
-    go.click(
-        answered(run, empty),
-        [files, camera, names, template, refuse],
-        outputs,
-        show_progress_on=[cards],
-        api_name="classify",
+    outputs, shown = parts.outputs, {"show_progress_on": parts.outputs[:1]}
+    asked = [parts.names, parts.template, parts.refuse]
+    parts.go.click(
+        answered(run, empty), [parts.files, parts.camera, *asked], outputs, api_name="classify", **shown
     )
-    inputs = [names, template, refuse, version]
-    example.select(answered(pick, empty), inputs, outputs, show_progress_on=[cards])
+    parts.example.select(answered(pick, empty), [*asked, version], outputs, **shown)
 
     def values() -> list[Any]:
         return ["\n".join(desk.classes), desk.template, samples.shown(desk.version), *empty(_HINT)]
 
-    return Refreshed([names, template, example, *outputs], values)
+    return Refreshed([parts.names, parts.template, parts.example, *outputs], values)
 
 
 _HINT = "<p>Choose images; the answers appear here.</p>"
 
 
-def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
-    """Nearest images in one attribute."""
-    search, work = Search(desk), Work()
+@dataclass(frozen=True)
+class _RetrieveParts:
+    """Components of the tab Retrieve: inputs, the button, and outputs."""
+
+    attribute: Any
+    query: Any
+    example: Any
+    folder: Any
+    go: Any
+    outputs: list[Any]  # the query, what was found
+
+
+def _retrieve_layout(desk: Desk, samples: Samples, work: Work) -> _RetrieveParts:
     attributes = _attributes(desk)
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
@@ -241,6 +268,13 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
                 elem_id="retrieve-found",
                 elem_classes=["dear-room"],
             )
+    return _RetrieveParts(attribute, query, example, folder, go, [asked, found])
+
+
+def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
+    """Nearest images in one attribute."""
+    search, work = Search(desk), Work()
+    parts = _retrieve_layout(desk, samples, work)
     picked = gr.State(None)
 
     def run(
@@ -264,19 +298,19 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     def pick(event: gr.SelectData) -> list[Any]:
         return [event.index, None]  # the example counts now, not a file from before
 
-    inputs, outputs = [query, picked, attribute, folder, version], [asked, found]
+    inputs = [parts.query, picked, parts.attribute, parts.folder, version]
+    outputs, shown = parts.outputs, {"show_progress_on": parts.outputs[1:]}
     find = answered(run, lambda problem: ["", problem])
-    go.click(find, inputs, outputs, show_progress_on=[found], api_name="retrieve")
-    example.select(pick, None, [picked, query], show_progress="hidden").then(
-        find, inputs, outputs, show_progress_on=[found]
-    )
-    query.upload(lambda: None, None, picked, show_progress="hidden")
+    parts.go.click(find, inputs, outputs, api_name="retrieve", **shown)
+    chosen = parts.example.select(pick, None, [picked, parts.query], show_progress="hidden")
+    chosen.then(find, inputs, outputs, **shown)
+    parts.query.upload(lambda: None, None, picked, show_progress="hidden")
 
     def values() -> list[Any]:
         names = _attributes(desk)
         return [gr.update(choices=names, value=names[0]), samples.shown(desk.version), None, "", ""]
 
-    return Refreshed([attribute, example, picked, *outputs], values)
+    return Refreshed([parts.attribute, parts.example, picked, *outputs], values)
 
 
 def _attributes(desk: Desk) -> list[str]:

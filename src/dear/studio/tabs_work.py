@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -21,8 +22,18 @@ from dear.studio.tabs_look import Refreshed
 from dear.studio.training import AUTOMATIC, ROLE_CHOICES, Plan, Trainer, Watched, status_html
 
 
-def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
-    """Train on a folder, watch, stop, resume, download. Gives the events after which a model may be new."""
+@dataclass(frozen=True)
+class _TrainParts:
+    """Components of the tab Train: the fields in the order of `begin`, the buttons, and what is watched."""
+
+    fields: list[Any]
+    start: Any
+    stop: Any
+    resume: Any
+    watched: list[Any]  # status, loss, accuracy, download
+
+
+def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
     tasks = _tasks()
     where = "a task of the attribute world, or a folder on this computer" if desk.local else "a task"
     with gr.Row():
@@ -67,6 +78,13 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
             status = gr.HTML(status_html(trainer.watched), elem_id="train-status")
             loss = gr.Plot(label="Loss", visible=False, **plot_look("train-loss"))
             accuracy = gr.Plot(label="Accuracy on test images", visible=False, **plot_look("train-accuracy"))
+    fields = [data, method, shots, epochs, seed, backbone, roles, roles_file]
+    return _TrainParts(fields, start, stop, resume, [status, loss, accuracy, download])
+
+
+def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
+    """Train on a folder, watch, stop, resume, download. Gives the events after which a model may be new."""
+    parts = _train_layout(desk, trainer)
 
     def watch() -> Iterator[list[Any]]:
         seen = (-1, -1)
@@ -107,15 +125,14 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
         trainer.stop(0)
 
     resumed = spoken(trainer.resume)
-    parts = [status, loss, accuracy, download]
     quiet: dict[str, Any] = {"show_progress": "hidden"}
     # Watching only waits: everybody may do so at once, or the second visitor would see nothing until the end.
     waiting = {**quiet, "concurrency_limit": None}
-    fields = [data, method, shots, epochs, seed, backbone, roles, roles_file]
-    began = start.click(begin, fields, None, api_name="train", **quiet).success(watch, None, parts, **waiting)
-    again = resume.click(resumed, None, None, **quiet).success(watch, None, parts, **waiting)
-    stop.click(end, None, None, queue=False, **quiet)
-    return [began, again, page.load(watch, None, parts, **waiting)]
+    began = parts.start.click(begin, parts.fields, None, api_name="train", **quiet)
+    again = parts.resume.click(resumed, None, None, **quiet)
+    parts.stop.click(end, None, None, queue=False, **quiet)
+    events = [event.success(watch, None, parts.watched, **waiting) for event in (began, again)]
+    return [*events, page.load(watch, None, parts.watched, **waiting)]
 
 
 def backbone_choices(desk: Desk) -> list[str]:

@@ -1,8 +1,8 @@
-"""What a frozen model says of an image file, kept between runs of the program.
+"""Features and answers of image files, cached between runs of the program.
 
-A row is found by the content of the image file, the weights, the precision and, for what a trained method
-says, by everything it learned. So a file that changes or a method that is trained again never meets an old
-answer, and the same image in two folders is computed once.
+A row is addressed by the content of the image file, the weights, the precision and, for answers of a trained
+method, by all its learned tensors. A changed file or a retrained method therefore never gets an old answer,
+and the same image in two folders is computed once.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class FeatureTable:
 
     Args:
         features: [n, E], one row per image of the feed, of CLIP's own view of it.
-        feed: says which images a step has.
+        feed: says which images belong to a step.
 
     Raises:
         UsageError: another number of rows than images, or a recipe that asks for random views.

@@ -3,7 +3,7 @@
 A folder holds `config.json` (all that is needed to build the method again), `adapter.safetensors` (learned
 tensors only), `roles.json` where the method uses roles, `correction.safetensors` where a concept was removed
 from the image feature, `metrics.json`, `log.jsonl`, and while training is not complete `resume.safetensors`.
-It does not matter here which method was trained.
+This module does not depend on which method was trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What makes a training run the run that it is: one value, compared on resuming and hashed for keys."""
+"""`RunIdentity`: everything that determines a training run, compared on resuming and hashed for keys."""
 
 from __future__ import annotations
 

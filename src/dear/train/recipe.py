@@ -19,7 +19,7 @@ class Recipe:
     """The training recipe (supplement A), fixed for all datasets.
 
     The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
-    `lr` towards 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
+    `lr` toward 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
     run of no more epochs than the warm-up has none, for it would end before it learned anything.
 
     With `views` = N each image has N random views, taken in turn epoch by epoch; what the frozen backbone

@@ -1,4 +1,4 @@
-"""The saved state of an unfinished run: written as training goes, checked before it is continued from."""
+"""The saved state of an unfinished run: written during training, checked before training resumes from it."""
 
 from __future__ import annotations
 

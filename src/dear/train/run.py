@@ -1,4 +1,4 @@
-"""Training with a run folder: saved as it goes, continued after a kill, stopped cleanly by Ctrl-C."""
+"""Training with a run folder: saved regularly, resumable after a kill, stopped cleanly by Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on a person's own images: `dear adapt`."""
+"""Training on a user's own images: `dear adapt`."""
 
 from __future__ import annotations
 

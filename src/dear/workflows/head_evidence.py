@@ -17,7 +17,7 @@ from dear.errors import DearError
 from dear.heads.ablate import Task, collect, layer_effects, role_effects
 from dear.heads.batches import Images, ImageSource, batches
 from dear.heads.embed import sentence_embedder
-from dear.heads.explain import excitement, gaze
+from dear.heads.explain import Excitement, excitement, gaze
 from dear.heads.roles import RoleMap
 from dear.report.page import thumbnail
 from dear.report.roles_facts import Evidence, Key, Seen
@@ -58,7 +58,7 @@ def measure_heads(
     plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
     if clip is None or images is None:
         return Evidence(plane=plane)
-    chosen = [key for key, _ in roles] if heads is None else list(heads)
+    chosen = [key for key, _ in roles] if heads is None else list(dict.fromkeys(heads))
     for key in chosen:
         roles[key]  # raises for a head that does not exist
     some, numbers = _some(clip, images, limit)
@@ -69,17 +69,7 @@ def measure_heads(
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
         found[key] = excitement(kept, key, text, phrase, top)
     wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
-    looks = _looks(clip, some, wanted, chosen)
-    place = {row: at for at, row in enumerate(wanted)}
-
-    def seen(key: Key, rows: Sequence[int]) -> tuple[Seen, ...]:
-        at = chosen.index(key)
-        return tuple(
-            Seen(numbers[row], round(float(found[key].scores[row]), 4), _digits(looks[at, place[row]]))
-            for row in rows
-        )
-
-    shown = {key: (each.phrase, seen(key, each.most), seen(key, each.least)) for key, each in found.items()}
+    shown = _shown(found, numbers, wanted, _looks(clip, some, wanted, chosen))
     task = _task(clip, images, numbers, kept)
     return Evidence(
         thumbnails={numbers[row]: _thumbnail(clip, images, numbers[row]) for row in wanted},
@@ -92,6 +82,26 @@ def measure_heads(
         images=len(numbers),
         plane=plane,
     )
+
+
+def _shown(
+    found: dict[Key, Excitement], numbers: list[int], wanted: list[int], looks: Tensor
+) -> dict[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]]:
+    """Per head: its phrase, and the images at either end with their scores and the head's gaze.
+
+    `looks` [K, rows, side, side] has the heads in the order of `found` and the images in that of `wanted`.
+    """
+    place = {row: at for at, row in enumerate(wanted)}
+
+    def seen(at: int, scores: Tensor, rows: Sequence[int]) -> tuple[Seen, ...]:
+        return tuple(
+            Seen(numbers[row], round(float(scores[row]), 4), _digits(looks[at, place[row]])) for row in rows
+        )
+
+    return {
+        key: (each.phrase, seen(at, each.scores, each.most), seen(at, each.scores, each.least))
+        for at, (key, each) in enumerate(found.items())
+    }
 
 
 def phrase_plane(phrases: Sequence[str]) -> dict[str, tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Images as people have them: files, folders, patterns, Pillow images, arrays and tensors."""
+"""Images from files, folders, patterns, Pillow images, arrays and tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user should know before training: too few images, unequal classes, a backbone that cannot help."""
+"""Warnings before training: too few images, unequal classes, a backbone that cannot help."""
 
 from __future__ import annotations
 

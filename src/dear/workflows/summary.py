@@ -1,4 +1,4 @@
-"""What an adaptation came to: accuracy on held-out images before and after."""
+"""Summary of an adaptation: accuracy on held-out images before and after."""
 
 from __future__ import annotations
 

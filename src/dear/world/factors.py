@@ -1,4 +1,4 @@
-"""The vocabulary of the attribute world: what a scene can be made of, and in what words it is told.
+"""The vocabulary of the attribute world: what a scene can be made of, and the words for it.
 
 Every value of a factor has a canonical word first and synonyms after it. The order of values is part of the
 world: a scene stores positions in these tables.

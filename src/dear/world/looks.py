@@ -59,7 +59,7 @@ def _moved(pixels: Tensor, right: Tensor, down: Tensor) -> Tensor:
 
 
 def fabric(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
-    """Printed on cloth: threads cross the image, ink bleeds, colors fade towards a dye."""
+    """Printed on cloth: threads cross the image, ink bleeds, colors fade toward a dye."""
     x, y = _axes(pixels)
     thread = wave(x * 21.0 + 0.08 * wave(y * 3.0)) * wave(y * 21.0) * 0.30
     faded = blur(pixels, 1) * 0.42 + 0.30

@@ -1,4 +1,4 @@
-"""Pretraining of the embedded backbone `mini` on the attribute world, from nothing, with one call.
+"""Pretraining of the embedded backbone `mini` on the attribute world, from random weights, with one call.
 
 Images and caption ids are made on the training device, batch by batch; nothing is read from disk. The world
 knows which caption is true of which image, so a caption counts as a positive of every image it is true of
@@ -36,8 +36,8 @@ class PretrainRecipe:
     """How `mini` is trained. The defaults are those the embedded file was made with."""
 
     steps: int = 1710
-    batch: int = 4096  #: images a step
-    captions: int = 2  #: captions an image
+    batch: int = 4096  #: images per step
+    captions: int = 2  #: captions per image
     lr: float = 2e-3
     warmup: int = 500  #: steps of linear warm-up; cosine to zero after them
     weight_decay: float = 0.05

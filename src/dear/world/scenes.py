@@ -1,4 +1,4 @@
-"""Scenes: what is in a batch of images, as tensors, and how scenes are drawn by lot.
+"""Scenes: the contents of a batch of images as tensors, and how scenes are sampled.
 
 One call to the generator draws everything a batch needs, and categories come from comparing uniform numbers
 with tables: the same seed gives the same scenes on any machine. A CPU generator can feed any device.

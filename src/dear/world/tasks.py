@@ -1,7 +1,7 @@
 """Tasks in the attribute world: classes, images for training and testing, and a shift against pretraining.
 
-Here tasks are described; `served` makes their images. One number a task, its strength, says how far its
-images are from those of pretraining, and with that how much zero-shot leaves to learn.
+This module describes the tasks; `served` renders their images. Each task has one number, its strength, that
+says how far its images are from those of pretraining, and so how much zero-shot leaves to learn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a protocol is: its plan, its work on one cell, its table and its figures."""
+"""Base class of protocols: plan, work on one cell, table and figures."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 PyTorch's fast attention takes no mask, and the one that does is slow on current GPUs.
 
-- `attend`, `attend_backward`: under an additive mask a head and a causal rule, for all or some query rows;
+- `attend`, `attend_backward`: under an additive mask per head and a causal rule, for all or some query rows;
 - `join_tokens`: without gradients, from PyTorch's fast attention on the originals alone.
 
 No kernel uses atomics: results repeat to the bit. `input_precision` changes nothing in 16 bits; in float32,

@@ -36,7 +36,7 @@ class Corpus:
         return {phrase.text: phrase.concept for phrase in self.phrases if phrase.concept is not None}
 
     def counts(self) -> dict[str, int]:
-        """Phrases a concept, largest first; phrases without a concept under ""."""
+        """Number of phrases per concept, largest first; phrases without a concept under ""."""
         found = Counter(phrase.concept or "" for phrase in self.phrases)
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
@@ -48,9 +48,9 @@ class Corpus:
 def load_corpus(name: str | os.PathLike[str] = "general") -> Corpus:
     """A corpus: "general" (the default), "world" (the attribute world's words), or a file.
 
-    A `.txt` file holds a phrase a line, optionally followed by a tab and its concept; a `.jsonl` file holds
-    an object a line: `{"phrase": "…", "concept": "…"}`, `concept` optional. Empty lines and repeated phrases
-    are passed over.
+    A `.txt` file holds one phrase per line, optionally followed by a tab and its concept; a `.jsonl` file
+    holds one object per line: `{"phrase": "…", "concept": "…"}`, `concept` optional. Empty lines and repeated
+    phrases are skipped.
 
     Raises:
         InputError: there is no such corpus, or a line of the file cannot be used.

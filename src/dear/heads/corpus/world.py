@@ -1,4 +1,4 @@
-"""A corpus in the words of the attribute world, for a text tower that was raised on its captions alone.
+"""A corpus in the words of the attribute world, for a text tower that was trained on its captions alone.
 
 Its phrases are the world's own caption wordings that name one factor and nothing else.
 """

@@ -61,7 +61,7 @@
     if (head.most) {
       const along = head.along === null ? "its strongest direction" : `“${head.along}”`;
       const pair = make("div", null, panel, { class: "two" });
-      strip(`Images it pushes most towards ${along}`, head.most, pair);
+      strip(`Images it pushes most toward ${along}`, head.most, pair);
       strip("Images it pushes away from it", head.least, pair);
       make("p", "Below each image: where the head looks; what it passes over is dark.", panel, { class: "soft" });
     }

@@ -1,1 +1,1 @@
-"""The drawings of the world's subjects, one module a family, composed of simple parts."""
+"""The drawings of the world's subjects, one module per family, composed of simple parts."""
