@@ -38,7 +38,7 @@ PATTERNS = {
     "per head, not 'a head'": (
         r"\b(numbers|parameters|phrases|tokens|captions|crops|weights|gates|shots|steps|epochs|operations|"
         r"ms|MB|GB|bytes|cells|labels|views|seconds|milliseconds|prompts|templates|"
-        r"(?:one|two|three) (?:\w+ )?(?!(?:of|in|on|is|not|with|for|to|from|as|has|over|than|and|or|by)\b)\w+|"
+        r"(?:one|two|three) (?:\w+ )?(?!(?:of|in|on|is|not|with|for|to|from|as|has|over|than|and|or)\b)\w+|"
         r"a (?:row|bar|line|column|token|file|table|gate|mask|set|vector|score|seed))"
         rf" (?:a|an) (?:{PER})\b"
     ),

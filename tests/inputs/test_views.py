@@ -13,16 +13,16 @@ from dear.clip import ClipConfig
 from dear.clip.images import normalize
 
 
-def picture(width: int = 90, height: int = 40) -> Image.Image:
+def noise(width: int = 90, height: int = 40) -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("bilinear", [True, False])
 def test_squash_is_one_resize_of_both_sides(bilinear: bool) -> None:
-    wanted = picture().resize((24, 24), Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC)
-    got = square(picture(), View(24, squash=True, bilinear=bilinear))
+    wanted = noise().resize((24, 24), Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC)
+    got = square(noise(), View(24, squash=True, bilinear=bilinear))
     assert np.array_equal(np.asarray(got), np.asarray(wanted))
-    assert not np.array_equal(np.asarray(square(picture(), 24)), np.asarray(wanted))
+    assert not np.array_equal(np.asarray(square(noise(), 24)), np.asarray(wanted))
 
 
 def test_a_backbone_says_how_it_sees() -> None:
@@ -42,13 +42,13 @@ def test_training_evaluation_and_single_images_see_the_same(tmp_path) -> None:
 
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        picture().save(tmp_path / name / "1.png")
+        noise().save(tmp_path / name / "1.png")
     clip = tiny_clip(dtype=torch.float32)
     clip.config = replace(clip.config, resize="squash", interpolation="bilinear")
     images = open_data(tmp_path, "all")
-    wanted = np.asarray(square(picture(), View(24, squash=True, bilinear=True)))
+    wanted = np.asarray(square(noise(), View(24, squash=True, bilinear=True)))
     pixels = normalize(torch.from_numpy(wanted.copy()).permute(2, 0, 1), clip.config.mean, clip.config.std)
-    torch.testing.assert_close(clip.preprocess(picture()), pixels)
-    torch.testing.assert_close(views(clip, [picture()])[0], pixels)
+    torch.testing.assert_close(clip.preprocess(noise()), pixels)
+    torch.testing.assert_close(views(clip, [noise()])[0], pixels)
     torch.testing.assert_close(Feed(images, clip, Recipe(batch=2)).batch([0], None).pixels[0], pixels)
     torch.testing.assert_close(next(iter(batches(clip, images, 2)))[0], pixels)

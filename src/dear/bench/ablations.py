@@ -13,7 +13,7 @@ from dear.bench.records import Line, average
 from dear.bench.tables import Row, Sheet
 from dear.clip.config import last_third
 from dear.errors import UsageError
-from dear.methods import DeAR
+from dear.methods import find_method
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ ISOLATION = Study(
 
 def _strong(name: str, options: Mapping[str, Any] | None = None, **changes: Any) -> Variant:
     """DeAR's preset `strong` with some options changed; `changes` are fields of `Variant`."""
-    preset = DeAR.preset("strong")
+    preset = find_method("dear").preset("strong")
     recipe = {**preset.recipe, **changes.pop("recipe", {})}
     return Variant(name, {**preset.options, **(options or {})}, recipe=recipe, **changes)
 
