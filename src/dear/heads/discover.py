@@ -151,7 +151,7 @@ def _role_map(
     clip: Clip,
     options: RoleOptions,
     table: dict[tuple[int, int], Role],
-    parameters: dict[str, Any],
+    parameters: dict[str, float],
     evidence: dict[str, Any],
 ) -> RoleMap:
     return RoleMap(
