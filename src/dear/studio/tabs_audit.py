@@ -62,13 +62,8 @@ def audit_tab(desk: Desk) -> Refreshed:
         tell = work.tell(progress, visitor_of(request))
         return [answers_html(name, auditor.answers(asking.open_uploads(paths), name, where or "", tell))]
 
-    go.click(
-        answered(run, lambda problem: [problem]),
-        [concept, data],
-        [found],
-        show_progress_on=[found],
-        api_name="audit",
-    )
+    audit = answered(run, lambda problem: [problem])
+    go.click(audit, [concept, data], [found], show_progress_on=[found], api_name="audit")
     gr.on(
         [files.change, without.change],
         answered(compare, lambda problem: [problem]),

@@ -146,6 +146,17 @@ def read_pixels(clip: Clip, images: ImageSet, rows: list[int]) -> Tensor:
     return normalize(raw, clip.config.mean, clip.config.std)
 
 
+def _check_finite(images: ImageSet, scores: Tensor, where: str) -> None:
+    """Refuse scores [n] that are not finite numbers."""
+    broken = int((~scores.isfinite()).sum())
+    if broken:
+        raise TrainingError(
+            f"{images.name}: the scores of {broken} of {len(images)} images are not finite numbers "
+            f"({where}); use precision float32, or train with a lower lr",
+            hint="recipe",
+        )
+
+
 def evaluate(
     method: Method,
     images: ImageSet,
@@ -195,13 +206,7 @@ def evaluate(
             if progress is not None:
                 progress("images", rows.stop, len(images))
     for mode, parts in sure.items():
-        broken = int((~torch.cat(parts).isfinite()).sum())
-        if broken:
-            raise TrainingError(
-                f"{images.name}: the scores of {broken} of {len(images)} images are not finite numbers "
-                f"(mode {mode}, precision {precision}); use precision float32, or train with a lower lr",
-                hint="recipe",
-            )
+        _check_finite(images, torch.cat(parts), f"mode {mode}, precision {precision}")
     return Evaluation(
         method.classes,
         labels.cpu(),

@@ -71,12 +71,7 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     images = data if isinstance(data, ImageSet) else open_training(data, asked)
     check_task(images)
     available = len(images)
-    if asked.shots:
-        images = few_shot(images, asked.shots, asked.seed)
-    report = check_images(images, asked.unreadable)
-    images = report.kept
-    if report.unreadable:
-        check_task(images)
+    images, unreadable = _training_images(images, asked)
     clip = backbone_of(asked)
     notices = [*backbone_notices(clip, images), *image_notices(images, asked.balance)]
     roles = None
@@ -109,7 +104,6 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
     recipe = Recipe.of(method, **{"seed": asked.seed, **changes})
     if "epochs" not in (asked.recipe or {}):
         recipe = enough_steps(recipe, len(images))
-    unreadable = tuple(item.reason for item in report.unreadable)
     return Plan(
         method,
         images,
@@ -123,6 +117,16 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
         asked.balance,
         asked.calibrate,
     )
+
+
+def _training_images(images: ImageSet, asked: AdaptOptions) -> tuple[ImageSet, tuple[str, ...]]:
+    """The shots that can be read, and why others cannot."""
+    if asked.shots:
+        images = few_shot(images, asked.shots, asked.seed)
+    report = check_images(images, asked.unreadable)
+    if report.unreadable:
+        check_task(report.kept)
+    return report.kept, tuple(item.reason for item in report.unreadable)
 
 
 def open_training(data: PathLike, asked: AdaptOptions) -> ImageSet:

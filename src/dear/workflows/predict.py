@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from PIL import Image
@@ -42,20 +43,45 @@ class Answer:
     rejected: bool = False  #: the image is none of the classes; the nearest ones are in `classes`
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """What is asked of a run.
+
+    Attributes:
+        classes: other class names; None: the run's own.
+        template: prompt with `{}`; None: the one the run was trained with.
+        top: answers per image.
+        mode: how to predict; None: the method's usual mode.
+        unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
+        reject: share of images of trained classes that may be refused (0.05, say), so that images of no class
+            are answered with "none of these"; None refuses none.
+        add: `classes` are added to the run's own instead of replacing them.
+    """
+
+    classes: Sequence[str] | None = None
+    template: str | None = None
+    top: int = 5
+    mode: str | None = None
+    unreadable: str = "stop"
+    reject: float | None = None
+    add: bool = False
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise UsageError(f"top = {self.top}: ask for at least one answer per image")
+        if self.unreadable not in ("stop", "skip"):
+            raise UsageError(f"unreadable images: the policy is stop or skip, not {self.unreadable!r}")
+
+
 def predict_run(
     run: PathLike | Method,
     images: Sequence[ImageLike],
+    options: PredictOptions | None = None,
     *,
-    classes: Sequence[str] | None = None,
-    template: str | None = None,
-    top: int = 5,
-    mode: str | None = None,
-    unreadable: str = "stop",
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
-    reject: float | None = None,
-    add: bool = False,
     progress: Progress | None = None,
+    **changes: Any,
 ) -> list[Answer]:
     """Answers for images, among the run's classes or others.
 
@@ -65,31 +91,23 @@ def predict_run(
     Args:
         run: run folder, or a method.
         images: files or Pillow images; `dear.workflows.inputs.find_images` finds those of folders.
-        classes: other class names; None: the run's own.
-        template: prompt with `{}`; None: the one the run was trained with.
-        top: answers per image.
-        mode: how to predict; None: the method's usual mode.
-        unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
+        options: see `PredictOptions`; its fields can also be given by name, as in `top=3`.
         backbone: for a run folder whose backbone moved.
         device: "auto", "cpu", "cuda", ...
-        reject: share of images of trained classes that may be refused (0.05, say), so that images of no class
-            are answered with "none of these"; None refuses none.
-        add: `classes` come to the run's own instead of replacing them.
         progress: told how many images are done.
+        changes: fields of `options`.
 
     Raises:
         DearError: anything a user can correct, in one sentence.
     """
-    if top < 1:
-        raise UsageError(f"top = {top}: ask for at least one answer per image")
-    if unreadable not in ("stop", "skip"):
-        raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
+    asked = replace(options or PredictOptions(), **changes)
+    mode = asked.mode
     method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
     method.pick_mode(mode)
-    limit = None if reject is None else run_threshold(method, method.pick_mode(mode), reject)
-    method = on_classes(method, classes, template, add)
-    found, scores, problems = _probabilities(method, images, mode, unreadable == "skip", progress)
-    best = found.topk(min(top, len(method.classes)), dim=-1)
+    limit = None if asked.reject is None else run_threshold(method, method.pick_mode(mode), asked.reject)
+    method = on_classes(method, asked.classes, asked.template, asked.add)
+    found, scores, problems = _probabilities(method, images, mode, asked.unreadable == "skip", progress)
+    best = found.topk(min(asked.top, len(method.classes)), dim=-1)
     answers = []
     for place, (image, which, values) in enumerate(
         zip(images, best.indices.tolist(), best.values.tolist(), strict=True)
