@@ -76,23 +76,14 @@ def serve(
     """
     from dear.errors import UsageError
 
-    try:
-        import python_multipart  # noqa: F401 (read by the routes, which would fail at the first request)
-        import uvicorn
-
-        from dear.serve.app import make_app
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in (
-            "fastapi", "uvicorn", "prometheus_client", "python_multipart"
-        ):  # fmt: skip
-            raise
-        raise UsageError(
-            f"the service needs {error.name}: install it with pip install 'dear-vlm[serve]'"
-        ) from None
+    _demand_extra()
     import logging
     import threading
 
+    import uvicorn
+
     from dear.clip.factory import load
+    from dear.serve.app import make_app
     from dear.serve.keys import Keys
     from dear.serve.service import Service
     from dear.serve.settings import Limits, ServeSettings
@@ -136,6 +127,25 @@ def serve(
         make_app(service, known), host=host, port=port, log_config=None, access_log=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=30,
     )  # fmt: skip
+
+
+def _demand_extra() -> None:
+    """Refuse to start without the packages of the extra `serve`."""
+    from dear.errors import UsageError
+
+    try:
+        import python_multipart  # noqa: F401 (read by the routes, which would fail at the first request)
+        import uvicorn  # noqa: F401
+
+        import dear.serve.app  # noqa: F401
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in (
+            "fastapi", "uvicorn", "prometheus_client", "python_multipart"
+        ):  # fmt: skip
+            raise
+        raise UsageError(
+            f"the service needs {error.name}: install it with pip install 'dear-vlm[serve]'"
+        ) from None
 
 
 def _galleries(given: list[str]) -> dict[str, ImageSet]:
