@@ -1,0 +1,85 @@
+"""`dear choose`, `predict --reject`, added classes and `evaluate --unknown`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from dear.cli.app import app
+
+COLORS = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (30, 40, 210), "gray": (120, 120, 120)}
+
+
+def dear(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(words))
+    return done.exit_code, f"{done.stdout}{done.exception or ''}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """photos/{train,test}/COLOR/n.png, others/n.png, and a calibrated run."""
+    folder = tmp_path_factory.mktemp("answers")
+    for split in ("train", "test"):
+        for name, color in COLORS.items():
+            for number in range(5):
+                file = folder / "photos" / split / name / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                shift = 6 * number + 3 * (split == "test")
+                Image.new("RGB", (64, 64), tuple(min(255, c + shift) for c in color)).save(file)
+    (folder / "others").mkdir()
+    for number in range(4):
+        Image.new("RGB", (64, 64), (255, 255 - number, 0)).save(folder / "others" / f"{number}.png")
+    words = ("--method", "clip-adapter", "--epochs", "2", "--out", str(folder / "run"))
+    status, said = dear("adapt", "--data", str(folder / "photos"), *words)
+    assert status == 0, said
+    return folder
+
+
+def test_predict_refuses_and_adds_classes(place: Path) -> None:
+    image = str(place / "photos" / "test" / "red" / "0.png")
+    status, said = dear("predict", str(place / "run"), image, "--classes", "+yellow, orange", "--json")
+    assert status == 0, said
+    found = json.loads(said)["predictions"][0]["classes"]
+    assert len(found) == 5
+    status, said = dear("predict", str(place / "run"), image, "--classes", "+yellow", "--top", "9", "--json")
+    names = {one["name"] for one in json.loads(said)["predictions"][0]["classes"]}
+    assert names == {*COLORS, "yellow"}
+    images = [str(path) for path in sorted((place / "photos" / "test").rglob("*.png"))]
+    share = ("--reject", "--reject-share", "0.5")
+    status, said = dear("predict", str(place / "run"), *images, *share, "--json")
+    assert status == 0, said
+    refused = [one.get("rejected", False) for one in json.loads(said)["predictions"]]
+    status, said = dear("predict", str(place / "run"), *images, *share)
+    assert said.count("none of these; the nearest:") == sum(refused)
+
+
+def test_evaluate_with_unknown_images(place: Path) -> None:
+    words = ("--data", str(place / "photos"), "--unknown", str(place / "others"))
+    status, said = dear("evaluate", str(place / "run"), *words, "--json")
+    assert status == 0, said
+    report = json.loads(said)
+    assert 0 <= report["ece"] <= 1
+    assert report["ece_new"] is None
+    assert report["unknown"]["unknown"] == 4
+    assert 0 <= report["unknown"]["auroc"] <= 1
+    status, said = dear("evaluate", str(place / "run"), *words)
+    assert "calibration error:" in said
+    assert "none of these: AUROC" in said
+
+
+def test_choose_recommends_and_adapts(place: Path, tmp_path: Path) -> None:
+    words = ("choose", "--data", str(place / "photos"), "--methods", "zeroshot,linear-probe,clip-adapter")
+    status, said = dear(*words, "--folds", "2", "--adapt", "--out", str(tmp_path / "run"), "--json")
+    assert status == 0, said
+    report = json.loads(said.splitlines()[0])
+    assert [row["method"] for row in report["methods"]] == ["zeroshot", "linear-probe", "clip-adapter"]
+    assert report["pick"] in {"zeroshot", "linear-probe", "clip-adapter"}
+    assert report["recommendation"].startswith("Take ")
+    assert (tmp_path / "run" / "config.json").exists()
+    status, said = dear("choose", "--data", str(place / "photos"), "--adapt")
+    assert status != 0
+    assert "--adapt needs --out" in said
