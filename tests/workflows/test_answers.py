@@ -186,3 +186,24 @@ def test_choose_with_two_classes_one_image_or_no_time() -> None:
         choose(Colors(classes=3, each=1), options, settings)
     with pytest.raises(UsageError, match="positive time"):
         ChooseOptions(minutes=0)
+
+
+def test_the_clock_does_not_take_kept_views_for_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slow steps that fill a cache, then quick ones: 100 steps take 2 x 10 + 98 x 0.1 seconds."""
+    from dear.workflows import choose as module
+
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def late_after(deadline: float) -> float:
+        clock, now[0] = module._Clock(deadline, cost=2.0, share=1.0, slow=2), 0.0
+        for step in range(1, 101):
+            clock(step, 100)
+            now[0] += 10.0 if step <= 2 else 0.1
+            if clock.late:
+                break
+        return clock.late
+
+    assert late_after(100.0) == 0.0
+    assert late_after(40.0) > 10
+    assert late_after(5.0) >= 60  # already over while the cache fills

@@ -143,23 +143,38 @@ def candidate(
 
 @dataclass
 class _Clock:
-    """Watches the first training of a method and says when all of them would take too long."""
+    """Watches the trainings of a method and says when all of them would take too long.
+
+    Attributes:
+        deadline: when everything must be done.
+        cost: trainings on all images that the comparison of the method takes.
+        share: of all images that the first training sees.
+        slow: steps at the start that compute what later steps reuse (kept views).
+        late: seconds that are missing; 0: none, as far as is known.
+    """
 
     deadline: float
-    cost: float  #: trainings on all images that the whole comparison takes
-    share: float  #: of all images that the first training sees
-    began: float = 0.0
-    late: float = 0.0  #: seconds that are missing; 0: none, as far as is known
-    first: bool = True
+    cost: float
+    share: float
+    slow: int = 0
+    late: float = 0.0
+    _began: float = 0.0
+    _quick: float = 0.0  # when the steps became quick
+    _first: bool = True
 
     def __call__(self, step: int, steps: int) -> None:
         now = time.monotonic()
-        if step == 1:
-            self.began = now
-        elif self.first and step == _PATIENCE + 1:
-            self.first = False
-            need = (now - self.began) / _PATIENCE * steps / self.share * self.cost
-            self.late = max(0.0, now + need - self.deadline)
+        if not self._first:
+            return
+        self._began = now if step == 1 else self._began
+        self._quick = now if step == self.slow + 1 else self._quick
+        if now > self.deadline:
+            self.late = max(60.0, (now - self._began) / step * steps * self.cost)
+        elif step == self.slow + 1 + _PATIENCE:
+            self._first = False
+            rate = (now - self._quick) / _PATIENCE
+            one = (self._quick - self._began) + rate * (steps - self.slow)
+            self.late = max(0.0, now + one / self.share * self.cost - self.deadline)
 
 
 def _tried(method: Method, trials: Trials, preset: str | None, folds: int, deadline: float) -> Candidate:
@@ -169,7 +184,9 @@ def _tried(method: Method, trials: Trials, preset: str | None, folds: int, deadl
     began = time.monotonic()
     if began > deadline and method.trainable_parameters:
         return replace(named, skipped="no time was left")
-    clock = _Clock(deadline, (folds - 1) + 0.25 * turns, (folds - 1) / folds)
+    share, views = (folds - 1) / folds, trials.recipe.views
+    slow = views * math.ceil(share * len(trials.images) / trials.recipe.batch)
+    clock = _Clock(deadline, (folds - 1) + 0.25 * turns, share, slow)
     trials = replace(trials, progress=clock, stop=lambda: clock.late > 0)
     try:
         held = held_out(method, trials, folds)
