@@ -130,3 +130,10 @@ def test_words(rule):
 )
 def test_the_rules_find_what_they_forbid(rule, line):
     assert re.search(PATTERNS[rule], line, re.IGNORECASE)
+
+
+def test_every_guide_is_listed():
+    guides = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    readme, nav = (ROOT / "README.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    assert [name for name in guides if f": {name}" not in nav] == []
+    assert [name for name in guides if name != "index.md" and f"- [docs/{name}]" not in readme] == []

@@ -19,7 +19,6 @@ from dear.methods.base import Method
 from dear.methods.headtools import fold
 from dear.methods.prefix import need_class_token
 
-SIDES = ("image", "text")
 _END_NORM = ("end_norm_weight", "end_norm_bias")
 
 

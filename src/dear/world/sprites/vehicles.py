@@ -6,7 +6,6 @@ from dear.world.sdf import Part, box, circle, ellipse, line, minus, polygon, rin
 from dear.world.sprites.base import Sprite
 
 _STEEL = (0.62, 0.64, 0.67)
-_SAIL = (0.93, 0.91, 0.85)
 _FLAME = (0.98, 0.66, 0.20)
 _HULL = [
     *((0, 1.0), (0.24, 0.7), (0.34, 0.3), (0.34, -0.3), (0.24, -0.56)),
