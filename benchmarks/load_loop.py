@@ -1,6 +1,6 @@
 """A day of adapting and predicting in one process: does memory, open files or threads grow?
 
-What a day is: a service that adapts every ten minutes and answers once a minute makes 144 adaptations and
+What a day is: a service that adapts every ten minutes and answers once per minute makes 144 adaptations and
 1,440 predictions in 24 hours. `python benchmarks/load_loop.py --days 1` makes as many without waiting: mini,
 five methods in turn, three to seven classes, run folders written, read back and deleted.
 """

@@ -29,7 +29,7 @@ BRITISH = (
 )
 PER = (
     "head|class|layer|image|step|batch|attribute|second|row|seed|method|dataset|cell|call|category|domain|"
-    "concept|backbone|group|machine|GPU|epoch|mode|core|worker|minute|hour|line"
+    "concept|backbone|group|machine|GPU|epoch|mode|core|worker|minute|hour|line|task"
 )
 PATTERNS = {
     "US spelling": rf"{BRITISH}",
@@ -37,9 +37,9 @@ PATTERNS = {
     # a count of something "a head": "phrases a head", "one row a layer"
     "per head, not 'a head'": (
         r"\b(numbers|parameters|phrases|tokens|captions|crops|weights|gates|shots|steps|epochs|operations|"
-        r"ms|MB|GB|bytes|cells|labels|views|seconds|milliseconds|prompts|templates|"
+        r"ms|MB|GB|bytes|cells|labels|views|seconds|milliseconds|prompts|templates|photos|once|"
         r"(?:one|two|three) (?:\w+ )?(?!(?:of|in|on|is|not|with|for|to|from|as|has|over|than|and|or)\b)\w+|"
-        r"a (?:row|bar|line|column|token|file|table|gate|mask|set|vector|score|seed))"
+        r"a (?:row|bar|folder|line|column|token|file|table|gate|mask|set|vector|score|seed))"
         rf" (?:a|an) (?:{PER})\b"
     ),
     "images per class, not 'images a class'": r"\bimages a (?:class|step|second|domain|batch|call|GPU)\b",

@@ -35,7 +35,7 @@ class LiteralStep:
         self.masks = {
             layer: mask.additive(n, self.ids.device, torch.float32) for layer, mask in model.masks.items()
         }
-        with torch.no_grad():  # once a task, as everybody does
+        with torch.no_grad():  # once per task, as everybody does
             self.frozen_text = F.normalize(self.text(False), dim=-1)
 
     def block(self, name: str, x: Tensor, heads: int, mask: Tensor | None, causal: bool) -> Tensor:

@@ -193,7 +193,7 @@ def test_only_the_learned_tensors_get_gradients() -> None:
 
 
 def test_the_prefix_runs_once_a_step() -> None:
-    """Layers before J: once for both image passes and, for texts, once a task."""
+    """Layers before J: once for both image passes and, for texts, once per task."""
     model = build()
     calls: list[str] = []
     for tower, name in ((model.clip.visual, "v"), (model.clip.text, "t")):

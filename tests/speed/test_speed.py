@@ -45,7 +45,7 @@ def test_counted_operations_are_those_pytorch_counts() -> None:
     )  # written out: PyTorch's counter sees every product
     model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids(), first_layer=4)
     pixels, labels = torch.randn(2, 3, 24, 24), torch.tensor([0, 1])
-    model.loss(pixels, labels)  # what is computed once a task is computed
+    model.loss(pixels, labels)  # what is computed once per task is computed
     with FlopCounterMode(display=False) as forward:
         loss = model.loss(pixels, labels)
     with FlopCounterMode(display=False) as backward:
