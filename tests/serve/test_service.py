@@ -33,6 +33,7 @@ from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.serve.settings import Limits, ServeSettings
+from dear.serve.store import AdapterStore
 from dear.train.folder import load_run
 from dear.workflows.retrieve import retrieve
 
@@ -428,3 +429,14 @@ def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
     apart = 1 - (features[0] * features[1]).sum(-1)
     assert 0 < apart.max() < 2e-4
     assert not ServeSettings().reduced_jpeg
+
+
+def test_adapters_of_a_folder_are_on_one_backbone_object(runs):
+    """Otherwise a batch would compute the shared layers once per adapter, and a GPU hold a copy for each."""
+    clip = tiny_clip(dtype=torch.float32)
+    store = AdapterStore(runs, clip)
+    store.refresh()
+    methods = [store.get(name).method for name in RUNS]
+    assert all(method.clip is clip for method in methods)
+    one, other = (store.get(name).method for name in ("roles", "other-roles"))
+    assert one.stack_key() == other.stack_key() is not None
