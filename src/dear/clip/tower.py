@@ -228,17 +228,16 @@ def bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
 
 
 def tokens_for(tokens: Tensor, x: Tensor) -> Tensor:
-    """Extra tokens [T, D] or [B, T, D] on the device and in the precision of x [B, N, D].
+    """Extra tokens [T, D], [1, T, D] or [B, T, D] on the device and in the precision of x [B, N, D].
 
     Raises:
         UsageError: they are for another batch or width.
     """
-    batches = (1, x.shape[0]) if tokens.ndim == 3 else (tokens.shape[0],)
+    # The batch first: an exported graph must not depend on whether it is 1.
+    batches = (x.shape[0], 1) if tokens.ndim == 3 else (tokens.shape[0],)
     if tokens.shape[0] not in batches or tokens.shape[-1] != x.shape[-1]:
         raise UsageError(
             f"extra tokens of {list(tokens.shape)} do not fit activations of {list(x.shape)}; give "
             f"[T, {x.shape[-1]}] or [{x.shape[0]}, T, {x.shape[-1]}]"
         )
-    if tokens.ndim == 3 and len(tokens) == 1:
-        tokens = tokens[0]
     return tokens.to(x)

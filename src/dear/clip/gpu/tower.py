@@ -118,11 +118,10 @@ def add_norm(
 
     tokens, start, anchor, enter = None, 0, 1.0, False
     if mix is not None:
-        tokens, anchor, enter = (
-            tokens_for(mix.tokens, x).contiguous(),
-            1.0 if mix.enter else mix.anchor,
-            mix.enter,
-        )
+        tokens, enter = tokens_for(mix.tokens, x).contiguous(), mix.enter
+        anchor = 1.0 if enter else mix.anchor
+        if tokens.ndim == 3 and len(tokens) == 1:  # one set for all images
+            tokens = tokens[0]
         end = x.shape[1] if enter else x.shape[1] - tokens.shape[-2]
         start = end if mix.at is None else mix.at
     results: tuple[Tensor, ...] = _AddNorm.apply(  # type: ignore[no-untyped-call]
