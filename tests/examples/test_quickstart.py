@@ -23,7 +23,6 @@ def test_the_quickstart_runs_and_shows_something():
     names, shown = {}, []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
             value = run_cell("".join(cell["source"]), names)
             if value is not None:
                 shown.append(value)
