@@ -147,6 +147,11 @@ class ShortcutFacts:
         """The row of the repair."""
         return next(row for row in self.rows if row.recommended)
 
+    @property
+    def random(self) -> RemovalRow:
+        """The row of random heads."""
+        return next(row for row in self.rows if row.spread is not None)
+
 
 @dataclass(frozen=True)
 class PrecisionRow:

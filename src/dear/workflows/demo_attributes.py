@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from dear.report.page import Thumbnail, thumbnail
 from dear.world import factors as vocabulary
 from dear.world.measure import batches
 
-NEIGHBORS, DRAWS, SHOWN = 8, 5, 6
+NEIGHBORS, DRAWS = 8, 5
 _SEED = 77  # images that neither pretraining nor the discovery of roles used
 _COLUMNS = {"Color": vocabulary.COLOR, "Texture": vocabulary.TEXTURE, "Location": vocabulary.PLACE}
 """Concepts whose value is drawn independently of all others, and where it stands among the factors."""
@@ -40,12 +41,6 @@ class KnownImages:
     scenes: world.Scenes
     collected: Collected
     values: Tensor
-
-    @property
-    def query(self) -> int:
-        """The first photo of one shape that shows all attributes."""
-        shown = (self.values[:, list(_COLUMNS.values())] >= 0).all(dim=1)
-        return int((shown & (self.scenes.style == 0) & (self.scenes.count == 1)).nonzero()[0])
 
 
 def known_images(clip: Clip, roles: RoleMap, number: int) -> KnownImages:
@@ -73,7 +68,7 @@ def retrieval_facts(known: KnownImages, roles: RoleMap) -> RetrievalFacts:
     """Every image asks for the images most similar in each concept."""
     rng, keys = random.Random(1), [key for key, _ in roles]
     whole = known.collected.features - known.collected.features.mean(dim=0)
-    rows, found = [], {}
+    rows, spaces = [], {}
     for concept, column, heads in _concepts(roles):
         shown = (known.values[:, column] >= 0).nonzero()[:, 0]
         values = known.values[shown, column]
@@ -81,24 +76,48 @@ def retrieval_facts(known: KnownImages, roles: RoleMap) -> RetrievalFacts:
         def by(space: Tensor, shown: Tensor = shown, values: Tensor = values) -> float:
             return precision_at(space[shown], values, NEIGHBORS)
 
-        space, _ = head_space(known.collected, heads)
+        spaces[concept], _ = head_space(known.collected, heads)
         draws = [by(head_space(known.collected, rng.sample(keys, len(heads)))[0]) for _ in range(DRAWS)]
         share = torch.bincount(values).double() / len(values)
         rows.append(
             PrecisionRow(
                 concept,
                 len(heads),
-                by(space),
+                by(spaces[concept]),
                 by(F.normalize(whole, dim=-1)),
                 sum(draws) / DRAWS,
                 float((share**2).sum()),
             )
         )
-        near = space @ space[known.query]
-        near[known.query] = -2.0  # not the query itself
-        places = near.topk(SHOWN).indices.tolist()
-        found[concept] = tuple(_shown(known, place, concept) for place in places)
-    return RetrievalFacts(len(known.scenes), NEIGHBORS, tuple(rows), _shown(known, known.query), found)
+    query = _typical(known, spaces, rows)
+    found = {
+        concept: tuple(_shown(known, place, query, concept) for place in _nearest(space, query))
+        for concept, space in spaces.items()
+    }
+    return RetrievalFacts(len(known.scenes), NEIGHBORS, tuple(rows), _shown(known, query, query), found)
+
+
+def _nearest(space: Tensor, query: int) -> list[int]:
+    """The places of the images most similar to one of them."""
+    near = space @ space[query]
+    near[query] = -2.0  # not the query itself
+    return near.topk(NEIGHBORS).indices.tolist()
+
+
+def _typical(known: KnownImages, spaces: Mapping[str, Tensor], rows: Sequence[PrecisionRow]) -> int:
+    """The image whose own precision is nearest to the means, among photos that show all attributes."""
+    shown = (known.values[:, list(_COLUMNS.values())] >= 0).all(dim=1)
+    candidates = (shown & (known.scenes.style == 0) & (known.scenes.count == 1)).nonzero()[:, 0].tolist()
+
+    def distance(query: int) -> float:
+        total = 0.0
+        for row in rows:
+            values = known.values[:, _COLUMNS[row.concept]]
+            right = (values[_nearest(spaces[row.concept], query)] == values[query]).double().mean()
+            total += abs(float(right) - row.by_heads)
+        return total
+
+    return int(min(candidates, key=distance))
 
 
 def _concepts(roles: RoleMap) -> list[tuple[str, int, list[Key]]]:
@@ -118,7 +137,7 @@ def _word(known: KnownImages, place: int, concept: str) -> str:
     return vocabulary.PLACES[value][0][0]
 
 
-def _shown(known: KnownImages, place: int, concept: str | None = None) -> Thumbnail:
+def _shown(known: KnownImages, place: int, query: int, concept: str | None = None) -> Thumbnail:
     """An image with its attributes; with a concept only that one, marked right where the query has it."""
     pixels = world.render(known.scenes[slice(place, place + 1)])[0]  # uint8 [3, S, S]
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy(), "RGB")
@@ -127,6 +146,6 @@ def _shown(known: KnownImages, place: int, concept: str | None = None) -> Thumbn
     if concept is None:
         lines = tuple(("soft", f"{name.lower()}: {word}") for name, word in words.items())
         return Thumbnail(thumbnail(image), f"the query: {text}", lines)
-    same = words[concept] == _word(known, known.query, concept)
+    same = words[concept] == _word(known, query, concept)
     line = ("right", f"✓ {words[concept]}") if same else ("wrong", f"✗ {words[concept]}")
     return Thumbnail(thumbnail(image), text, (line,))

@@ -19,7 +19,7 @@ class Size:
         per_group: test images per class and place of the shortcut.
     """
 
-    tasks: tuple[str, ...] = ("textures", "scenes")
+    tasks: tuple[str, ...] = ("textures", "emblems")
     epochs: int | None = None
     views: int = 4
     test_images: int | None = None
