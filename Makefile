@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What tests and development need; scripts/lock-dependencies reads this line.
-EXTRAS := roles,studio,onnx,cluster,parquet,serve,tokenizers,dev
+EXTRAS := roles,studio,onnx,cluster,parquet,serve,dev
 
 .PHONY: setup locked demo test test-gpu test-oldest test-newest lint docs fuzz faults load package clean
 setup: $(STAMP)
