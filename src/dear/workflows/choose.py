@@ -169,7 +169,7 @@ class _Clock:
         self._began = now if step == 1 else self._began
         self._quick = now if step == self.slow + 1 else self._quick
         if now > self.deadline:
-            self.late = max(60.0, (now - self._began) / step * steps * self.cost)
+            self.late = math.inf  # how long it would take is not known yet
         elif step == self.slow + 1 + _PATIENCE:
             self._first = False
             rate = (now - self._quick) / _PATIENCE
@@ -196,6 +196,8 @@ def _tried(method: Method, trials: Trials, preset: str | None, folds: int, deadl
     except Paused:
         if not clock.late:
             raise
+        if math.isinf(clock.late):
+            return replace(named, skipped="did not fit into the time")
         return replace(named, skipped=f"needs about {math.ceil(clock.late / 60)} min more")
     right = held.logits[method.modes[0]].argmax(dim=1) == held.labels
     return replace(named, trained=right[held.rows.argsort()], new=new, seconds=seconds)
