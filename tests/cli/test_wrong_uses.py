@@ -198,9 +198,7 @@ predict --onnx model.onnx photos/red/0.png
 retrieve run --query photos/red/0.png --gallery empty
     empty: there is no image in this folder
 retrieve run --query photos/red/0.png --gallery photos --attribute smell
-    no attribute is called 'smell'; there are
-retrieve probe --query photos/red/0.png --gallery photos
-    'linear-probe' has no features per attribute
+    no head of the role map has the role 'smell'; there are
 roles show note.txt
     note.txt: is not a valid role map
 roles discover
