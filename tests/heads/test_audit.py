@@ -135,6 +135,7 @@ def test_the_choice_finds_the_way_that_works(mini: Clip) -> None:
     assert choice.way == "words"
     assert choice.scores["words"] > choice.scores["heads"] + 0.03
     assert choose(images, labels, {"heads": ways["heads"]}).way == "heads"
+    assert not choice.costly
     with pytest.raises(UsageError, match="no way"):
         choose(images, labels, {})
 
@@ -152,3 +153,16 @@ def test_concepts_by_name_and_by_values(mini: Clip) -> None:
             find_concept(text)
     with pytest.raises(UsageError, match="can read 1 of its values"):
         value_features(mini, find_concept("background: beach, kitchen, parking lot"))
+
+
+def test_a_removal_that_takes_the_classes_away_is_told(mini: Clip) -> None:
+    """On mini, letters and animals are values of one factor: without letters, animals are hard to tell."""
+    images, labels, _ = _shots(mini, "world:shortcut-text@0.9")
+    words = remove_span(images, value_features(mini, find_concept("text"))[1], "Text")
+    some = remove_span(images, value_features(mini, find_concept("text: a, e, h, o, s, x"))[1], "Text")
+    choice = choose(images, labels, {"words": words, "examples": words})
+    assert choice.costly
+    assert choice.before is not None
+    assert choice.after is not None
+    assert choice.before > choice.after + 0.05
+    assert some.rank == 5

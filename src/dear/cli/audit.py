@@ -279,6 +279,8 @@ def repair(
 
 def _print_repair(done: Repaired, out: str) -> None:
     typer.echo(f"removed: {shown(done.removal.repair.title)}")
+    for notice in done.removal.notices:
+        say(f"notice: {notice}")
     if done.proof is not None:
         proof = done.proof.report()
         for key, words in (("accuracy", "accuracy"), ("worst_group", "worst group")):

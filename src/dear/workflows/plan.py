@@ -80,9 +80,9 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
         notices += more
     if asked.without is not None:
         without = Without.of(asked.without, examples=asked.examples)
-        clip = remove(clip, images, without, roles or asked.roles).clip
-        assert clip.correction is not None
-        notices.append(f"Removed before training: {clip.correction.note}.")
+        removal = remove(clip, images, without, roles or asked.roles)
+        clip = removal.clip
+        notices += [f"Removed before training: {removal.repair.title}.", *removal.notices]
     method = build_method(
         asked.method,
         clip,

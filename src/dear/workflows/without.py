@@ -108,6 +108,16 @@ class Removal:
     images: Collected
     ways: Mapping[str, Mapping[str, Repair]]
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What to know before the removal is kept, one sentence each."""
+        return tuple(
+            f"Removing {name} by {choice.way} lowers cross-validated accuracy on the training images from "
+            f"{choice.before:.0%} to {choice.after:.0%}: it takes away what the classes differ in."
+            for name, choice in self.choices.items()
+            if choice.costly
+        )
+
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -115,6 +125,7 @@ class Removal:
             "heads": [list(head) for head in self.repair.heads],
             "directions": self.repair.rank,
             "folds_into_weights": self.repair.correction().foldable,
+            "notices": list(self.notices),
             "choices": {
                 name: {"way": choice.way, "scores": {way: round(s, 4) for way, s in choice.scores.items()}}
                 for name, choice in self.choices.items()
