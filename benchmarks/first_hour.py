@@ -70,7 +70,8 @@ def main() -> None:
         accuracy = {}
 
         def probe(augment: bool) -> None:
-            run = adapt(data, backbone=clip, method="linear-probe", recipe={"augment": augment})
+            recipe = {"augment": augment}
+            run = adapt(data, backbone=clip, method="linear-probe", recipe=recipe, calibrate=False)
             accuracy[augment] = evaluate_run(run.method, data).accuracy["default"]
 
         os.environ["DEAR_CACHE_MB"] = "0"
@@ -78,7 +79,7 @@ def main() -> None:
         os.environ["DEAR_CACHE_MB"] = "2000"
         found["linear probe, first time"] = (slow, seconds(lambda: probe(False)))
         found["linear probe, again"] = (slow, seconds(lambda: probe(False)))
-        model = adapt(data, backbone=clip, shots=4, recipe={"epochs": 1}).method
+        model = adapt(data, backbone=clip, shots=4, recipe={"epochs": 1}, calibrate=False).method
         query = next(data.rglob("*.jpg"))
         for title, work in (
             ("evaluate, all images", lambda: evaluate_run(model, data, split="all")),

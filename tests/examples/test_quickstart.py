@@ -23,7 +23,9 @@ def test_the_quickstart_runs_and_shows_something():
     names, shown = {}, []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
+            said = [output for output in cell["outputs"] if output["output_type"] == "execute_result"]
             value = run_cell("".join(cell["source"]), names)
+            assert (value is not None) == bool(said)  # stored by scripts/run_notebook.py
             if value is not None:
                 shown.append(value)
     kinds = [type(value).__name__ for value in shown]
