@@ -51,7 +51,7 @@ def test_an_untrained_method_is_the_corrected_backbone(name: str) -> None:
     assert not torch.allclose(model.logits(pixels()), plain, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["zeroshot", "clip-lora", "purify"])
+@pytest.mark.parametrize("name", ["zeroshot", "clip-lora", "purify", "skip-tuning", "prolip"])
 def test_folding_into_a_plain_clip(name: str) -> None:
     model = fitted(name, corrected(), epochs=1)
     plain = model.merge()

@@ -122,7 +122,7 @@ class VisionTower(Tower):
         if not self.left_out:
             normed: Tensor = self.ln_post(x)
             return normed
-        return norm_without_heads(self.ln_post, x)
+        return norm_without_heads(self.ln_post.weight, self.ln_post.bias, x)
 
     def correct(self, features: Tensor) -> Tensor:
         """The affine part of the correction, on features [..., E]; without one they stay as they are."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dear.clip.attention import take_rows
 from dear.clip.edit import Edit
-from dear.clip.norm import LayerNorm
 from dear.clip.tower import Block, Record
 from dear.errors import UsageError
 
@@ -98,8 +97,8 @@ def _rows_of_then(outputs: Tensor, read: Tensor) -> Tensor:
     return taken * there[..., None].to(taken.dtype)
 
 
-def norm_without_heads(norm: LayerNorm, x: Tensor) -> Tensor:
-    """The final norm of rows [..., D] that `without_heads` returned."""
-    wide = x.to(norm.weight.dtype)
+def norm_without_heads(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    """The final norm, of this weight and bias [D], of rows [..., D] that `without_heads` returned."""
+    wide = x.to(weight.dtype)
     spread = wide.mean(dim=-1, keepdim=True)
-    return ((wide - spread) / spread * norm.weight + norm.bias).to(x.dtype)
+    return ((wide - spread) / spread * weight + bias).to(x.dtype)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip, TextTower, VisionTower
 from dear.clip.norm import LayerNorm
+from dear.clip.without import norm_without_heads
 from dear.methods.base import Method
 from dear.methods.headtools import fold
 from dear.methods.prefix import need_class_token
@@ -96,13 +97,18 @@ class LayerChanges:
         norm = end_norm(method.clip, self.side)
         to_weight, to_bias = (method.get_parameter(f"{self.side}_{name}") for name in _END_NORM)
         weight, bias = norm.weight + to_weight, norm.bias + to_bias
-        normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)
+        image = self.side == "image"
+        if image and method.clip.visual.left_out:
+            normed = norm_without_heads(weight, bias, rows.to(weight.dtype))
+        else:
+            normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)
         projection = _projection(method.clip, self.side)
         if self.projection:
             projection = projection + method.get_parameter(f"{self.side}_projection")
         features = normed @ projection.to(normed.dtype)
         own = tower_of(method.clip, self.side).proj_bias
-        return features if own is None else features + own.to(normed.dtype)
+        features = features if own is None else features + own.to(normed.dtype)
+        return method.clip.visual.correct(features) if image else features
 
     def texts(self, method: Method, first: int = 1, chosen: Tensor | None = None) -> Tensor:
         """Text features [C, E] of the classes (or of the `chosen` ones) from the layer `first` on."""
@@ -122,7 +128,8 @@ class LayerChanges:
 @torch.no_grad()
 def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Clip:
     """A plain CLIP whose weights are the changed ones."""
-    plain = fold(method.clip, image.edit(method), text.edit(method))
+    correction = method.clip.correction
+    plain = fold(method.clip.corrected(None), image.edit(method), text.edit(method))
     for changes in (image, text):
         norm = end_norm(plain, changes.side)
         for name, weight in zip(_END_NORM, (norm.weight, norm.bias), strict=True):
@@ -130,4 +137,4 @@ def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Cli
         if changes.projection:
             proj = _projection(plain, changes.side)
             proj.add_(method.get_parameter(f"{changes.side}_projection").to(proj))
-    return plain
+    return plain if correction is None else plain.corrected(correction).folded()

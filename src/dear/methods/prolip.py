@@ -81,7 +81,7 @@ class ProLIP(Method):
         """Features [B, E] under the trained projection."""
         features = frozen[0].to(self.projection.dtype) @ self.projection
         bias = self.clip.visual.proj_bias
-        return features if bias is None else features + bias.to(features.dtype)
+        return self.clip.visual.correct(features if bias is None else features + bias.to(features.dtype))
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Cross-entropy and the distance to CLIP's own projection."""
@@ -96,6 +96,7 @@ class ProLIP(Method):
     @torch.no_grad()
     def merge(self) -> Clip:
         """A plain CLIP with the trained projection."""
-        plain = fold(self.clip)
+        correction = self.clip.correction
+        plain = fold(self.clip.corrected(None))
         plain.visual.space_matrix().copy_(self.projection)
-        return plain
+        return plain if correction is None else plain.corrected(correction).folded()
