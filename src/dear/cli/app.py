@@ -71,7 +71,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="dear",
     cls=Commands,
-    help="Adapt CLIP-like models head by head: find what each attention head does, teach the right ones.",
+    help="Adapt CLIP-like models head by head: what each head does, few images, no shortcuts.",
     epilog="Start with `dear demo`; it needs no weights, no data and no network.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
