@@ -104,7 +104,7 @@ def test_a_run_does_not_continue_on_other_images(photos, tmp_path):
     with pytest.raises(DearError):
         train(method(), photos, RECIPE, tmp_path / "run", stop=lambda: True)
     photos.path(0).rename(photos.path(0).with_name("new.png"))
-    with pytest.raises(DearError, match="its data differs"):
+    with pytest.raises(DearError, match="different settings: training images"):
         train(method(), open_data(tmp_path / "photos", "all"), RECIPE, tmp_path / "run", resume=True)
 
 

@@ -138,6 +138,7 @@ def test_folders_of_odd_names_are_read_or_refused(tmp_path: Path) -> None:
         Image.new("RGB", (8, 8)).save(tmp_path / "good" / name / "a.png")
     assert "<b>bold" in open_data(tmp_path / "good", "all").classes
     (tmp_path / "good" / "a\x1b[2Jb").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "good" / "a\x1b[2Jb" / "a.png")
     with pytest.raises(DataError, match=r"control character U\+001B"):
         open_data(tmp_path / "good", "all")
 

@@ -69,12 +69,12 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
         CheckpointError: a model of another type, or sizes that make no sense.
     """
     top = section(raw, source)
-    kind = top.get("model_type", "clip")
+    kind = str(top.get("model_type", "clip"))
     if kind in _REFUSED:
         raise CheckpointError(f"{source}: a model of type {kind!r} {_REFUSED[kind]}")
     if kind not in KNOWN:
         raise CheckpointError(
-            f"{source}: describes a model of type {str(kind)[:80]!r}; only {', '.join(KNOWN)} can be loaded"
+            f"{source}: describes a model of type {kind[:80]!r}; only {', '.join(KNOWN)} can be loaded"
         )
     siglip = kind == "siglip"
     vision = _tower(top, "vision", _SIGLIP_VISION if siglip else _VISION, source)
