@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dear.clip.attention import take_rows
-from dear.clip.edit import Edit
+from dear.clip.edit import Edit, LayerEdit
 from dear.clip.tower import Block, Record
 from dear.errors import UsageError
 
@@ -82,12 +82,19 @@ def without_heads(
             outputs = _rows_of_then(outputs, read) if late else take_rows(outputs, read)
         block = tower.blocks[layer - 1]
         assert isinstance(block, Block)
-        weight = block.attn.o.weight[:, head * width : (head + 1) * width]  # [D, d]
+        weight = _output_weight(block, None if edit is None else edit.layers.get(layer))
+        weight = weight[:, head * width : (head + 1) * width]  # [D, d]
         added = added + outputs.to(added.dtype) @ weight.to(added.dtype).T
     wide = rows.to(added.dtype)
     spread = (wide.var(dim=-1, keepdim=True, unbiased=False) + tower.ln_post.eps).sqrt()
     rest = wide - added
     return (rest - rest.mean(dim=-1, keepdim=True) + spread).to(rows.dtype)
+
+
+def _output_weight(block: Block, change: LayerEdit | None) -> Tensor:
+    """The output projection [D, D] of a layer under its change."""
+    extra = None if change is None or change.added is None else change.added.get("attn.o.weight")
+    return block.attn.o.weight if extra is None else block.attn.o.weight + extra
 
 
 def _rows_of_then(outputs: Tensor, read: Tensor) -> Tensor:
