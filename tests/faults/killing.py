@@ -342,7 +342,8 @@ class Trial:
         counts.killed += 1
         if way == "ctrl-c":
             said = self.log.read_text().strip()
-            if status != 130 or len(said.splitlines()) != 1 or not said.startswith("dear: "):
+            last = said.splitlines()[-1:]  # before it stands what the command was about to do
+            if status != 130 or "Traceback" in said or not last or not last[0].startswith("dear: "):
                 counts.faults.append(f"Ctrl-C: status {status}, said {said[-300:]!r}")
         elif status != -signal.SIGKILL:
             counts.faults.append(f"left with {status}: {self.log.read_text()[-300:]!r}")

@@ -123,6 +123,7 @@ def adapt(
     """
     from dear.errors import UsageError
     from dear.methods import find_method
+    from dear.train.folder import check_folder
     from dear.train.tensorboard import logged
     from dear.workflows.adapt import run_plan
     from dear.workflows.options import AdaptOptions
@@ -150,6 +151,7 @@ def adapt(
         without=asked_without(without, way, examples),
         calibrate=calibrate,
     )
+    check_folder(out, resume)
     held_out = open_held_out(data, data_root)
     with stages() as told:
         plan = plan_adaptation(data, asked, told)

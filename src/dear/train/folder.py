@@ -45,12 +45,7 @@ def open_folder(folder: Path, identity: RunIdentity, resume: bool) -> str:
     finished = (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
     if not (folder / "config.json").exists():
         return "new"
-    if not resume:
-        how = (
-            "a finished run; choose another folder" if finished else "a run that was not completed; resume it"
-        )
-        hint = None if finished else "resume"
-        raise RunError(f"{folder}: holds {how}, or delete it first", hint=hint)
+    _refuse_used(folder, resume)
     differing = read_config(folder).identity.differences(identity)
     if differing:
         raise RunError(
@@ -60,6 +55,33 @@ def open_folder(folder: Path, identity: RunIdentity, resume: bool) -> str:
     if finished:
         return "finished"
     return "resumable" if (folder / "resume.safetensors").exists() else "new"
+
+
+def check_folder(path: str | os.PathLike[str], resume: bool) -> None:
+    """Refuse a folder that no run can be written to, before any work is done for it.
+
+    Raises:
+        RunError: it holds a run that is not to be continued, is in use, is a file or cannot be written.
+    """
+    folder = Path(path)
+    fresh = not folder.exists()
+    try:
+        with locked(folder):
+            _refuse_used(folder, resume)
+    finally:
+        if fresh:
+            with suppress(OSError):  # only an empty folder goes
+                folder.rmdir()
+
+
+def _refuse_used(folder: Path, resume: bool) -> None:
+    """Refuse a folder with a run in it, unless it is to be continued."""
+    if resume or not (folder / "config.json").exists():
+        return
+    finished = (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
+    how = "a finished run; choose another folder" if finished else "a run that was not completed; resume it"
+    hint = None if finished else "resume"
+    raise RunError(f"{folder}: holds {how}, or delete it first", hint=hint)
 
 
 def read_log(folder: Path) -> list[Line]:

@@ -9,6 +9,7 @@ from typing import Any
 from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.train.feature_cache import frozen_features
+from dear.train.folder import check_folder
 from dear.train.run import Trained, train
 from dear.workflows.calibrate import calibrate_run
 from dear.workflows.options import AdaptOptions, PathLike
@@ -47,6 +48,8 @@ def adapt(
     Example:
         >>> adapt("photos/", "run", method="dear", shots=16, recipe={"epochs": 5})   # doctest: +SKIP
     """
+    if out is not None:
+        check_folder(out, resume)
     plan = plan_adaptation(data, (settings or AdaptOptions()).changed(**changes), progress)
     for notice in plan.notices:
         _log.warning("dear: %s", notice)
