@@ -55,6 +55,7 @@ def test_options_reach_the_run(run: Path) -> None:
     assert kept == {
         "lora": "shared",
         "gates": True,
+        "gate_rate": 20.0,
         "rank": 1,
         "last_rank": 3,
         "weight": 2.0,
@@ -99,7 +100,7 @@ def test_the_page_about_purification_is_true(run: Path, monkeypatch: pytest.Monk
     [
         ([], "say what to write"),
         (["--onnx", "x.onnx", "--merged", "x"], "say what to write"),
-        (["--merged", "x", "--classes", "cat"], "leave --classes"),
+        (["--merged", "x", "--classes", "cat"], "leave out --classes"),
     ],
 )
 def test_export_says_what_is_missing(run: Path, words: list[str], message: str) -> None:

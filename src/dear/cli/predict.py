@@ -184,8 +184,8 @@ def _refuse_with_onnx(given: Mapping[str, object]) -> None:
 
 def _find(words: list[str]) -> list[str]:
     """The image files that the arguments mean; `-` is a list on standard input, one file per line."""
+    from dear._io.image_search import find_images
     from dear.errors import InputError
-    from dear.workflows.inputs import find_images
 
     names: list[str] = []
     for word in words:

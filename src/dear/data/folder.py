@@ -15,12 +15,12 @@ Where there are no split folders, a fifth of each class is held out for testing 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from dear._io.image_file import is_image_name
+from dear._io.image_search import image_paths, is_own_name
 from dear._io.notes import warn
 from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable
@@ -28,7 +28,6 @@ from dear.data.split import pick_split
 from dear.errors import DataError, InputError
 
 # Folders that operating systems and network drives leave among a person's own.
-IGNORED = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information"))
 # What folders may be called, by the split they hold.
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 
@@ -174,22 +173,7 @@ def _classes(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def image_paths(folder: Path) -> Iterator[str]:
-    """Every image below a folder, relative to it, with `/`."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if _is_own(name)]
-        inner = Path(place).relative_to(folder)
-        for file in files:
-            if is_image_name(file):
-                yield (inner / file).as_posix()
-
-
 def _entries(folder: Path) -> list[Path]:
     """What lies in a folder and is a person's own, in natural order."""
-    entries = [entry for entry in folder.iterdir() if _is_own(entry.name)]
+    entries = [entry for entry in folder.iterdir() if is_own_name(entry.name)]
     return sorted(entries, key=lambda entry: natural_key(entry.name))
-
-
-def _is_own(name: str) -> bool:
-    """Whether a file or folder is a person's own: neither hidden nor left behind by an operating system."""
-    return not name.startswith(".") and name.lower() not in IGNORED

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import math
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from dear.data.folder import image_paths
 from dear.errors import InputError
 
 ImageLike = str | os.PathLike[str] | Image.Image
-
-
-def find_images(names: Iterable[str]) -> list[str]:
-    """Image files of a list that may hold files, folders (searched at every depth) and patterns (`*.jpg`).
-
-    Files are kept as they are named, whether they exist or not: reading them tells.
-
-    Raises:
-        InputError: a folder without images, or a pattern that nothing fits.
-    """
-    found: list[str] = []
-    for name in names:
-        if os.path.isdir(name):
-            inside = sorted(image_paths(Path(name)))
-            if not inside:
-                raise InputError(f"{name}: there is no image in this folder")
-            found += [str(Path(name) / path) for path in inside]
-        elif glob.has_magic(name) and not os.path.exists(name):
-            fitting = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
-            if not fitting:
-                raise InputError(f"{name}: no file fits this pattern")
-            found += fitting
-        else:
-            found.append(name)
-    return found
 
 
 def as_images(X: Any) -> tuple[ImageLike, ...]:

@@ -90,7 +90,7 @@ def predict_run(
 
     Args:
         run: run folder, or a method.
-        images: files or Pillow images; `dear.workflows.inputs.find_images` finds those of folders.
+        images: files or Pillow images; `dear._io.image_search.find_images` finds those of folders.
         options: see `PredictOptions`; its fields can also be given by name, as in `top=3`.
         backbone: for a run folder whose backbone moved.
         device: "auto", "cpu", "cuda", ...

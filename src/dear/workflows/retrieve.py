@@ -17,12 +17,12 @@ from torch import Tensor
 
 from dear._io.files import write_atomic
 from dear._io.image_file import open_image
+from dear._io.image_search import image_paths
 from dear._io.memory import in_batches
 from dear._io.progress import Progress
 from dear.clip.device import pick_device
 from dear.clip.model import Clip
 from dear.data.benchmarks import find_benchmark
-from dear.data.folder import image_paths
 from dear.data.images import ImageSet, is_utf8
 from dear.data.listed import ListedImages
 from dear.data.open import open_data

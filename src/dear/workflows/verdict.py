@@ -64,6 +64,7 @@ def _figures(right: Tensor | None) -> dict[str, float | int] | None:
 def better(first: Tensor, second: Tensor, doubt: float = 0.1) -> bool:
     """Whether one method beats another on the same images beyond chance (exact McNemar test, two-sided).
 
+    >>> import torch
     >>> yes, no = torch.tensor([True] * 30), torch.tensor([True] * 24 + [False] * 6)
     >>> better(yes, no), better(yes[:3], no[-3:])
     (True, False)
