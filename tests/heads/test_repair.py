@@ -100,6 +100,9 @@ def test_a_corrected_tower_gives_the_repaired_features(
     assert fixed.fingerprint == clip.fingerprint
     assert set(fixed.state_dict()) == set(clip.state_dict())
     assert fixed.corrected(None).correction is None
+    other = fixed.copy()
+    assert torch.equal(other.encode_image(pixels), fixed.encode_image(pixels)), "a copy keeps the correction"
+    assert other.visual.positions.data_ptr() != clip.visual.positions.data_ptr()
     if "heads" in ways:
         with pytest.raises(UsageError, match="cannot be folded"):
             fixed.folded()

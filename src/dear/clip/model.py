@@ -72,14 +72,14 @@ class Clip(nn.Module):
         self.eval()
 
     def copy(self) -> Clip:
-        """The same model with tensors of its own: same device, precision of every tensor, and settings."""
+        """The same model with tensors of its own: device, precision, settings and correction are the same."""
         rows = len(self.text.tokens) if self.text.rows is not None else None
         with torch.device("meta"):
             other = Clip(self.config, self.name, rows)
         other.load_state_dict({name: t.clone() for name, t in self.state_dict().items()}, assign=True)
         other.visual.fused, other.text.fused = self.visual.fused, self.text.fused
         other.tokenizer = self.tokenizer
-        return other.requires_grad_(False)
+        return other.requires_grad_(False).corrected(self.correction)
 
     def train(self, mode: bool = True) -> Clip:
         """A frozen model has one mode: it stays in eval."""
