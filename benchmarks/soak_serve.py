@@ -29,8 +29,7 @@ from measure.http_load import server
 from measure.serving import jpegs
 
 import dear
-from dear._io.image_file import open_image
-from dear._io.pixels import resize_crop
+from dear._io.image_file import open_image, resize_crop
 from dear.clip.images import normalize
 from dear.train.folder import load_run
 

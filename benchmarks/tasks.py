@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 import dear
-from dear._io.pixels import resize_crop
+from dear._io.image_file import resize_crop
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.train import Recipe, evaluate, train

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from tiny import tiny_clip
 
-from dear._io.pixels import resize_crop
+from dear._io.image_file import resize_crop
 from dear.clip.augment import augment_batch
 from dear.data import FileImages, ImageSet, TrainingPixels, check_images, select_domains
 from dear.data.listed import ListedImages

@@ -10,8 +10,9 @@ import mutate
 import torch
 from fuzzing import Target
 
-from dear._io.files import parse_json, read_json
+from dear._io.files import read_json
 from dear._io.printable import fill_template, unprintable
+from dear._io.strict_json import parse_json
 from dear.clip.tokenizer import tokenize
 from dear.data.benchmarks import BENCHMARKS, open_benchmark
 from dear.data.images import FileImages

@@ -10,7 +10,8 @@ import pytest
 import readers
 
 from dear._io import files
-from dear._io.files import parse_json, read_json
+from dear._io.files import read_json
+from dear._io.strict_json import parse_json
 from dear.errors import DearError
 
 # Readers whose input is one JSON document, or lines of them.

@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from dear._io.image_file import MAX_PIXELS, open_image, resize_short
-from dear._io.pixels import resize_crop
+from dear._io.image_file import MAX_PIXELS, open_image, resize_crop, resize_short
 from dear.clip.config import CLIP_MEAN, CLIP_STD
 from dear.clip.images import normalize, preprocess
 from dear.errors import InputError

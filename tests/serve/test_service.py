@@ -20,8 +20,7 @@ from tiny import tiny_clip
 
 import dear
 from conftest import RUNS, image_bytes, make_run
-from dear._io.image_file import open_image
-from dear._io.pixels import resize_crop
+from dear._io.image_file import open_image, resize_crop
 from dear.clip.images import normalize
 from dear.data.listed import ListedImages
 from dear.data.open import open_data

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dear._io.strict_json import parse_json as parse_json  # noqa: PLC0414 (offered here too)
+from dear._io.strict_json import parse_json
 from dear.errors import DearError, DiskError, UsageError
 
 try:

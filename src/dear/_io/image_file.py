@@ -1,8 +1,8 @@
-"""From an image file to the square of pixels that CLIP sees, without PyTorch.
+"""From image files to the square of pixels that CLIP sees.
 
-`open_image` turns any ordinary image into upright 8-bit RGB; `square` makes CLIP's view of it (short side
-to `size`, bicubic, center crop). An exported model runs with this module where PyTorch is not installed;
-`dear._io.pixels` makes tensors of its results.
+`find_images` finds image files; `open_image` turns any ordinary image into upright 8-bit RGB; `square` makes
+CLIP's view of it (short side to `size`, bicubic, center crop). An exported model runs with these where
+PyTorch is not installed; only `to_tensor` and `resize_crop` need it.
 
 Two choices where CLIP's own code is silent: transparent images are laid on white (dropping the alpha
 channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit gray is scaled to
@@ -11,15 +11,21 @@ channel, as `convert("RGB")` does, shows whatever colors were left under it), an
 
 from __future__ import annotations
 
+import glob
 import io
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dear.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Source = str | os.PathLike[str] | bytes | Image.Image
 
@@ -32,6 +38,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .avif .heic .heif".split()  # noqa: SIM905
 )
+# Folders that operating systems leave behind.
+IGNORED = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information"))
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 # Of an image longer than this (times its short side) only the middle is kept: resized, it would fill memory.
 MAX_ASPECT = 16
@@ -257,3 +265,66 @@ def square(image: Image.Image, size: Size) -> Image.Image:
     width, height = image.size
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """An RGB image as uint8 [3, height, width]."""
+    import torch  # not above: see the head of this file
+
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def resize_crop(image: Image.Image, size: Size) -> Tensor:
+    """A model's view of an image: by default the short side to `size` bicubic, then the center.
+
+    Args:
+        image: a Pillow image; other modes than RGB are converted as in `open_image`.
+        size: side of the result in pixels, or a `View`.
+
+    Returns:
+        uint8 [3, size, size].
+
+    >>> resize_crop(Image.new("RGB", (30, 20), (1, 2, 3)), 8)[:, 0, 0].tolist()
+    [1, 2, 3]
+    """
+    return to_tensor(square(image, size))
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a file or folder is a person's own: neither hidden nor left behind by an operating system."""
+    return not name.startswith(".") and name.lower() not in IGNORED
+
+
+def image_paths(folder: Path) -> Iterator[str]:
+    """Every image below a folder, relative to it, with `/`."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if is_own_name(name)]
+        inner = Path(place).relative_to(folder)
+        for file in files:
+            if is_image_name(file):
+                yield (inner / file).as_posix()
+
+
+def find_images(names: Iterable[str]) -> list[str]:
+    """Image files of a list that may hold files, folders (searched at every depth) and patterns (`*.jpg`).
+
+    Files are kept as they are named, whether they exist or not: reading them tells.
+
+    Raises:
+        InputError: a folder without images, or a pattern that nothing fits.
+    """
+    found: list[str] = []
+    for name in names:
+        if os.path.isdir(name):
+            inside = sorted(image_paths(Path(name)))
+            if not inside:
+                raise InputError(f"{name}: there is no image in this folder")
+            found += [str(Path(name) / path) for path in inside]
+        elif glob.has_magic(name) and not os.path.exists(name):
+            fitting = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+            if not fitting:
+                raise InputError(f"{name}: no file fits this pattern")
+            found += fitting
+        else:
+            found.append(name)
+    return found

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from dear._io.files import read_json
 from dear._io.printable import PRINTABLE
-from dear._io.schema import Strict, Whole, check
+from dear._io.strict_json import Strict, Whole, check
 from dear.bench.cells import SCHEMA, Cell
 from dear.bench.protocols import PROTOCOLS
 from dear.bench.protocols.base import Protocol

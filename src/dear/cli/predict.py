@@ -184,7 +184,7 @@ def _refuse_with_onnx(given: Mapping[str, object]) -> None:
 
 def _find(words: list[str]) -> list[str]:
     """The image files that the arguments mean; `-` is a list on standard input, one file per line."""
-    from dear._io.image_search import find_images
+    from dear._io.image_file import find_images
     from dear.errors import InputError
 
     names: list[str] = []

@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import open_image
-from dear._io.pixels import to_tensor
+from dear._io.image_file import open_image, to_tensor
 from dear.errors import InputError
 
 SCALE = (0.5, 1.0)

@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import Size
-from dear._io.pixels import resize_crop
+from dear._io.image_file import Size, resize_crop
 from dear.clip.config import CLIP_MEAN, CLIP_STD
 
 

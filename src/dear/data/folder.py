@@ -19,8 +19,7 @@ from pathlib import Path
 
 import torch
 
-from dear._io.image_file import is_image_name
-from dear._io.image_search import image_paths, is_own_name
+from dear._io.image_file import image_paths, is_image_name, is_own_name
 from dear._io.notes import warn
 from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable

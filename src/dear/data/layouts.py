@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dear._io.files import read_json, read_text
-from dear._io.image_search import image_paths
+from dear._io.image_file import image_paths
 from dear.data.grouped import read_celeba, read_waterbirds
 from dear.data.names import spaced
 from dear.data.paths import Inside

@@ -12,7 +12,8 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from dear._io.files import parse_json, read_text
+from dear._io.files import read_text
+from dear._io.strict_json import parse_json
 from dear.data.images import ImageSet
 from dear.data.split import digest
 from dear.errors import DataError, DearError

@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from dear._io.files import parse_json, read_text
+from dear._io.files import read_text
 from dear._io.printable import check_name
+from dear._io.strict_json import parse_json
 from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable, spaced
 from dear.data.paths import Inside

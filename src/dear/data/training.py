@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dear._io.image_file import resize_short
-from dear._io.pixels import to_tensor
+from dear._io.image_file import resize_short, to_tensor
 from dear.data.images import ImageSet, threaded
 
 

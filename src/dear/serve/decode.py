@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import FORMATS, Size, open_image, side_of
-from dear._io.pixels import resize_crop
+from dear._io.image_file import FORMATS, Size, open_image, resize_crop, side_of
 from dear.errors import InputError
 from dear.serve.errors import Refused
 

@@ -10,7 +10,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from dear._io.printable import check_name
-from dear._io.schema import decode
+from dear._io.strict_json import decode
 from dear.errors import DearError
 from dear.serve.decode import Upload, from_base64
 from dear.serve.errors import Refused

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dear._io.files import read_text, write_json
-from dear._io.schema import decode
+from dear._io.strict_json import decode
 from dear.errors import RunError
 from dear.methods.calibration import Calibration
 

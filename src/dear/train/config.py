@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from dear._io.files import read_json
-from dear._io.schema import Strict, Whole, check
+from dear._io.strict_json import Strict, Whole, check
 from dear.data.images import ImageSet
 from dear.errors import DearError, RunError
 from dear.heads.roles import RoleMap

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size, open_image
-from dear._io.pixels import resize_crop
+from dear._io.image_file import Size, open_image, resize_crop
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.images import normalize

@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import open_image
+from dear._io.image_file import open_image, resize_crop
 from dear._io.memory import in_batches
-from dear._io.pixels import resize_crop
 from dear._io.progress import Progress
 from dear.clip.device import pick_device
 from dear.clip.images import normalize
@@ -90,7 +89,7 @@ def predict_run(
 
     Args:
         run: run folder, or a method.
-        images: files or Pillow images; `dear._io.image_search.find_images` finds those of folders.
+        images: files or Pillow images; `dear._io.image_file.find_images` finds those of folders.
         options: see `PredictOptions`; its fields can also be given by name, as in `top=3`.
         backbone: for a run folder whose backbone moved.
         device: "auto", "cpu", "cuda", ...

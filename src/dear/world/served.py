@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import Size, side_of
-from dear._io.pixels import resize_crop
+from dear._io.image_file import Size, resize_crop, side_of
 from dear.data.images import find_classes, renumber
 from dear.errors import DataError
 from dear.world import factors as F

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta
 
 from dear._io.printable import PRINTABLE
-from dear._io.schema import Strict
+from dear._io.strict_json import Strict
 from dear.bench.cells import Cell
 from dear.bench.records import Line, Result, gather, variant_names
 from dear.bench.tables import Sheet

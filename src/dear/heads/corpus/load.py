@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dear._io.files import parse_json, read_text
+from dear._io.files import read_text
 from dear._io.printable import unprintable
+from dear._io.strict_json import parse_json
 from dear.errors import DearError, InputError
 from dear.heads.corpus.build import Phrase, general
 
