@@ -7,7 +7,7 @@ from PIL import Image
 from tiny import tiny_clip
 
 from dear._io.image_file import resize_crop
-from dear.clip.augment import augment_batch
+from dear.clip.images import augment_batch
 from dear.data import FileImages, ImageSet, TrainingPixels, check_images, select_domains
 from dear.data.listed import ListedImages
 from dear.errors import DataError, InputError, UsageError

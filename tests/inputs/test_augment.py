@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dear.clip.augment import augment_batch, augment_image, crop_batch, resampling, sample_boxes
+from dear.clip.images import augment_batch, augment_image, crop_batch, resampling, sample_boxes
 from dear.errors import InputError
 
 

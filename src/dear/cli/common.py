@@ -279,6 +279,6 @@ def device_named(name: str) -> str:
     Raises:
         UsageError: the device does not exist here.
     """
-    from dear.clip.device import pick_device
+    from dear.clip.factory import pick_device
 
     return pick_device(name)

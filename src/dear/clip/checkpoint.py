@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dear._io.files import read_json, read_safetensors, write_json, write_safetensors
-from dear.clip import layout_tables, layouts
+from dear.clip import layouts
 from dear.clip.archive import check_zip, is_archive, read_archive
 from dear.clip.config import ACTIVATIONS, ClipConfig
 from dear.clip.config_huggingface import from_huggingface, to_huggingface, to_images
@@ -114,7 +114,7 @@ def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Che
     short = layouts.TOKEN_ROWS in tensors and tensors.get(layouts.TOKEN_TABLE, torch.empty(())).dim() == 2
     rows = len(tensors[layouts.TOKEN_TABLE]) if short else None
     _check_depth(config, tensors, folder / HF_CONFIG)
-    state = layouts.convert(tensors, layout_tables.huggingface(config, rows), str(weights))
+    state = layouts.convert(tensors, layouts.huggingface(config, rows), str(weights))
     return Checkpoint(config, state, "huggingface", _tokenizer(folder, config))
 
 
@@ -135,7 +135,7 @@ def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path
 def _openclip(tensors: dict[str, Tensor], config_path: Path, weights: Path) -> Checkpoint:
     config = from_openclip(_config(config_path), str(config_path))
     _check_depth(config, tensors, config_path)
-    table = layout_tables.timm if layouts.is_timm(tensors) else layout_tables.openai
+    table = layouts.timm if layouts.is_timm(tensors) else layouts.openai
     state = layouts.convert(tensors, table(config, layouts.text_prefix(tensors)), str(weights))
     return Checkpoint(config, state, "openclip", _tokenizer(config_path.parent, config))
 
@@ -180,7 +180,7 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
 
 def _bare(tensors: dict[str, Tensor], activation: str, path: Path, layout: str) -> Checkpoint:
     config = from_shapes(tensors, activation, str(path))
-    return Checkpoint(config, layouts.convert(tensors, layout_tables.openai(config), str(path)), layout)
+    return Checkpoint(config, layouts.convert(tensors, layouts.openai(config), str(path)), layout)
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) 
     folder, config = Path(folder), clip.config
     state = clip.state_dict()
     rows = len(state["text.tokens"]) if "text.rows" in state else None
-    tensors = layouts.publish(state, layout_tables.huggingface(config, rows))
+    tensors = layouts.publish(state, layouts.huggingface(config, rows))
     stored = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     write_safetensors(folder / HF_WEIGHTS[0], stored, {"format": "pt"})
     write_json(folder / HF_IMAGES, to_images(config))

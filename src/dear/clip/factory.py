@@ -1,4 +1,4 @@
-"""One call for any CLIP: `load` takes an embedded name, a hub name, a folder or a file."""
+"""One call for any CLIP: `load` takes an embedded name, a hub name, a folder or a file, and a device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor
 from dear.clip import hub
 from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
-from dear.clip.fingerprint import fingerprint
-from dear.clip.model import Clip
+from dear.clip.model import Clip, fingerprint
 from dear.errors import CheckpointError, UsageError
 
 EMBEDDED = Path(__file__).parent / "weights"
@@ -120,3 +119,22 @@ def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) 
             f"the weights {name} hold numbers that float16 cannot (over 65,504); use bfloat16 or float32"
         )
     return placed
+
+
+def pick_device(name: str) -> str:
+    """The device to use: "auto" is the first GPU where there is one, else the CPU.
+
+    Raises:
+        UsageError: the device does not exist here.
+
+    >>> pick_device("cpu")
+    'cpu'
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].partition(",")[0]
+        raise UsageError(f"device {name}: not usable here ({reason[:80]}); use cpu, cuda or auto") from None
+    return name

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,13 +19,11 @@ from dear.clip.correction import Correction, folded
 from dear.clip.initialize import initialize
 from dear.clip.text import TextTower
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
-from dear.clip.vision import Patches, VisionTower
+from dear.clip.vision import VisionTower
 from dear.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-__all__ = ["Clip", "Patches", "TextTower", "VisionTower"]
 
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
 
@@ -114,8 +114,6 @@ class Clip(nn.Module):
     @cached_property
     def fingerprint(self) -> str:
         """`sha256:…` of the visual weights' values, whichever file they came from."""
-        from dear.clip.fingerprint import fingerprint
-
         return fingerprint(self.visual)
 
     @property
@@ -222,3 +220,26 @@ class Clip(nn.Module):
         if len(ids) == 0:
             return torch.empty(0, self.config.embed_dim, device=self.device, dtype=self.dtype)
         return torch.cat([self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)])
+
+
+def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
+    """`sha256:…` of a vision tower's names, shapes and values.
+
+    Values count as float32, so the same numbers stored in half precision, in another layout or on another
+    device give the same answer.
+
+    Args:
+        visual: a `VisionTower`, or its state dict (names without the leading `visual.`).
+
+    Example:
+        >>> whole = {"proj": torch.tensor([[1.0, 0.5]])}
+        >>> fingerprint(whole) == fingerprint({"proj": whole["proj"].half()})
+        True
+    """
+    state = visual.state_dict() if isinstance(visual, nn.Module) else visual
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        values = state[name].detach().to("cpu", torch.float32).contiguous().numpy()
+        digest.update(f"{name} {list(values.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(values, dtype="<f4").reshape(-1).data)
+    return f"sha256:{digest.hexdigest()}"

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from dear.clip.config import TextConfig
 from dear.clip.edit import Edit
-from dear.clip.norm import LayerNorm
-from dear.clip.tower import Record, Tower
+from dear.clip.tower import LayerNorm, Record, Tower
 from dear.errors import InputError
 
 

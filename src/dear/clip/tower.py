@@ -13,7 +13,6 @@ from dear.clip.attention import Attention, Linear, take_rows
 from dear.clip.config import TowerConfig
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu import tower as gpu_tower
-from dear.clip.norm import LayerNorm
 from dear.clip.rotary import Turn
 from dear.errors import UsageError
 
@@ -64,6 +63,21 @@ def activate(x: Tensor, activation: str) -> Tensor:
     if activation == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization in the precision of its weights, whatever the activations' precision."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last axis of x [..., D]."""
+        y = F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
+        return y.to(x.dtype)
 
 
 class MLP(nn.Module):
@@ -178,7 +192,7 @@ class Tower(nn.Module):
             raise UsageError(f"layers {first} to {last} do not exist in a tower of {self.config.layers}")
         if edit is not None and max(edit.layers, default=0) > self.config.layers:
             raise UsageError(f"the edit names layer {max(edit.layers)}; the tower has {self.config.layers}")
-        if record is None and first <= last and gpu_tower.usable(self, x, edit):
+        if x.is_cuda and record is None and first <= last and gpu_tower.usable(self, x, edit):
             return gpu_tower.run(self, x, first, last, edit, read)
         for layer in range(first, last + 1):
             change = None if edit is None else edit.layers.get(layer)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.clip.pool import AttentionPool
 from dear.clip.tower import Block, Record
+from dear.clip.vision import AttentionPool
 
 
 def _pool(clip: Clip) -> AttentionPool:

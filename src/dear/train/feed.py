@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dear.clip.augment import augment_batch, crop_batch, sample_boxes
-from dear.clip.images import normalize
+from dear.clip.images import augment_batch, crop_batch, normalize, sample_boxes
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.training import TrainingPixels

@@ -19,7 +19,6 @@ import filelock
 import torch
 
 from dear._io.files import (
-    parse_json,
     read_json,
     read_safetensors,
     read_text,
@@ -27,6 +26,7 @@ from dear._io.files import (
     write_atomic,
     write_json,
 )
+from dear._io.strict_json import parse_json
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, DearError, RunError

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from dear.clip.attention import Linear
-from dear.clip.model import Clip, Patches
+from dear.clip.model import Clip
+from dear.clip.vision import Patches
 from dear.errors import UsageError
 from dear.methods.base import M, Method
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dear._io.memory import in_batches
 from dear._io.progress import Progress
-from dear.clip.device import pick_device
-from dear.clip.factory import load
+from dear.clip.factory import load, pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.groups import group_names

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
-from dear.clip.device import pick_device
-from dear.clip.factory import list_backbones, load
+from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.listed import ListedImages

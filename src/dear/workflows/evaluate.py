@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dear._io.progress import Progress
-from dear.clip.device import pick_device
+from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data

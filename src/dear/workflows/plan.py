@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dear._io.progress import Progress
-from dear.clip.device import pick_device
-from dear.clip.factory import load
+from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.clip.tokenizer import clean
 from dear.data.check import check_images

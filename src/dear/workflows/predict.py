@@ -14,7 +14,7 @@ from torch import Tensor
 from dear._io.image_file import open_image, resize_crop
 from dear._io.memory import in_batches
 from dear._io.progress import Progress
-from dear.clip.device import pick_device
+from dear.clip.factory import pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.images import threaded

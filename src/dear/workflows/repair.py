@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dear._io.progress import Progress
-from dear.clip.device import pick_device
+from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data

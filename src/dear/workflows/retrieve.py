@@ -19,7 +19,7 @@ from dear._io.files import write_atomic
 from dear._io.image_file import image_paths, open_image
 from dear._io.memory import in_batches
 from dear._io.progress import Progress
-from dear.clip.device import pick_device
+from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.benchmarks import find_benchmark
 from dear.data.images import ImageSet, is_utf8

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dear._io.progress import Progress
-from dear.clip.device import pick_device
+from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method

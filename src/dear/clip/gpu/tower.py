@@ -21,8 +21,7 @@ from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.attention import attention, power
 
 if TYPE_CHECKING:
-    from dear.clip.norm import LayerNorm
-    from dear.clip.tower import Tower
+    from dear.clip.tower import LayerNorm, Tower
 
 _ELEMENTS = 1024  # an activation kernel's program
 _HALF = (torch.bfloat16, torch.float16)
