@@ -1,6 +1,8 @@
 """Every Triton kernel against plain PyTorch in float32, with every option and at sizes that fill no block.
 
-Not collected by itself: `test_kernels.py` runs it through Triton's interpreter on the CPU, and on a GPU.
+Not collected by itself: `test_kernels.py` runs it through Triton's interpreter on the CPU, and on a GPU. With
+COMPILE_ONLY=1 every launch is compiled for an H100 in bfloat16, to the machine code that a GPU would get, and
+not run: no GPU is needed, and nothing is compared.
 """
 
 from __future__ import annotations
@@ -10,7 +12,11 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime.jit import JITFunction
 
 from dear.clip.edit import BlockMask
 from dear.clip.gpu import attention as fast_attention
@@ -18,18 +24,59 @@ from dear.clip.gpu import kernels
 from dear.clip.gpu import tower as fast
 from dear.clip.tower import LayerNorm
 
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+COMPILE_ONLY = os.environ.get("COMPILE_ONLY") == "1"
+DEVICE = "cpu" if COMPILE_ONLY or os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+DTYPE = torch.bfloat16 if COMPILE_ONLY else torch.float32
 TIGHT = {"rtol": 2e-5, "atol": 2e-6}
 
 
+class H100(DriverBase):
+    """What Triton asks of a GPU in order to compile for it."""
+
+    def __init__(self) -> None: ...
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        raise NotImplementedError  # needed by launches alone
+
+    def get_benchmarker(self) -> None:
+        raise NotImplementedError
+
+
 @pytest.fixture(autouse=True)
-def float32_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "_kernels", lambda: kernels)
     torch.manual_seed(0)
+    if COMPILE_ONLY:
+        run = JITFunction.run
+        triton.runtime.driver.set_active(H100())
+        monkeypatch.setattr(
+            JITFunction,
+            "run",
+            lambda kernel, *args, **options: run(kernel, *args, **{**options, "warmup": True}),
+        )
 
 
 def same(found: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
     """Values and the gradients of `inputs`, for one random direction."""
+    if COMPILE_ONLY:
+        torch.autograd.grad(found, inputs, torch.ones_like(found))
+        return
     torch.testing.assert_close(found, wanted, **TIGHT)
     slope = torch.randn_like(wanted)
     pairs = zip(*(torch.autograd.grad(y, inputs, slope) for y in (found, wanted)), strict=True)
@@ -38,7 +85,7 @@ def same(found: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
 
 
 def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, device=DEVICE).requires_grad_()
+    return torch.randn(*shape, device=DEVICE, dtype=DTYPE).requires_grad_()
 
 
 @pytest.mark.parametrize("kind", ["quick_gelu", "gelu", "gelu_tanh"])
@@ -86,7 +133,7 @@ def masks(heads: int, count: int, extra: int) -> Tensor:
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, heads: int, hidden: Tensor) -> Tensor:
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (q, k, v))
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + hidden
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + hidden.to(q.dtype)
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
@@ -131,7 +178,8 @@ def test_joined_tokens(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
     monkeypatch.setattr(fast_attention, "_with_norm", with_norm)
-    qkv = torch.randn(2, count, 3 * heads * head, device=DEVICE)
+    qkv = normal(2, count, 3 * heads * head).detach()
     mask = masks(heads, count, extra)
     found = fast_attention.join_tokens(qkv, heads, mask, count - extra)
-    torch.testing.assert_close(found, plain_attention(*qkv.chunk(3, -1), heads, mask), **TIGHT)
+    if not COMPILE_ONLY:
+        torch.testing.assert_close(found, plain_attention(*qkv.chunk(3, -1), heads, mask), **TIGHT)

@@ -16,11 +16,11 @@ CHECKS = Path(__file__).with_name("kernel_checks.py")
 SOURCE = str(Path(dear.__file__).parents[1])
 
 
-def run_checks(**environment: str) -> str:
+def run_checks(*chosen: str, **environment: str) -> str:
     """In a process of its own: Triton decides at import whether it interprets."""
     path = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CHECKS)],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CHECKS), *chosen],
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
@@ -34,6 +34,12 @@ def run_checks(**environment: str) -> str:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_every_kernel_through_the_interpreter() -> None:
     run_checks(TRITON_INTERPRET="1")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    few = "quick_gelu or None-False-True-True or 16-131-True-True or rows and True-True-True or joined_tokens and 131"
+    run_checks("-k", few, COMPILE_ONLY="1", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.gpu
