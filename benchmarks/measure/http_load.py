@@ -35,23 +35,24 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 """
 
 
-def compare(requests: int, in_flight: int, adapters: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows per server: requests per second and waiting times, one JPEG of 500 x 375 per request."""
-    files, rows = jpegs(16), []
+def compare(requests: int, loads: Sequence[int], adapters: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Rows per server, adapters and requests in flight; one JPEG of 500 x 375 pixels per request."""
+    files = jpegs(16)
     with tempfile.TemporaryDirectory() as name:
         runs = Path(name) / "runs"
-        most = max(adapters)
-        make_runs(runs, most)
-        served = [sys.executable, "-c", _SERVE, "serve", str(runs), "--batch", "32"]
-        with server([*served, "--port"]) as address:
-            for count in adapters:
-                names = [f"run-{number}" for number in range(count)]
-                found = asyncio.run(load(address, names, files, requests, in_flight))
-                rows.append({"server": "dear serve", "adapters": count, "in_flight": in_flight, **found})
-        with server([sys.executable, "-c", _PLAIN, str(runs / "run-0")]) as address:
-            found = asyncio.run(load(address, ["run-0"], files, requests, in_flight))
-            rows.append({"server": "plain FastAPI", "adapters": 1, "in_flight": in_flight, **found})
-    return rows
+        make_runs(runs, max(adapters))
+        plain = [sys.executable, "-c", _PLAIN, str(runs / "run-0")]
+        served = [sys.executable, "-c", _SERVE, "serve", str(runs), "--port"]
+        for server_name, command, counts in (
+            ("plain FastAPI", plain, (1,)),
+            ("dear serve", served, adapters),
+        ):
+            with server(command) as address:
+                for count in counts:
+                    names = [f"run-{number}" for number in range(count)]
+                    for in_flight in loads:
+                        found = asyncio.run(load(address, names, files, requests, in_flight))
+                        yield {"server": server_name, "adapters": count, "in_flight": in_flight, **found}
 
 
 def make_runs(folder: Path, count: int) -> None:

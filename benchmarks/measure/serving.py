@@ -125,19 +125,26 @@ def waits(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(1000 * ordered[int(q * (len(ordered) - 1))], 1) for name, q in at.items()}
 
 
-def batch_seconds(engine: Engine, methods: Sequence[Method], batch: int, repeats: int) -> float:
-    """Median seconds of the engine for a batch of decoded images, adapters in turn."""
+def batch_seconds(
+    engine: Engine, groups: Sequence[Sequence[Method]], batch: int, repeats: int
+) -> list[float]:
+    """Median seconds of the engine for a batch of decoded images, a group's adapters in turn.
+
+    The groups take turns, so that a drift of the machine meets all of them.
+    """
     size = engine.clip.config.vision.image_size
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
-    found, place = [], 0
+    found: list[list[float]] = [[] for _ in groups]
     for repeat in range(repeats + 3):
-        jobs = [ImageJob(one, methods[(place + row) % len(methods)]) for row, one in enumerate(images)]
-        place += batch
-        began = time.perf_counter()
-        engine.compute(jobs)
-        if repeat >= 3:
-            found.append(time.perf_counter() - began)
-    return sorted(found)[len(found) // 2]
+        for methods, own in zip(groups, found, strict=True):
+            start = repeat * batch
+            jobs = [ImageJob(one, methods[(start + row) % len(methods)]) for row, one in enumerate(images)]
+            engine.compute(jobs[:batch])  # texts of these adapters are kept from here on
+            began = time.perf_counter()
+            engine.compute(jobs)
+            if repeat >= 3:
+                own.append(time.perf_counter() - began)
+    return [sorted(own)[len(own) // 2] for own in found]
 
 
 def memory(device: torch.device) -> int:

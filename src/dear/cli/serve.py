@@ -119,6 +119,8 @@ def serve(
     service = Service(runs, load(backbone, device=device_named(device)), settings, galleries)
     for name, reason in service.store.problems().items():
         typer.echo(f"not served: {name}: {reason}", err=True)
+    if service.recorded:
+        typer.echo(f"{service.recorded} batch runs recorded", err=True)
     typer.echo(
         f"{len(service.store.cards())} adapters on {service.clip.name}; http://{host}:{port}/docs", err=True
     )

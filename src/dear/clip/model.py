@@ -62,6 +62,7 @@ class Clip(nn.Module):
         self.tokenizer: Tokenizer | None = ClipTokenizer() if _reads_clip_tokens(config) else None
         self._scale: tuple[int, int, float] | None = None
         self._correction: Correction | None = None
+        self._plain: tuple[Clip, ...] = ()  # in a tuple: a Module attribute would be registered
         if self.log_scale.device.type != "meta":
             initialize(self.visual, self.text)
             with torch.no_grad():
@@ -121,6 +122,11 @@ class Clip(nn.Module):
         """The change of the image feature that this backbone applies; None: it is the plain backbone."""
         return self._correction
 
+    @property
+    def plain(self) -> Clip:
+        """The backbone without a correction, on the same weights; objects that share weights share it."""
+        return self._plain[0] if self._plain else self
+
     def corrected(self, correction: Correction | None) -> Clip:
         """The same weights with (another) correction of the image feature; this object stays as it is.
 
@@ -143,6 +149,7 @@ class Clip(nn.Module):
         visual._buffers = dict(self.visual._buffers)
         other._modules["visual"] = visual
         other._correction = correction
+        other._plain = () if correction is None else (self.plain,)
         visual.left_out = () if correction is None else tuple(sorted(correction.heads))
         matrix, bias = (None, None) if correction is None else (correction.matrix, correction.bias)
         visual.correction_matrix = None if matrix is None else matrix.to(self.device)

@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.clip.model import Clip
 from dear.heads.ablate import Collected, Key
+from dear.heads.contributions import head_maps
 from dear.heads.repair import contribution
 from dear.heads.roles import RoleMap
 
+SAME = 0.99999  #: cosine of whole features from which on an image is the query itself
 ALIKE = 0.75  #: share of the found images that attributes have in common when they cannot be told apart
 
 
@@ -39,6 +42,45 @@ def head_space(
     rows = torch.cat([contribution(images, key) for key in heads], dim=1)
     center = rows.mean(dim=0) if center is None else center
     return F.normalize(rows - center, dim=1), center
+
+
+class HeadIndex:
+    """A gallery in the spaces of a role map's attributes, in small form: heads · d values per image.
+
+    A contribution is `o M` with o [d] and M [d, E]. The rows of `o R^T`, with `M^T = Q R`, have the same
+    cosines and d values instead of E.
+
+    Args:
+        clip: the backbone.
+        roles: its role map; `spaces` are the attributes that have heads.
+        features: whole image features of the gallery [n, E].
+        outputs: scaled head outputs [n, L, H, d] of the map's layers (`head_outputs`).
+    """
+
+    def __init__(self, clip: Clip, roles: RoleMap, features: Tensor, outputs: Tensor) -> None:
+        self.spaces = attribute_heads(roles)
+        self._layers = tuple(roles.layers)
+        maps = head_maps(clip, self._layers).float().cpu()
+        self._small = torch.linalg.qr(maps.transpose(-1, -2), mode="r").R  # [L, H, d', d]
+        self._whole = F.normalize(features, dim=1)
+        self._centers, self._rows = {}, {}
+        for name in self.spaces:
+            rows = self._space(name, outputs)
+            self._centers[name] = rows.mean(dim=0)
+            self._rows[name] = F.normalize(rows - self._centers[name], dim=1)
+
+    def similarities(self, name: str, feature: Tensor, outputs: Tensor) -> Tensor:
+        """Cosines [n] with a query's feature [E] and outputs [L, H, d]; -2 for the query itself."""
+        query = F.normalize(self._space(name, outputs[None])[0] - self._centers[name], dim=0)
+        same = self._whole @ F.normalize(feature, dim=0) > SAME
+        return (self._rows[name] @ query).masked_fill(same, -2.0)
+
+    def _space(self, name: str, outputs: Tensor) -> Tensor:
+        parts = []
+        for layer, head in self.spaces[name]:
+            place = self._layers.index(layer)
+            parts.append(outputs[:, place, head] @ self._small[place, head].T)
+        return torch.cat(parts, dim=1)
 
 
 def precision_at(space: Tensor, values: Tensor, top: int = 8) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.recorded import Runner
 from dear.methods.base import Frozen
-from dear.methods.prefix import class_and_tokens, frozen_features
+from dear.methods.prefix import class_and_tokens
 from dear.methods.prompts import ClassPrompts, unit
 
 if TYPE_CHECKING:
@@ -55,12 +55,14 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     tokens = torch.stack([model.tokens for model in models])  # [B, T, D], or [B, L, T, D]
     v = torch.stack([model.v for model in models])  # [B, 1 + A]
     projections = [torch.stack([getattr(m, name) for m in models]) for name in _projection(first)]
-    key = ("dear", id(first.clip), first.clip.visual.positions.data_ptr(), stack_key(first))
+    visual, changes = first.clip.visual, _corrections(models)
+    key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.left_out, stack_key(first))
 
-    def suffix(prefix: Tensor, tokens: Tensor, v: Tensor, *projections: Tensor) -> tuple[Tensor, ...]:
-        return _features(first, prefix, tokens, v, projections)
+    def suffix(prefix: Tensor, tokens: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        learned = others[: len(projections)]
+        return _features(first, prefix, tokens, v, learned, others[len(projections) :])
 
-    f_cls, mixed = run(key, suffix, frozen[0], tokens, v, *projections)  # [B, E] each
+    f_cls, mixed = run(key, suffix, frozen[0], tokens, v, *projections, *changes)  # [B, E] each
     kept = [_kept(model) for model in models]
     texts = _padded([one.texts for one in kept])  # [B, C, E]
     chosen = f_cls if mode == "decoupled" else mixed
@@ -69,14 +71,40 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
         logits = torch.where(
             _padded([one.trained for one in kept]),
             logits,
-            _products(texts, _others(models, frozen, f_cls, mixed)),
+            _products(texts, _others(models, frozen, f_cls, mixed, changes)),
         )
     logits = first.clip.logit_scale * logits
     return [row[: len(one.texts)] for row, one in zip(logits, kept, strict=True)]
 
 
+def _corrections(models: Sequence[DeAR]) -> tuple[Tensor, ...]:
+    """Matrix [B, E, E] and bias [B, E] of each adapter's correction; nothing where there are none."""
+    found = [(m.clip.visual.correction_matrix, m.clip.visual.correction_bias) for m in models]
+    matrices, biases = ([one for one in side if one is not None] for side in zip(*found, strict=True))
+    if not matrices:
+        return ()
+    if all(one is matrices[0] for one in matrices):  # most often: one concept removed for all
+        return matrices[0].expand(len(models), -1, -1), biases[0].expand(len(models), -1)
+    return torch.stack(matrices), torch.stack(biases)
+
+
+def _correct(features: Tensor, changes: Sequence[Tensor]) -> Tensor:
+    """Features [B, ..., E] under the correction of each image, as `VisionTower.correct` does it for one."""
+    if not changes:
+        return features
+    matrix, bias = (change.to(features.dtype) for change in changes)
+    if features.ndim == 2:
+        return torch.bmm(features[:, None], matrix)[:, 0] + bias
+    return torch.bmm(features, matrix) + bias[:, None]
+
+
 def _features(
-    model: DeAR, prefix: Tensor, tokens: Tensor, v: Tensor, projections: Sequence[Tensor]
+    model: DeAR,
+    prefix: Tensor,
+    tokens: Tensor,
+    v: Tensor,
+    projections: Sequence[Tensor],
+    changes: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Unit feature of the class token and the fused image side [B, E] each, as `DeAR` computes them."""
     visual, count = model.clip.visual, tokens.shape[-2]
@@ -90,20 +118,22 @@ def _features(
         for i, (layer, mask) in enumerate(model.masks.items())
     }
     x_cls, x = class_and_tokens(model.clip, prefix, model.first, Edit(layers, count=count))
-    f_cls = unit(visual.correct(visual.into_space(x_cls)))  # eq. 10
+    f_cls = unit(_correct(visual.into_space(x_cls), changes))  # eq. 10
     own = x.unflatten(1, (len(model.attributes), -1)).mean(dim=2)  # [B, A, D]
     f_attr = own.to(projections[0].dtype)
     for matrix in projections:  # eq. 11: P_attr, or the two factors of its change
         f_attr = f_attr @ matrix
     if model.config.projection == "low-rank":
         f_attr = visual.into_space(own).to(f_attr.dtype) + f_attr
-    f_attr = unit(visual.correct(f_attr))
+    f_attr = unit(_correct(f_attr, changes))
     alpha = v.softmax(dim=1)  # [B, 1 + A]
     mixed = alpha[:, :1] * f_cls + torch.einsum("ba,bae->be", alpha[:, 1:], f_attr)  # eq. 17-19
     return f_cls, mixed
 
 
-def _others(models: Sequence[DeAR], frozen: Frozen, f_cls: Tensor, mixed: Tensor) -> Tensor:
+def _others(
+    models: Sequence[DeAR], frozen: Frozen, f_cls: Tensor, mixed: Tensor, changes: Sequence[Tensor]
+) -> Tensor:
     """The image side [B, E] that scores classes an adapter was not trained on, as its `novel_mode` says."""
     first, modes = models[0], [model.config.novel_mode for model in models]
     rows = mixed.new_tensor([mode == "decoupled" for mode in modes], dtype=torch.bool)
@@ -111,7 +141,10 @@ def _others(models: Sequence[DeAR], frozen: Frozen, f_cls: Tensor, mixed: Tensor
     if "blend" not in modes:
         return found
     weight = mixed.new_tensor([m.config.blend if m.config.novel_mode == "blend" else 0.0 for m in models])
-    f_frozen = unit(frozen_features(first.clip, frozen[0], first.first)).to(mixed.dtype)
+    visual = first.clip.visual
+    last = visual.run(frozen[0], first=first.first, read=visual.read_rows())
+    plain = visual.into_space(visual.pooled(last)[:, 0])
+    f_frozen = unit(_correct(plain, changes)).to(mixed.dtype)
     return (found + weight[:, None] * f_frozen) / (1 + weight[:, None])
 
 

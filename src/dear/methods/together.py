@@ -7,7 +7,7 @@ whatever else is in the batch, but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
 import torch
@@ -26,34 +26,62 @@ def answer_together(
     """Logits [C_i] for each of the images [B, 3, S, S] under its own method, of `methods` [B].
 
     Args:
-        methods: the adapter of each image; what is shared is shared among those on one backbone object.
+        methods: the adapter of each image; what is shared is shared among those on one backbone object,
+            whichever corrections of the image feature they have.
         pixels: normalized.
         mode: way to predict; None: the usual one of each method.
         run: runs what can be recorded: the shared stage, and adapters computed in one pass.
     """
     pixels = pixels.to(methods[0].clip.device)
     found: list[Tensor | None] = [None] * len(methods)
-    for rows in _grouped([(id(method.clip), method.stage_key()) for method in methods]).values():
+    for rows in _grouped([_stage_group(method) for method in methods]).values():
         own = [methods[row] for row in rows]
         part = pixels if len(rows) == len(methods) else pixels[rows]
-        for row, logits in zip(rows, _answers(own, _stage(own[0], part, run), mode, run), strict=True):
+        for row, logits in zip(rows, _answers(own, _stage(own, part, run), mode, run), strict=True):
             found[row] = logits
     return [logits for logits in found if logits is not None]
 
 
-def _stage(method: Method, pixels: Tensor, run: Runner) -> Frozen:
-    """The frozen stage; those that every adapter of a kind shares may be recorded."""
-    key = method.stage_key()
+def _stage_group(method: Method) -> tuple[int, Hashable]:
+    """Methods with equal groups share their frozen stage, but for the affine part of a correction.
+
+    A correction changes the feature alone, not the layers before it; heads are left out in the tower, though.
+    """
+    clip, key = method.clip, method.stage_key()
+    alone = isinstance(key, int) or (key == "feature" and clip.visual.left_out)
+    return id(clip) if alone else id(clip.plain), key
+
+
+def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
+    """The frozen stage of methods of one group; those that every adapter of a kind shares may be recorded."""
+    first = methods[0]
+    clip, key = first.clip, first.stage_key()
     if isinstance(key, int):  # the method's own: a recording would serve this adapter alone
-        return method.inference_stage(pixels)
-    clip = method.clip
-    return run(("stage", id(clip), clip.visual.positions.data_ptr(), key), method.inference_stage, pixels)
+        return first.inference_stage(pixels)
+    if key == "feature" and not clip.visual.left_out:
+        plain = clip.plain
+        name = ("stage", id(plain), plain.visual.positions.data_ptr(), key)
+        (features,) = run(name, lambda given: (plain.encode_image(given),), pixels)
+        return (_corrected(methods, features),)
+    name = ("stage", _stage_group(first)[0], clip.visual.positions.data_ptr(), key)
+    return run(name, first.inference_stage, pixels)
+
+
+def _corrected(methods: Sequence[Method], features: Tensor) -> Tensor:
+    """Plain features [B, E] as each method's backbone corrects them."""
+    found = features
+    for rows in _grouped([id(method.clip) for method in methods]).values():
+        visual = methods[rows[0]].clip.visual
+        if visual.correction_matrix is not None:
+            found = features.clone() if found is features else found
+            found[rows] = visual.correct(features[rows])
+    return found
 
 
 def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: Runner) -> list[Tensor]:
     """Logits of each image from the frozen stage, which all methods here share."""
     found: list[Tensor | None] = [None] * len(methods)
-    for key, rows in _grouped([method.stack_key() for method in methods]).items():
+    for (key, *_), rows in _grouped([_stack_group(method) for method in methods]).items():
         own = [methods[row] for row in rows]
         part = frozen if len(rows) == len(methods) else tuple(tensor[rows] for tensor in frozen)
         several = run is not run_eagerly or any(method is not own[0] for method in own)
@@ -64,6 +92,12 @@ def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: R
         for row, logits in zip(rows, answers, strict=True):
             found[row] = logits
     return [logits for logits in found if logits is not None]
+
+
+def _stack_group(method: Method) -> tuple[Hashable, ...]:
+    """Methods with equal groups are computed in one pass where the first entry is not None."""
+    visual = method.clip.visual
+    return method.stack_key(), visual.left_out, visual.correction_matrix is None
 
 
 def _one_by_one(methods: Sequence[Method], frozen: Frozen, mode: str | None) -> list[Tensor]:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from torch import Tensor
 
 from dear import __version__
 from dear.errors import DearError
 from dear.serve.archive import check_run_name, unpack_run
+from dear.serve.decode import Upload
 from dear.serve.errors import Refused
+from dear.serve.galleries import search_by
 from dear.serve.guard import Guard, body_of
 from dear.serve.keys import EVERY, Keys
-from dear.serve.requests import json_schema, read_request
+from dear.serve.requests import Asked, json_schema, read_request
 from dear.serve.service import Service
-from dear.serve.store import Card
+from dear.serve.store import Adapter, Card
 from dear.train.folder import load_run
 
 REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
@@ -94,7 +97,18 @@ def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
 
 
 def _add_answers(app: FastAPI, service: Service, keys: Keys) -> None:
-    limits = service.settings.limits
+    async def asked_of(request: Request, name: str) -> tuple[list[Upload], Asked, Adapter]:
+        """Images, options and the adapter of a request that its key allows."""
+        _allow(keys, request, name)
+        service.store.card(name)  # before the body is read
+        uploads, asked = await read_request(request, service.settings.limits)
+        if not uploads:
+            raise Refused(400, "the request holds no image; send at least one")
+        return uploads, asked, await service.adapter(name)
+
+    def reply(adapter: Adapter, uploads: list[Upload], answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        named = [{"image": upload.name, **one} for upload, one in zip(uploads, answers, strict=True)]
+        return {"model": adapter.card.name, "version": adapter.card.version, "answers": named}
 
     @app.post(
         "/v1/models/{name}/classify",
@@ -102,45 +116,36 @@ def _add_answers(app: FastAPI, service: Service, keys: Keys) -> None:
         openapi_extra=json_schema("top", "classes", "reject"),
     )
     async def classify(request: Request, name: str) -> dict[str, Any]:
-        _allow(keys, request, name)
-        service.store.card(name)
-        uploads, asked = await read_request(request, limits)
-        if not uploads:
-            raise Refused(400, "the request holds no image; send at least one")
-        adapter = await service.adapter(name)
+        uploads, asked, adapter = await asked_of(request, name)
         classes = None if asked.classes is None else tuple(asked.classes)
         share = REJECT_SHARE if asked.reject else None
         found, names, refused = await service.answers(uploads, adapter, classes, share)
-        answers = []
-        for upload, row, none in zip(uploads, found, refused, strict=True):
-            best = row.topk(min(asked.top, len(names)))
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            answer: dict[str, Any] = {"image": upload.name}
-            answer["classes"] = [{"name": names[c], "probability": p} for c, p in pairs]
-            if asked.reject:
-                answer["rejected"] = none  # none of these classes; the nearest ones stand beside it
-            answers.append(answer)
-        return {"model": name, "version": adapter.card.version, "answers": answers}
+        answers = [{"classes": _likeliest(row, names, asked.top)} for row in found]
+        if asked.reject:  # none of these classes; the nearest ones stand beside it
+            answers = [{**one, "rejected": none} for one, none in zip(answers, refused, strict=True)]
+        return reply(adapter, uploads, answers)
 
     @app.post(
         "/v1/models/{name}/retrieve",
         summary="Images of a stored gallery that are most like an image, per attribute.",
-        openapi_extra=json_schema("gallery", "attribute", "top"),
+        openapi_extra=json_schema("gallery", "by", "attribute", "top"),
     )
     async def retrieve(request: Request, name: str) -> dict[str, Any]:
-        _allow(keys, request, name)
-        service.store.card(name)
-        uploads, asked = await read_request(request, limits)
-        if not uploads:
-            raise Refused(400, "the request holds no image; send at least one")
+        uploads, asked, adapter = await asked_of(request, name)
         gallery = service.galleries.named(asked.gallery)
-        adapter = await service.adapter(name)
-        found = await service.matches(uploads, adapter, gallery, asked.attribute, asked.top)
-        answers = [
-            {"image": upload.name, "attributes": {a: [asdict(one) for one in own] for a, own in best.items()}}
-            for upload, best in zip(uploads, found, strict=True)
-        ]
-        return {"model": name, "version": adapter.card.version, "gallery": gallery, "answers": answers}
+        search = search_by(adapter, asked.by, service.clip)
+        found = await service.matches(uploads, search, gallery, asked.attribute, asked.top)
+        answers = (
+            {"attributes": {a: [asdict(one) for one in own] for a, own in best.items()}} for best in found
+        )
+        return {"gallery": gallery, **reply(adapter, uploads, answers)}
+
+
+def _likeliest(row: Tensor, names: tuple[str, ...], top: int) -> list[dict[str, Any]]:
+    """The likeliest classes by probabilities [C]."""
+    best = row.topk(min(top, len(names)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [{"name": names[number], "probability": value} for number, value in pairs]
 
 
 def _add_embeddings(app: FastAPI, service: Service, keys: Keys) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.images import normalize
 from dear.clip.model import Clip
+from dear.heads.contributions import head_outputs
 from dear.methods.base import Method
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
@@ -27,11 +28,14 @@ class ImageJob:
         pixels: uint8 [3, S, S].
         method: the adapter that answers; None asks for the frozen image feature.
         spaces: asks for unit features in the adapter's spaces [A, E] instead of logits.
+        layers: asks for the frozen image feature and the outputs of the heads of these layers behind it,
+            [E + L · H · d], instead.
     """
 
     pixels: Tensor
     method: Method | None
     spaces: bool = False
+    layers: tuple[int, ...] = ()
 
 
 class Engine:
@@ -40,13 +44,28 @@ class Engine:
     Args:
         clip: the backbone, on its device.
         precision: of its matrices, for features; adapters come bound to theirs.
+        run: records what comes again; None: a recorder for GPUs.
     """
 
-    def __init__(self, clip: Clip, precision: str = "auto") -> None:
+    def __init__(self, clip: Clip, precision: str = "auto", run: Recorder | None = None) -> None:
         self.clip = clip
         kept = precision == "auto" and clip.dtype != torch.float32
         self.tower = clip if kept else kept_cast(clip, choose(precision, clip.device))
-        self.run = Recorder()
+        self.run = Recorder() if run is None else run  # an empty one counts as false
+
+    def prepare(self, methods: Sequence[Method], largest: int) -> int:
+        """Record features and answers of adapters for all batches of up to `largest` images.
+
+        Returns how many recordings there are; none where nothing is recorded (on a CPU).
+        """
+        if self.run.records(self.clip.device):
+            side = self.clip.config.vision.image_size
+            blank = torch.zeros(3, side, side, dtype=torch.uint8)
+            with self.run.at_once():
+                for size in self.run.sizes(largest):
+                    for method in (None, *methods):
+                        self.compute([ImageJob(blank, method)] * size)
+        return len(self.run)
 
     @torch.inference_mode()
     def compute(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
@@ -60,12 +79,12 @@ class Engine:
             raw = raw.pin_memory().to(self.clip.device, non_blocking=True)
         pixels = normalize(raw, config.mean, config.std)
         found: list[Tensor | None] = [None] * len(jobs)
-        plain = [row for row, job in enumerate(jobs) if job.method is None]
+        plain = [row for row, job in enumerate(jobs) if job.method is None and not job.layers]
         if plain:
             (features,) = self.run(("image", id(self.tower)), self._encode, pixels[plain])
             for row, feature in zip(plain, features.cpu(), strict=True):
                 found[row] = feature
-        for row, own in self._in_spaces(jobs, pixels).items():
+        for row, own in (self._in_spaces(jobs, pixels) | self._in_heads(jobs, pixels)).items():
             found[row] = own
         asked = [row for row, job in enumerate(jobs) if job.method is not None and not job.spaces]
         if asked:
@@ -78,22 +97,34 @@ class Engine:
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
         """Unit features [A, E] of the jobs that ask for them, by their place."""
-        groups: dict[int, list[int]] = {}
+        groups: dict[Method, list[int]] = {}
         for row, job in enumerate(jobs):
             if job.spaces and job.method is not None:
-                groups.setdefault(id(job.method), []).append(row)
+                groups.setdefault(job.method, []).append(row)
         found: dict[int, Tensor] = {}
-        for rows in groups.values():
-            method = jobs[rows[0]].method
+        for method, rows in groups.items():
             if isinstance(method, DeAR):
                 features = unit(method.attribute_features(pixels[rows]).float())  # [b, A, E]
             else:
-                features = self._encode(pixels[rows])[0][:, None]
+                features = unit(method.clip.encode_image(pixels[rows]).float())[:, None]
             found.update(zip(rows, features.cpu(), strict=True))
         return found
 
+    def _in_heads(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
+        """Image features and head outputs [E + L · H · d] of the jobs that ask for them, by their place."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for row, job in enumerate(jobs):
+            if job.layers:
+                groups.setdefault(job.layers, []).append(row)
+        found: dict[int, Tensor] = {}
+        for layers, rows in groups.items():
+            own = head_outputs(self.clip, pixels[rows], layers)
+            together = torch.cat([own.features, own.outputs.flatten(1)], dim=1)
+            found.update(zip(rows, together.cpu(), strict=True))
+        return found
+
     def _encode(self, pixels: Tensor) -> tuple[Tensor]:
-        return (torch.nn.functional.normalize(self.tower.encode_image(pixels).float(), dim=-1),)
+        return (unit(self.tower.encode_image(pixels).float()),)
 
 
 def _calibrated(methods: Sequence[Method], logits: Sequence[Tensor]) -> list[Tensor]:

@@ -1,27 +1,34 @@
-"""Stored galleries: images to search, with their features per adapter computed once through the queue."""
+"""Stored galleries: images to search, computed once through the queue for every way to search them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dear._io.image_file import Size
+from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.methods.base import Method
+from dear.errors import DearError
+from dear.heads.known import known_roles
+from dear.heads.neighbors import HeadIndex, attribute_heads
+from dear.heads.roles import RoleMap
 from dear.methods.dear import DeAR
 from dear.serve.engine import ImageJob
 from dear.serve.errors import Refused
 from dear.serve.store import Adapter
 
+WAYS = ("features", "heads")
 _CHUNK = 32  # gallery images that wait in the queue at once, so that requests pass between them
-_MOST_KEPT = 32  # galleries times adapters whose features are kept
+_MOST_KEPT = 32  # galleries times ways to search them that are kept
 Submit = Callable[[Sequence[ImageJob]], list[Future[Tensor]]]
+Near = Callable[[str, Tensor], Tensor]  #: cosines [n] of a gallery with a query, in a space; -2: left out
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,101 @@ class Match:
     similarity: float
 
 
-def spaces(method: Method) -> tuple[str, ...]:
-    """The feature spaces of a method: its attributes, or the frozen image feature alone."""
-    return method.attributes if isinstance(method, DeAR) else ("image",)
+class Search(Protocol):
+    """A way to search: spaces, what an image is asked for, and how a gallery is compared with a query."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the spaces."""
+
+    @property
+    def key(self) -> tuple[Hashable, Hashable]:
+        """What is searched by, and its version: of two versions only the newer is kept."""
+
+    def space(self, attribute: str) -> str:
+        """The space that is meant, in any case.
+
+        Raises:
+            Refused: there is none of that name.
+        """
+
+    def job(self, pixels: Tensor) -> ImageJob:
+        """What is asked of an image, in the gallery or as a query."""
+
+    def index(self, found: Tensor) -> Near:
+        """Compares answers [n, ...] for the gallery's images with that for a query."""
+
+
+class ByFeatures:
+    """By an adapter's features per attribute (DeAR), else by the image feature of its backbone."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter, self.method = adapter, adapter.method
+        self.names = self.method.attributes if isinstance(self.method, DeAR) else ("image",)
+        self.key = (("features", adapter.card.name), adapter.card.version)
+
+    def space(self, attribute: str) -> str:
+        """The attribute of the adapter."""
+        if not isinstance(self.method, DeAR):
+            name = self.adapter.card.name
+            raise Refused(400, f"the adapter {name!r} has no features per attribute; leave it out")
+        try:
+            return self.names[self.method.attribute_index(attribute)]
+        except DearError as error:
+            raise Refused(400, str(error)) from None
+
+    def job(self, pixels: Tensor) -> ImageJob:
+        """Unit features [A, E]."""
+        return ImageJob(pixels, self.method, spaces=True)
+
+    def index(self, found: Tensor) -> Near:
+        """Of features [n, A, E]."""
+        return lambda name, query: found[:, self.names.index(name)] @ query[self.names.index(name)]
+
+
+class ByHeads:
+    """By what the frozen backbone's heads of an attribute add; an image that is the query is left out."""
+
+    def __init__(self, clip: Clip, roles: RoleMap) -> None:
+        self.clip, self.roles = clip, roles
+        spaces = attribute_heads(roles)
+        self.names, self.key = tuple(spaces), ("heads", tuple(spaces.items()))
+
+    def space(self, attribute: str) -> str:
+        """The attribute of the role map."""
+        for name in self.names:
+            if name.casefold() == attribute.strip().casefold():
+                return name
+        raise Refused(
+            400, f"no head of the role map has the role {attribute!r}; there are {', '.join(self.names)}"
+        )
+
+    def job(self, pixels: Tensor) -> ImageJob:
+        """The image feature and the outputs of the heads behind it."""
+        return ImageJob(pixels, None, layers=self.roles.layers)
+
+    def index(self, found: Tensor) -> Near:
+        """Of feature and outputs [n, E + L · H · d]."""
+        width, shape = self.clip.config.embed_dim, (len(self.roles.layers), self.roles.heads, -1)
+        index = HeadIndex(self.clip, self.roles, found[:, :width], found[:, width:].unflatten(1, shape))
+        return lambda name, query: index.similarities(name, query[:width], query[width:].unflatten(0, shape))
+
+
+def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
+    """The way to search that a request asks for.
+
+    Raises:
+        Refused: there is no such way, or no role map to search by heads.
+    """
+    if way not in WAYS:
+        raise Refused(400, f"by must be {' or '.join(WAYS)}; got {way!r}")
+    if way == "features":
+        return ByFeatures(adapter)
+    roles = adapter.method.roles or known_roles(clip)
+    if roles is None or not attribute_heads(roles):
+        name = adapter.card.name
+        raise Refused(400, f"neither {name!r} nor {clip.name} has a role map with heads of an attribute")
+    return ByHeads(clip, roles)
 
 
 class Galleries:
@@ -44,14 +143,14 @@ class Galleries:
         images: of each gallery.
         size: side of CLIP's view of an image.
         submit: puts jobs into the service's queue.
-        features_at_once: adapters and galleries whose features are kept; the least recently used makes room.
+        most: galleries times ways to search that are kept; the least recently used makes room.
     """
 
     def __init__(
-        self, images: Mapping[str, ImageSet], size: Size, submit: Submit, features_at_once: int = _MOST_KEPT
+        self, images: Mapping[str, ImageSet], size: Size, submit: Submit, most: int = _MOST_KEPT
     ) -> None:
-        self._images, self._size, self._submit, self._most = dict(images), size, submit, features_at_once
-        self._features: OrderedDict[tuple[str, str, str], asyncio.Task[Tensor]] = OrderedDict()
+        self._images, self._size, self._submit, self._most = dict(images), size, submit, most
+        self._kept: OrderedDict[tuple[Hashable, ...], asyncio.Task[Near]] = OrderedDict()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,29 +173,29 @@ class Galleries:
             raise Refused(404, f"no gallery is called {name!r}; there are {', '.join(self.names)}")
         return name
 
-    async def features(self, gallery: str, adapter: Adapter) -> Tensor:
-        """Unit features [n, A, E] of a gallery under an adapter; computed the first time they are asked for.
+    async def index(self, gallery: str, search: Search) -> Near:
+        """What compares a gallery with a query; computed the first time it is asked for.
 
         Whoever gives up waiting does not stop the computation: the next request finds more of it done.
         """
-        key = (gallery, adapter.card.name, adapter.card.version)
-        task = self._features.get(key)
+        key = (gallery, *search.key)
+        task = self._kept.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            for old in [k for k in self._features if k[:2] == key[:2]]:  # of an exchanged adapter
-                self._features.pop(old).cancel()
-            task = self._features[key] = asyncio.create_task(self._compute(gallery, adapter.method))
-            while len(self._features) > self._most:
-                self._features.popitem(last=False)[1].cancel()
-        self._features.move_to_end(key)
+            for old in [k for k in self._kept if k[:2] == key[:2]]:  # of an exchanged adapter
+                self._kept.pop(old).cancel()
+            task = self._kept[key] = asyncio.create_task(self._compute(gallery, search))
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)[1].cancel()
+        self._kept.move_to_end(key)
         return await asyncio.shield(task)
 
-    async def _compute(self, gallery: str, method: Method) -> Tensor:
+    async def _compute(self, gallery: str, search: Search) -> Near:
         images, loop, parts = self._images[gallery], asyncio.get_running_loop(), []
         for start in range(0, len(images), _CHUNK):
             rows = list(range(start, min(start + _CHUNK, len(images))))
             pixels = await loop.run_in_executor(None, images.pixels, rows, self._size)
-            parts += await self._answers([ImageJob(one, method, spaces=True) for one in pixels])
-        return torch.stack(parts)
+            parts += await self._answers([search.job(one) for one in pixels])
+        return await loop.run_in_executor(None, search.index, torch.stack(parts))
 
     async def _answers(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
         while True:
@@ -107,17 +206,15 @@ class Galleries:
                     raise
                 await asyncio.sleep(0.1)  # requests come first
 
-    def best(self, gallery: str, features: Tensor, query: Tensor, top: int) -> list[list[Match]]:
-        """The images most like a query [A, E] in each space, most alike first."""
-        images, found = self._images[gallery], []
-        for number in range(len(query)):
-            ranked = (features[:, number] @ query[number]).topk(min(top, len(images)))
-            pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
-            found.append([Match(images.key(place), value) for place, value in pairs])
-        return found
+    def best(self, gallery: str, near: Tensor, top: int) -> list[Match]:
+        """The images most like a query by cosines [n], most alike first."""
+        images = self._images[gallery]
+        ranked = near.topk(min(top, int((near > -2).sum())))
+        pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
+        return [Match(images.key(place), value) for place, value in pairs]
 
     def close(self) -> None:
         """Stop what is being computed."""
-        for task in self._features.values():
+        for task in self._kept.values():
             if not task.done():
                 task.get_loop().call_soon_threadsafe(task.cancel)

@@ -27,6 +27,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reject: bool = False
     attribute: str | None = None
     gallery: str | None = None
+    by: str = "features"
 
 
 def json_schema(*fields: str) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def json_schema(*fields: str) -> dict[str, Any]:
         "texts": {"type": "array", "items": {"type": "string"}},
         "attribute": {"type": "string"},
         "gallery": {"type": "string"},
+        "by": {"type": "string", "enum": ["features", "heads"], "default": "features"},
     }
     shared = {name: kinds[name] for name in fields}
     images = {"type": "array", "items": {"type": "string", "format": "base64"}}
@@ -105,7 +107,7 @@ def _from_fields(fields: dict[str, list[str]]) -> Asked:
             known[name] = int(values[0]) if values[0].strip().isdigit() else -1
         elif name == "reject":
             known[name] = values[0].strip().casefold() in ("1", "true", "yes", "on")
-        elif name in ("attribute", "gallery"):
+        elif name in ("attribute", "gallery", "by"):
             known[name] = values[0]
         else:
             raise Refused(400, f"the field {name!r} is not known")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,20 +12,22 @@ import anyio
 import torch
 from torch import Tensor
 
+from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score, run_threshold
-from dear.methods.dear import DeAR
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Upload
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.errors import Refused
-from dear.serve.galleries import Galleries, Match, spaces
+from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.metrics import Metrics
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore
+
+_MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 
 
 class Service:
@@ -36,6 +38,7 @@ class Service:
         clip: the backbone on its device.
         settings: limits, batching and how many adapters stay loaded.
         galleries: images to search, by name.
+        recorder: of batches that come again; None: one that records on GPUs.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Service:
         clip: Clip,
         settings: ServeSettings | None = None,
         galleries: Mapping[str, ImageSet] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.settings = settings = settings or ServeSettings()
         self.clip = clip
@@ -52,8 +56,13 @@ class Service:
         self.store.refresh()
         size = clip.config.view
         self.decoder = Decoder(settings.decoders, size, settings.limits.pixels, settings.reduced_jpeg)
+        engine = Engine(clip, settings.precision, recorder)
+        self.recorded = 0  #: recordings made before the first request
+        if engine.run.records(clip.device):
+            kinds = self.store.one_of_each_kind(_MOST_KINDS)
+            self.recorded = engine.prepare([one.method for one in kinds], settings.largest_batch)
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
-            Engine(clip, settings.precision).compute,
+            engine.compute,
             settings.largest_batch,
             settings.longest_wait,
             settings.limits.queued_images,
@@ -98,39 +107,28 @@ class Service:
             except DearError as error:
                 raise Refused(400, str(error)) from None
         with self._in_time():
-            found = await self._computed(uploads, method)
+            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, method))
         if method is None:
             return found, (), [False] * len(found)
         refused = [limit is not None and _score(method, own) < limit.value for own in found]
         return [own.softmax(dim=-1) for own in found], method.classes, refused
 
     async def matches(
-        self, uploads: Sequence[Upload], adapter: Adapter, gallery: str, attribute: str | None, top: int
+        self, uploads: Sequence[Upload], search: Search, gallery: str, attribute: str | None, top: int
     ) -> list[dict[str, list[Match]]]:
         """For each image: the images of a gallery most like it, by space; None asks for every space.
 
         Raises:
-            Refused: the adapter has no such attribute, an image cannot be read, or the time is up.
+            Refused: there is no such attribute, an image cannot be read, or the time is up.
         """
-        names = spaces(adapter.method)
-        wanted = names
-        if attribute is not None:
-            if not isinstance(adapter.method, DeAR):
-                raise Refused(
-                    400, f"the adapter {adapter.card.name!r} has no features per attribute; leave it out"
-                )
-            try:
-                wanted = (names[adapter.method.attribute_index(attribute)],)
-            except DearError as error:
-                raise Refused(400, str(error)) from None
+        wanted = search.names if attribute is None else (search.space(attribute),)
         with self._in_time():
-            queries = await self._computed(uploads, adapter.method, in_spaces=True)
-            features = await self.galleries.features(gallery, adapter)
-        found = []
-        for query in queries:
-            best = dict(zip(names, self.galleries.best(gallery, features, query, top), strict=True))
-            found.append({name: best[name] for name in wanted})
-        return found
+            queries = await self._computed(uploads, search.job)
+            near = await self.galleries.index(gallery, search)
+        return [
+            {name: self.galleries.best(gallery, near(name, query), top) for name in wanted}
+            for query in queries
+        ]
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
@@ -141,11 +139,9 @@ class Service:
         except TimeoutError:
             raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
 
-    async def _computed(
-        self, uploads: Sequence[Upload], method: Method | None, in_spaces: bool = False
-    ) -> list[Tensor]:
+    async def _computed(self, uploads: Sequence[Upload], job: Callable[[Tensor], ImageJob]) -> list[Tensor]:
         pixels = await self.decoder.decode(uploads)
-        futures = self.batcher.submit([ImageJob(one, method, in_spaces) for one in pixels])
+        futures = self.batcher.submit([job(one) for one in pixels])
         return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
 
     async def text_features(self, texts: Sequence[str]) -> Tensor:

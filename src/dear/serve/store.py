@@ -8,8 +8,9 @@ be read is refused with an error message while the old one stays.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,6 +38,7 @@ class Card:
     classes: tuple[str, ...]
     trained: str  #: when, ISO 8601
     figures: Mapping[str, Any]
+    kind: str  #: adapters of one kind differ in learned values alone: recorded batches serve all of them
 
 
 class Adapter:
@@ -123,6 +125,15 @@ class AdapterStore:
             raise Refused(409, f"the adapter {name!r} cannot be served: {reason}")
         raise Refused(404, f"no adapter is called {name!r}")
 
+    def one_of_each_kind(self, most: int) -> list[Adapter]:
+        """An adapter of each of the most frequent kinds, loaded; those that cannot be loaded are problems."""
+        cards = self.cards()
+        found = []
+        for kind, _ in Counter(card.kind for card in cards).most_common(most):
+            with suppress(Refused):
+                found.append(self.get(next(card.name for card in cards if card.kind == kind)))
+        return found
+
     # -- the folder -------------------------------------------------------------------------------
 
     def refresh(self) -> None:
@@ -168,7 +179,11 @@ class AdapterStore:
         }
         when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, timezone.utc)
         classes = tuple(config.classes)
-        return Card(name, version, config.method, classes, when.isoformat(timespec="seconds"), figures)
+        change = config.correction
+        kind = repr((
+            config.method, sorted(config.options.items()), config.roles, change and change.get("heads")
+        ))  # fmt: skip
+        return Card(name, version, config.method, classes, when.isoformat(timespec="seconds"), figures, kind)
 
     def _load(self, card: Card, path: Path) -> Adapter:
         method = load_run(path, self.clip)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.clip.correction import Correction
+from dear.clip.model import Clip
 from dear.errors import DearError, RunError
 
 FILE = "correction.safetensors"
+_applied: WeakKeyDictionary[Clip, WeakValueDictionary[str, Clip]] = WeakKeyDictionary()
 
 
 def described(correction: Correction | None) -> dict[str, Any] | None:
@@ -54,4 +57,18 @@ def read(folder: Path, entry: Any) -> Correction | None:
         raise RunError(f"{path}: {error}") from error
     if found.digest != digest:
         raise RunError(f"{path}: is not the correction that this run was trained with")
+    return found
+
+
+def applied(clip: Clip, correction: Correction | None) -> Clip:
+    """A backbone with a run's correction in the place of its own.
+
+    Runs with the same correction get the same object, so that adapters share its work.
+    """
+    if correction is None:
+        return clip if clip.correction is None else clip.corrected(None)
+    kept = _applied.setdefault(clip.plain, WeakValueDictionary())
+    found = kept.get(correction.digest)
+    if found is None:
+        found = kept[correction.digest] = clip.corrected(correction)
     return found

@@ -186,9 +186,7 @@ def load_run(
             f"{folder}: was trained on {config.backbone} ({config.fingerprint[:19]}…), but this is "
             f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
         )
-    own = correction.read(folder, config.correction)
-    if own is not None or clip.correction is not None:  # else adapters on one object share its work
-        clip = clip.corrected(own)
+    clip = correction.applied(clip, correction.read(folder, config.correction))
     try:
         method = _untrained(folder, config, clip, allow_other)
     except DearError as error:

@@ -60,13 +60,15 @@ def in_precision(method: M, precision: str) -> M:
 
 
 def kept_cast(clip: Clip, dtype: torch.dtype) -> Clip:
-    """`cast_backbone`, made once per backbone and precision."""
+    """`cast_backbone`, made once per backbone and precision; corrections of one backbone share it."""
     if clip.dtype == torch.float32 == dtype:
         return clip
     stamp = tuple((p.data_ptr(), p._version) for p in clip.parameters())
     kept = _copies.setdefault(clip, {})
     if dtype not in kept or kept[dtype][0] != stamp:
-        kept[dtype] = (stamp, cast_backbone(clip, dtype))
+        plain = clip.plain
+        cast = cast_backbone(clip, dtype) if plain is clip else kept_cast(plain, dtype)
+        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction))
     return kept[dtype][1]
 
 

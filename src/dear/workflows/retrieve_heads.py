@@ -15,14 +15,12 @@ from dear.data.images import ImageSet
 from dear.data.listed import ListedImages
 from dear.errors import UsageError
 from dear.heads.ablate import collect
-from dear.heads.neighbors import ALIKE, attribute_heads, head_space, shared
+from dear.heads.neighbors import ALIKE, SAME, attribute_heads, head_space, shared
 from dear.heads.roles import RoleMap
 from dear.workflows.options import PathLike
 from dear.workflows.predict import ImageLike
 from dear.workflows.retrieve import Found, contact_sheet, gallery_of, write_png
 from dear.workflows.without import role_map
-
-_SAME = 0.99999  # cosine of whole features from which on an image is the query itself
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def retrieve_by_heads(
     seen = collect(clip, images, chart.layers, progress=told)
     own = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), chart.layers)
     whole = torch.nn.functional.normalize(seen.features, dim=1)
-    same = (whole @ torch.nn.functional.normalize(own.features, dim=1)[0]) > _SAME
+    same = (whole @ torch.nn.functional.normalize(own.features, dim=1)[0]) > SAME
     found = []
     for name, heads in spaces.items():
         space, center = head_space(seen, heads)

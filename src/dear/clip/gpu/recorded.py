@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -77,6 +78,7 @@ class Recording:
 class Recorder:
     """Runs functions eagerly the first time a batch size comes, recorded from the second time on.
 
+    Within `at_once` a size is recorded the first time: a server records before it is asked.
     On a CPU, with gradients on, and for batches larger than the largest bucket everything runs eagerly.
 
     Args:
@@ -95,6 +97,7 @@ class Recorder:
         self.buckets, self.most = tuple(buckets), most
         self._record = record
         self._pool: Any = None
+        self._at_once = False
         self._lock = threading.RLock()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._kept: OrderedDict[Hashable, Callable[[Sequence[Tensor]], Tensors]] = OrderedDict()
@@ -102,6 +105,25 @@ class Recorder:
     def __len__(self) -> int:
         """Number of recordings."""
         return len(self._kept)
+
+    def records(self, device: torch.device) -> bool:
+        """Whether anything is recorded for tensors of a device."""
+        return self._record is not None or device.type == "cuda"
+
+    def sizes(self, largest: int) -> tuple[int, ...]:
+        """The recorded sizes that batches of 1 to `largest` are padded to."""
+        return tuple(
+            size for before, size in zip((0, *self.buckets), self.buckets, strict=False) if before < largest
+        )
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within it a batch size is recorded the first time it comes."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
 
     def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
         """`function(*inputs)`, replayed where it was recorded.
@@ -119,7 +141,7 @@ class Recorder:
         # Tensors made in inference mode could not be written to outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if place not in self._kept:
-                if place not in self._seen:
+                if place not in self._seen and not self._at_once:
                     self._seen[place] = None
                     while len(self._seen) > 8 * self.most:
                         self._seen.popitem(last=False)

@@ -1,0 +1,174 @@
+"""What adapters share in the service: corrected backbones, recorded batches, and searches by heads."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from test_service import QUICK, alone, file, gallery
+from tiny import Colors, mixed_roles, tiny_clip
+
+from conftest import image_bytes
+from dear._io.image_file import open_image
+from dear.clip.correction import Correction
+from dear.clip.gpu.recorded import Recorder
+from dear.methods import build_method
+from dear.serve.app import make_app
+from dear.serve.engine import Engine, ImageJob
+from dear.serve.service import Service
+from dear.serve.settings import ServeSettings
+from dear.serve.store import AdapterStore
+from dear.train import Recipe, train
+from dear.workflows.retrieve_heads import retrieve_by_heads
+
+CORRECTED = {
+    "dear-1": ("dear", 1),
+    "dear-2": ("dear", 2),
+    "zero-1": ("zeroshot", 1),
+    "zero-3": ("zeroshot", 3),
+}
+
+
+def corrected_clip(seed: int):
+    """A small CLIP with a correction of its own; the third leaves out a head, too."""
+    clip = tiny_clip(dtype=torch.float32)
+    width, generator = clip.config.embed_dim, torch.Generator().manual_seed(seed)
+    matrix = torch.eye(width) - 0.3 * torch.rand(width, width, generator=generator)
+    heads = ((clip.config.vision.layers, 0),) if seed == 3 else ()
+    return clip.corrected(Correction(matrix, torch.rand(width, generator=generator), heads, f"number {seed}"))
+
+
+@pytest.fixture(scope="module")
+def corrected_runs(tmp_path_factory, made_runs):
+    folder = tmp_path_factory.mktemp("corrected")
+    for name, (method, seed) in CORRECTED.items():
+        roles = mixed_roles() if method == "dear" else None
+        model = build_method(method, corrected_clip(seed), ("red", "green", "blue"), roles=roles, seed=seed)
+        train(model, Colors(classes=3), Recipe.of(model, epochs=1, batch=6, seed=seed), folder / name)
+    shutil.copytree(folder / "dear-1", folder / "dear-1-again")
+    shutil.copytree(made_runs / "roles", folder / "roles")
+    shutil.copytree(made_runs / "zero", folder / "zero")
+    return folder
+
+
+def test_corrected_runs_answer_as_alone_and_hold_no_weights_of_their_own(corrected_runs):
+    clip = tiny_clip(dtype=torch.float32)
+    store = AdapterStore(corrected_runs, clip)
+    store.refresh()
+    names = [card.name for card in store.cards()]
+    methods = {name: store.get(name).method for name in names}
+    weights = {p.data_ptr() for p in clip.parameters()}
+    assert {p.data_ptr() for m in methods.values() for p in m.clip.parameters()} == weights
+    assert methods["dear-1"].clip is methods["dear-1-again"].clip
+    assert methods["dear-1"].clip is not methods["dear-2"].clip
+    service = Service(corrected_runs, clip, ServeSettings(QUICK.limits, longest_wait=0.2))
+    with TestClient(make_app(service)) as client:
+        for name in names:
+            reply = client.post(
+                f"/v1/models/{name}/classify", files=[file(0), file(1)], data={"top": "3"}
+            ).json()
+            expected = alone(corrected_runs / name, [0, 1])
+            for answer, row in zip(reply["answers"], expected, strict=True):
+                got = {one["name"]: one["probability"] for one in answer["classes"]}
+                assert got == pytest.approx(
+                    dict(zip(("red", "green", "blue"), row.tolist(), strict=True)), abs=1e-5
+                )
+    together = [
+        ImageJob(torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8), methods[name]) for name in names
+    ]
+    engine = Engine(clip)
+    for own, mixed in zip(together, engine.compute(together), strict=True):
+        torch.testing.assert_close(engine.compute([own])[0], mixed, rtol=1e-5, atol=1e-5)
+    plain, changed = (alone(corrected_runs / name, [0]) for name in ("zero", "zero-1"))
+    assert (plain - changed).abs().max() > 1e-3  # the corrections do change answers
+
+
+def test_a_corrected_adapter_searches_with_its_correction(corrected_runs, tmp_path):
+    service = Service(corrected_runs, tiny_clip(dtype=torch.float32), QUICK, {"stored": gallery(tmp_path)})
+    with TestClient(make_app(service)) as client:
+        found = client.post("/v1/models/zero-1/retrieve", files=[file(3)], data={"top": "5"}).json()
+    near = {one["key"][-5]: one["similarity"] for one in found["answers"][0]["attributes"]["image"]}
+    clip = corrected_clip(1)
+    features = clip.encode_image(torch.stack([clip.preprocess(open_image(image_bytes(n))) for n in range(5)]))
+    features = torch.nn.functional.normalize(features, dim=1)
+    assert near == pytest.approx({str(n): float(features[n] @ features[3]) for n in range(5)}, abs=1e-5)
+
+
+class Fake:
+    """Records by remembering the function; counts recordings and replays."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.replayed = 0
+
+    def __call__(self, function, inputs):
+        self.made.append(len(inputs[0]))
+
+        def replay(given):
+            self.replayed += 1
+            return function(*given)
+
+        return replay
+
+
+def test_batches_are_recorded_before_the_first_request(corrected_runs):
+    fake = Fake()
+    settings = ServeSettings(QUICK.limits, largest_batch=6)
+    recorder = Recorder(record=fake)
+    service = Service(corrected_runs, tiny_clip(dtype=torch.float32), settings, recorder=recorder)
+    assert service.recorded == len(fake.made) > 0
+    assert set(fake.made) == {1, 2, 4, 8}  # batches of up to six images
+    before = list(fake.made)
+    replayed = fake.replayed
+    with TestClient(make_app(service)) as client:
+        for name in ("dear-1", "dear-1-again", "dear-2", "roles", "zero", "zero-1", "zero-3"):
+            for count in (1, 3, 6):
+                files = [file(seed) for seed in range(count)]
+                reply = client.post(f"/v1/models/{name}/classify", files=files, data={"top": "3"})
+                assert reply.status_code == 200, reply.text
+        assert client.post("/v1/embeddings", files=[file(0)]).status_code == 200
+    assert fake.made == before  # no request paid for a recording
+    assert fake.replayed > replayed
+
+
+def test_nothing_is_recorded_on_a_cpu(corrected_runs):
+    service = Service(corrected_runs, tiny_clip(dtype=torch.float32), QUICK)
+    assert (service.recorded, service.store.loaded) == (0, 0)
+    service.close()
+
+
+def test_sizes_cover_every_batch():
+    run = Recorder((1, 2, 4, 8))
+    assert [run.sizes(n) for n in (1, 2, 3, 4, 5, 8)] == [
+        (1,), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8),
+    ]  # fmt: skip
+
+
+def test_search_by_heads_is_that_of_the_command(corrected_runs, tmp_path):
+    images, clip = gallery(tmp_path, 9), tiny_clip(dtype=torch.float32)
+    service = Service(corrected_runs, clip, QUICK, {"stored": images})
+    with TestClient(make_app(service)) as client:
+
+        def ask(name: str, **data: str):
+            return client.post(f"/v1/models/{name}/retrieve", files=[file(3)], data={"by": "heads", **data})
+
+        got = ask("roles", top="4").json()["answers"][0]["attributes"]
+        corrected = ask("dear-2", top="4").json()["answers"][0]["attributes"]
+        one = ask("roles", attribute="shape").json()["answers"][0]["attributes"]
+        wrong = ask("roles", attribute="smell")
+        none = ask("zero")
+        way = ask("roles", by="magic")
+    expected = retrieve_by_heads(clip, tmp_path / "3.png", images, roles=mixed_roles(), top=4).found
+    assert list(got) == [found.attribute for found in expected]
+    for found in expected:
+        assert [match["key"] for match in got[found.attribute]] == list(found.keys)
+        near = [match["similarity"] for match in got[found.attribute]]
+        assert near == pytest.approx(list(found.similarity), abs=1e-4)
+        assert not any(match["key"].endswith("3.png") for match in got[found.attribute])
+    assert corrected == got  # heads are those of the plain backbone
+    assert list(one) == ["Shape"]
+    for refused, words in ((wrong, "smell"), (none, "role map"), (way, "features or heads")):
+        assert refused.status_code == 400
+        assert words in refused.json()["error"]
