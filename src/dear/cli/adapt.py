@@ -31,6 +31,7 @@ from dear.cli.methods import METHODS
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
     from dear.train.run import Trained
+    from dear.workflows.estimate import Estimate
     from dear.workflows.plan import Plan
     from dear.workflows.summary import HeldOut
 
@@ -126,6 +127,7 @@ def adapt(
     from dear.train.folder import check_folder
     from dear.train.tensorboard import logged
     from dear.workflows.adapt import run_plan
+    from dear.workflows.estimate import estimate
     from dear.workflows.options import AdaptOptions
     from dear.workflows.plan import plan_adaptation
     from dear.workflows.summary import held_out_accuracy, open_held_out
@@ -155,7 +157,7 @@ def adapt(
     held_out = open_held_out(data, data_root)
     with stages() as told:
         plan = plan_adaptation(data, asked, told)
-    _tell_plan(plan, held_out)
+    _tell_plan(plan, held_out, None if resume else estimate(plan))
     began = time.perf_counter()
     with stages() as told, logged(tensorboard) as log:
         trained = run_plan(plan, out, resume=resume, progress=told, log=log)
@@ -187,8 +189,8 @@ def _recipe(
     return preset, changes
 
 
-def _tell_plan(plan: Plan, held_out: ImageSet | None) -> None:
-    """What is about to be done, and what to know before."""
+def _tell_plan(plan: Plan, held_out: ImageSet | None, expected: Estimate | None) -> None:
+    """What is about to be done, what to know before, and how long it will take."""
     for reason in plan.unreadable:
         say(f"left out: {reason}")
     for notice in plan.notices:
@@ -200,6 +202,9 @@ def _tell_plan(plan: Plan, held_out: ImageSet | None) -> None:
         f"training {plan.method.title} on {plan.used} images of {len(plan.method.classes)} classes"
         f"{left}{tested}; {plan.recipe.epochs} epochs, {plan.steps} steps"
     )
+    if expected is not None:
+        more = f", then calibration about {duration(expected.calibration)}" if expected.calibration else ""
+        say(f"time, measured on the first batch: training about {duration(expected.training)}{more}")
 
 
 def _tell_result(trained: Trained, found: HeldOut | None, command: str, out: Path, seconds: float) -> None:

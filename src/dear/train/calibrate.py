@@ -44,14 +44,10 @@ def calibrate(
         None where fewer than 10 images can be held out.
     """
     if folds is None:
-        cheap = trials.features is not None or not method.trainable_parameters
-        folds = MANY_FOLDS if cheap else FOLDS
-    labels = trials.images.labels
-    counts = torch.bincount(labels, minlength=len(method.classes))
-    if int(counts[counts > 1].sum()) < LEAST_IMAGES:
+        folds = _folds(method, trials.features is not None)
+    costs = trial_costs(method, trials.images.labels, trials.recipe.seed, folds=folds)
+    if not costs:
         return None
-    turns = len(class_folds(len(method.classes), trials.recipe.seed))
-    costs = [(folds - 1) / folds] * folds + [0.25] * turns  # in trainings, nearly
     done = 0
 
     def told(step: int, steps: int) -> None:
@@ -69,6 +65,30 @@ def calibrate(
     if progress is not None:
         progress("calibration", 100, 100)
     return fit_calibration(held, left, method.open_classes, folds)
+
+
+def trial_costs(
+    method: Method, labels: Tensor, seed: int, features_known: bool = False, folds: int | None = None
+) -> list[float]:
+    """What each training of a calibration costs, as a share of training on all images; [] where none is made.
+
+    Args:
+        method: that is calibrated.
+        labels: of the training images, each once.
+        seed: of the recipe.
+        features_known: whether frozen image features are known, so that no training runs the image tower.
+        folds: see `calibrate`.
+    """
+    counts = torch.bincount(labels, minlength=len(method.classes))
+    if int(counts[counts > 1].sum()) < LEAST_IMAGES:
+        return []
+    folds = _folds(method, features_known) if folds is None else folds
+    turns = len(class_folds(len(method.classes), seed))
+    return [(folds - 1) / folds] * folds + [0.25] * turns  # half of the classes, half of their images
+
+
+def _folds(method: Method, features_known: bool) -> int:
+    return MANY_FOLDS if features_known or not method.trainable_parameters else FOLDS
 
 
 def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, folds: int) -> Calibration:
