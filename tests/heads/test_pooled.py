@@ -10,7 +10,10 @@ from tiny import images
 from dear.clip import Record
 from dear.errors import UsageError
 from dear.heads.contributions import decompose, head_maps, head_outputs
+from dear.heads.corpus import Corpus, load_corpus
+from dear.heads.discover import discover_roles
 from dear.heads.explain import gaze
+from dear.report.roles_facts import Evidence, map_quality
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,6 +57,20 @@ def test_a_heads_term_is_what_the_pooled_vector_loses_without_it(family: str) ->
     torch.testing.assert_close(got, wanted.float(), rtol=1e-4, atol=1e-5)
     small = head_outputs(clip, pixels, [layer]).outputs[:, 0, head] @ head_maps(clip, [layer])[0, head]
     torch.testing.assert_close(small, got)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_roles_come_with_the_share_that_heads_explain(family: str) -> None:
+    clip = model(FAMILIES[family], torch.float32)
+    pixels = images(8, size=clip.config.vision.image_size, dtype=torch.float32)
+    words = Corpus("some", load_corpus().phrases[::60])
+    roles = discover_roles(clip, pixels, layers=[5, 6], corpus=words, phrases=3, concepts="tags")
+    share = decompose(clip, pixels).explained
+    assert share is not None
+    assert roles.evidence["linear_share"] == pytest.approx(float(share.mean()), abs=1e-3)
+    said = " ".join(finding.sentence for finding in map_quality(roles, Evidence()))
+    assert "split among heads" in said
+    assert "exact" not in said
 
 
 def test_gaze_needs_a_class_token() -> None:

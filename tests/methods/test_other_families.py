@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +149,26 @@ def test_core_heads_read_their_own_token_alone(family: str) -> None:
     pooled = [clip.visual.pooled(y if clip.visual.pool else y[:, [0, -2, -1]], 2) for y in results]
     torch.testing.assert_close(pooled[0][:, :2], pooled[1][:, :2], rtol=1e-9, atol=1e-9)
     assert (pooled[0][:, 2] - pooled[1][:, 2]).abs().max() > 1e-5
+
+
+def test_a_note_says_where_a_gpu_takes_the_plain_path(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dear._io.notes import note
+    from dear.clip.gpu import tower as gpu
+
+    note.cache_clear()
+    monkeypatch.setattr(gpu, "_kernels", lambda: gpu)  # as if Triton built them
+    on_gpu: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
+    perception, siglip = (model(FAMILIES[f], torch.bfloat16) for f in ("perception", "siglip"))
+    with caplog.at_level("INFO", logger="dear"):
+        assert gpu.usable(siglip.visual, on_gpu, None)
+        assert gpu.usable(perception.text, on_gpu, None)
+        assert not caplog.records
+        for _ in range(2):
+            assert not gpu.usable(perception.visual, on_gpu, None)
+    assert len(caplog.records) == 1
+    assert "rotary positions take the plain path on a GPU" in caplog.text
 
 
 def test_adapting_a_siglip_folder(tmp_path: Path) -> None:

@@ -208,6 +208,12 @@ def _tell_quality(roles: RoleMap) -> None:
             f"stability: {stability['share']:.0%} of the heads keep their role when the images are drawn "
             f"again ({stability['chance']:.0%} by chance)"
         )
+    share = roles.evidence.get("linear_share")
+    if isinstance(share, float):
+        say(
+            f"attention pooling: {share:.0%} of the image feature is split among heads; the rest passes the "
+            "pooling MLP and belongs to none"
+        )
     for sentence in warnings_about(roles) if roles.evidence else []:
         say(f"notice: {sentence}")
 

@@ -28,6 +28,7 @@ from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.embed import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.moments import Moments, moments
 from dear.heads.names import CORE, PROTOTYPES
+from dear.heads.pooled import LinearShare
 from dear.heads.resume import EVERY, Kept, NamedImages
 from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import Measured, assign
@@ -120,7 +121,7 @@ def discover_roles(
     _demand_two(count(images))
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, tell)
-    seen, kept = _read(clip, images, chosen, options.batch_size, tell, keep)
+    seen, kept, share = _read(clip, images, chosen, options.batch_size, tell, keep)
     tell("heads", 0, None)
     phrases = options.phrases or default_phrases(clip)
     spans = textspan_moments(seen, features, phrases)
@@ -142,6 +143,7 @@ def discover_roles(
         **_evidence_of_inputs(images, seen.count, words, dropped),
         "phrases_per_head": phrases,
         **({} if steady is None else {"stability": steady.evidence()}),
+        **({} if share is None else {"linear_share": round(share, 4)}),
         **_evidence(found, spans, chosen),
     }
     return _role_map(clip, options, table, parameters, evidence)
@@ -196,9 +198,9 @@ def _read(
     batch_size: int,
     tell: Progress,
     keep: str | PathLike[str] | None,
-) -> tuple[BlockMoments, Kept | None]:
-    """The moments of all images, and where they are kept for a second try."""
-    total = count(images)
+) -> tuple[BlockMoments, Kept | None, float | None]:
+    """The moments of all images, where they are kept for a second try, and the share of `LinearShare`."""
+    total, share, every = count(images), LinearShare(clip), images
     seen = BlockMoments(head_maps(clip, layers), layers)
     kept = None
     if keep is not None and isinstance(images, NamedImages):
@@ -218,9 +220,11 @@ def _read(
     with oom_as_error(
         lambda: f"out of memory with {batch_size} images at once; choose a smaller batch_size", "batch"
     ):
-        moments(clip, batches(clip, images, batch_size), layers, done, seen)
+        moments(clip, share.watch(batches(clip, images, batch_size)), layers, done, seen)
+        if share.value is None and clip.visual.pool is not None:  # all was measured before an interruption
+            next(share.watch(batches(clip, every, batch_size)), None)
     _demand_two(seen.count)
-    return seen, kept
+    return seen, kept, share.value
 
 
 def default_phrases(clip: Clip) -> int:

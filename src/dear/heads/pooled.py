@@ -13,7 +13,7 @@ path explains is measured per batch and must be told with every result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -92,3 +92,22 @@ class PooledRun:
     def explained(self) -> Tensor:
         """`linear · feature / |feature|^2` per image, [B]: the share that came past the MLP."""
         return (self.linear * self.features).sum(-1) / self.features.square().sum(-1)
+
+
+class LinearShare:
+    """The mean share of the features that the linear path explains, read off the first batch of a stream.
+
+    Attributes:
+        value: None before a batch came, and for towers without attention pooling, whose split is exact.
+    """
+
+    def __init__(self, clip: Clip) -> None:
+        self.clip = clip
+        self.value: float | None = None
+
+    def watch(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The batches as they come."""
+        for batch in batches:
+            if self.value is None and self.clip.visual.pool is not None:
+                self.value = float(PooledRun(self.clip, batch, (1,)).explained().mean())
+            yield batch

@@ -87,6 +87,7 @@ def map_quality(roles: RoleMap, evidence: Evidence) -> list[Finding]:
         found.append(
             Finding(f"The phrases explain {percent(mean)} of the variance of a head on average.", mean < 0.3)
         )
+    found += _linear_share(roles.evidence.get("linear_share"))
     counts = roles.counts()
     shielded = counts["other"] + counts["generalization"]
     found.append(
@@ -98,6 +99,17 @@ def map_quality(roles: RoleMap, evidence: Evidence) -> list[Finding]:
         )
     )
     return found + _ablation(evidence)
+
+
+def _linear_share(share: Any) -> list[Finding]:
+    """How much of the feature was split among heads, for towers with attention pooling."""
+    if not isinstance(share, int | float):
+        return []
+    sentence = (
+        f"This tower pools by attention: {percent(float(share))} of the image feature is split among heads; "
+        "the rest passes the pooling MLP and belongs to none, so what heads do is known to that extent only."
+    )
+    return [Finding(sentence, share < 0.5)]
 
 
 def _stability(stability: Any) -> list[Finding]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dear._io.notes import note
 from dear.clip.config import ACTIVATIONS
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.attention import attention, power
@@ -44,9 +45,12 @@ def _kernels() -> Any:
 
 def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
     """Whether this tower can run on x under this edit here."""
-    if not x.is_cuda or not tower.fused or tower.dtype not in _HALF or tower.turn(None, 1, x.device):
+    if not x.is_cuda or not tower.fused or tower.dtype not in _HALF:
         return False
     if torch.compiler.is_compiling():  # compilers and exporters want PyTorch's own operations
+        return False
+    if tower.turn(None, 1, x.device) is not None:
+        note("towers with rotary positions take the plain path on a GPU: the same answers, but more slowly")
         return False
     changes = () if edit is None else edit.layers.values()
     return all(map(_plain, changes)) and _kernels() is not None
