@@ -30,8 +30,7 @@ import dear
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
-from dear.data.shots import few_shot
-from dear.data.split import halves
+from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score, run_threshold
 from dear.train.calibrate import calibrate

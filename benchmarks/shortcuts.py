@@ -35,7 +35,7 @@ from dear.clip.factory import EMBEDDED
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data import few_shot
-from dear.data.groups import values_of
+from dear.data.images import values_of
 from dear.heads.ablate import Collected, collect
 from dear.heads.audit import associate, judge, reliance
 from dear.heads.choose import choose

@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 
 from dear.data.check_dataset import check_dataset
-from dear.data.groups import group_names, values_of
-from dear.data.images import FileImages
+from dear.data.images import FileImages, group_names, values_of
 from dear.data.open import open_data
 from dear.errors import DataError
 

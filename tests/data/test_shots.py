@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dear.data import FileImages, draw_shots, few_shot, halves, read_draw
-from dear.data.split import hold_out
+from dear.data.shots import hold_out
 from dear.errors import DataError
 
 

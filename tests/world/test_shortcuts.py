@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dear import world
-from dear.data.groups import values_of
+from dear.data.images import values_of
 from dear.data.open import list_datasets, open_data
 from dear.errors import DataError
 from dear.world import factors as F

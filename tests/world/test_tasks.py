@@ -7,7 +7,7 @@ import torch
 
 from dear import world
 from dear.data.images import ImageSet, select_domains
-from dear.data.split import halves
+from dear.data.shots import halves
 from dear.errors import DataError
 from dear.world import factors as F
 from dear.world.served import scenes

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dear.methods.options import earlier_values
-from dear.train.identity import canonical, digest
+from dear.train.config import canonical, digest
 
 __all__ = ["SCHEMA", "Cell", "Outcome", "Place", "as_configured", "as_written", "canonical", "digest"]
 

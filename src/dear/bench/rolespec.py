@@ -8,7 +8,7 @@ from dear.errors import UsageError
 from dear.heads.names import CONCEPTS, GENERAL
 from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import rerule
-from dear.train.identity import roles_digest
+from dear.train.config import roles_digest
 
 KINDS = ("uniform", "shuffled", "quantile", "dominant", "concepts", "from")
 

@@ -5,16 +5,13 @@ from dear.data.check_dataset import DatasetCheck, check_dataset
 from dear.data.images import FileImages, ImageSet, select_domains
 from dear.data.names import readable
 from dear.data.open import list_datasets, open_data
-from dear.data.shots import draw_shots, few_shot, read_draw
-from dear.data.split import halves
-from dear.data.training import TrainingPixels
+from dear.data.shots import draw_shots, few_shot, halves, read_draw
 
 __all__ = [
     "DatasetCheck",
     "FileImages",
     "ImageReport",
     "ImageSet",
-    "TrainingPixels",
     "check_dataset",
     "check_images",
     "draw_shots",

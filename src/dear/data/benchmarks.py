@@ -25,7 +25,7 @@ from dear._io.printable import check_name
 from dear.data.images import FileImages
 from dear.data.layouts import COOP, READERS, Benchmark, Listing
 from dear.data.names import check_template
-from dear.data.split import pick_split
+from dear.data.shots import pick_split
 from dear.errors import DataError, InputError, UsageError
 
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"

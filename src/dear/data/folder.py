@@ -9,7 +9,7 @@ A class is a folder; images at any depth below it are its own. Classes are in na
 names; a folder without images is no class. Hidden files, what operating systems leave behind (`__MACOSX`,
 `Thumbs.db`, `.DS_Store`), links to folders inside a class, and files that do not end like images are ignored.
 Where there are no split folders, a fifth of each class is held out for testing by the hash of the path
-(`dear.data.split`); but `photos/train` or `photos/test`, given by itself, is taken whole.
+(`dear.data.shots`); but `photos/train` or `photos/test`, given by itself, is taken whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dear._io.image_file import image_paths, is_image_name, is_own_name
 from dear._io.notes import warn
 from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable
-from dear.data.split import pick_split
+from dear.data.shots import pick_split
 from dear.errors import DataError, InputError
 
 # Folders that operating systems and network drives leave among a person's own.

@@ -83,7 +83,7 @@ class FileImages:
         paths: one per image, relative to `root`, with `/`.
         labels: int64 [n].
         domains: one per image, or None.
-        groups: a value beside the class, one per image (a background, say), or None; see `dear.data.groups`.
+        groups: a value beside the class, one per image (a background, say), or None; see `values_of`.
         source: where the dataset was opened; None: it was not opened by `open_data`.
     """
 
@@ -231,3 +231,28 @@ def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return [function(item) for item in items]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(function, items))
+
+
+def values_of(images: ImageSet) -> tuple[str, ...] | None:
+    """The value that each image has beside its class: its group where the set has groups, else its domain.
+
+    >>> from dear import world
+    >>> values_of(world.task("shortcut-place", "train"))[:2]
+    ('beach', 'beach')
+    """
+    groups: tuple[str, ...] | None = getattr(images, "groups", None)
+    return images.domains if groups is None else groups
+
+
+def group_names(images: ImageSet) -> tuple[str, ...] | None:
+    """The group of each image, class and value; None where no values are known.
+
+    >>> from dear import world
+    >>> group_names(world.task("shortcut-place", "train"))[0]
+    'dog, beach'
+    """
+    values = values_of(images)
+    if values is None:
+        return None
+    labels = images.labels.tolist()
+    return tuple(f"{images.classes[label]}, {value}" for label, value in zip(labels, values, strict=True))

@@ -31,7 +31,7 @@ from dear._io.strict_json import parse_json
 from dear.data.images import FileImages
 from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable, spaced
 from dear.data.paths import Inside
-from dear.data.split import pick_split
+from dear.data.shots import pick_split
 from dear.errors import DataError, DearError, InputError
 
 MAX_BYTES = 256 * 1024 * 1024

@@ -13,8 +13,7 @@ from dear._io.memory import in_batches
 from dear._io.progress import Progress
 from dear.clip.images import normalize
 from dear.clip.model import Clip
-from dear.data.groups import group_names
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score

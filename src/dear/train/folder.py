@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import filelock
+import msgspec
 import torch
 
 from dear._io.files import (
@@ -25,19 +27,22 @@ from dear._io.files import (
     require_finite,
     write_atomic,
     write_json,
+    write_safetensors,
 )
-from dear._io.strict_json import parse_json
+from dear._io.strict_json import decode, parse_json
+from dear.clip.correction import Correction
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, DearError, RunError
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
-from dear.train import correction
-from dear.train.calibration_file import read_calibration
-from dear.train.config import RunConfig, read_config
-from dear.train.identity import RunIdentity, plain, roles_digest
+from dear.methods.calibration import Calibration
+from dear.train.config import RunConfig, RunIdentity, plain, read_config, roles_digest
 from dear.train.loop import Line
+
+CORRECTION, CALIBRATION = "correction.safetensors", "calibration.json"
+_corrected_clips: WeakKeyDictionary[Clip, WeakValueDictionary[str, Clip]] = WeakKeyDictionary()
 
 
 def open_folder(folder: Path, identity: RunIdentity, resume: bool) -> str:
@@ -131,6 +136,60 @@ def load_adapter(method: Method, folder: Path) -> None:
     method.calibration = read_calibration(folder)
 
 
+def write_correction(folder: Path, correction: Correction | None) -> None:
+    """Write the tensors, where there are any."""
+    if correction is not None:
+        tensors = {"matrix": correction.matrix.cpu(), "bias": correction.bias.cpu()}
+        write_safetensors(folder / CORRECTION, tensors, {"dear": correction.digest})
+
+
+def read_correction(folder: Path, entry: Any) -> Correction | None:
+    """The correction that `config.json` of a run speaks of.
+
+    Raises:
+        RunError: it is not as it should be, or the tensors are others than the run was trained with.
+    """
+    if entry is None:
+        return None
+    path = folder / CORRECTION
+    try:
+        heads = tuple((int(layer), int(head)) for layer, head in entry["heads"])
+        note, digest = str(entry["note"]), entry["digest"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{folder / 'config.json'}: 'correction' is not as it should be") from error
+    tensors, _ = read_safetensors(path, "correction of the image feature")
+    if set(tensors) != {"matrix", "bias"}:
+        raise RunError(f"{path}: must hold the tensors matrix and bias")
+    require_finite(tensors, str(path))
+    try:
+        found = Correction(tensors["matrix"].float(), tensors["bias"].float(), heads, note)
+    except DearError as error:
+        raise RunError(f"{path}: {error}") from error
+    if found.digest != digest:
+        raise RunError(f"{path}: is not the correction that this run was trained with")
+    return found
+
+
+def write_calibration(folder: Path, calibration: Calibration | None) -> None:
+    """Leave the calibration in a run folder; None removes an older one."""
+    if calibration is None:
+        (folder / CALIBRATION).unlink(missing_ok=True)
+    else:
+        write_json(folder / CALIBRATION, msgspec.to_builtins(calibration))
+
+
+def read_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
+    """The calibration of a run folder; None where it has none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = Path(folder) / CALIBRATION
+    if not path.is_file():
+        return None
+    return decode(read_text(path, "calibration"), Calibration, str(path), "calibration", error=RunError)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second one is told so."""
@@ -186,7 +245,7 @@ def load_run(
             f"{folder}: was trained on {config.backbone} ({config.fingerprint[:19]}…), but this is "
             f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
         )
-    clip = correction.applied(clip, correction.read(folder, config.correction))
+    clip = _corrected(clip, read_correction(folder, config.correction))
     try:
         method = _untrained(folder, config, clip, allow_other)
     except DearError as error:
@@ -212,6 +271,20 @@ def _backbone(folder: Path, config: RunConfig, backbone: Any, device: str | torc
             "that name; say where it is",
             hint="backbone",
         ) from error
+
+
+def _corrected(clip: Clip, correction: Correction | None) -> Clip:
+    """A backbone with a run's correction in the place of its own.
+
+    Runs with the same correction get the same object, so that adapters share its work.
+    """
+    if correction is None:
+        return clip if clip.correction is None else clip.corrected(None)
+    kept = _corrected_clips.setdefault(clip.plain, WeakValueDictionary())
+    found = kept.get(correction.digest)
+    if found is None:
+        found = kept[correction.digest] = clip.corrected(correction)
+    return found
 
 
 def _untrained(folder: Path, config: RunConfig, clip: Clip, allow_other: bool) -> Method:

@@ -1,18 +1,22 @@
 """The frozen stage of training steps, computed for several of them at once, or once and kept.
 
 A small batch leaves a GPU half idle. The frozen stage of a step (crops, frozen layers, frozen features) waits
-for no learned tensor, so that of the next steps is run as one large batch; equal up to rounding.
+for no learned tensor, so that of the next steps is run as one large batch (`FrozenAhead`); equal up to rounding.
+With a fixed number of views per image it is computed once per view (`KeptViews`); without random views a method
+that reads the frozen feature alone needs no images at all (`FeatureTable`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dear.errors import UsageError
 from dear.methods.base import Frozen, Method
+from dear.methods.batch import FeatureBatch
 from dear.train.feed import Feed
 
 IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on ViT-B/16
@@ -126,3 +130,34 @@ class KeptViews:
         for kept, tensor in zip(self._kept[view], frozen, strict=True):
             kept[rows.start : rows.stop] = tensor
         self._there.add((view, group))
+
+
+class FeatureTable:
+    """The frozen image features of a training set, handed out in the order of a feed's steps.
+
+    Args:
+        features: [n, E], one row per image of the feed, of CLIP's own view of it.
+        feed: says which images belong to a step.
+
+    Raises:
+        UsageError: another number of rows than images, or a recipe that asks for random views.
+    """
+
+    def __init__(self, features: Tensor, feed: Feed) -> None:
+        if len(features) != len(feed.images):
+            raise UsageError(f"{len(features)} features for {len(feed.images)} images")
+        if feed.recipe.augment:
+            raise UsageError("features can be known beforehand only with augment = False in the recipe")
+        self.features, self.feed = features.to(feed.device), feed
+
+    def at(self, step: int) -> StepInputs:
+        """The inputs of a training step (from 0)."""
+        rows = torch.tensor(self.feed.indices(step), device=self.features.device)
+        domains = None if self.feed.domains is None else self.feed.domains[rows]
+        return StepInputs((self.features[rows],), self.feed.labels[rows], domains)
+
+    def walk(self, augment: bool = False) -> Iterator[FeatureBatch]:
+        """Walk the set once in its own order: what `Method.prepare` is given."""
+        for rows in torch.arange(len(self.features), device=self.features.device).split(256):
+            domains = None if self.feed.domains is None else self.feed.domains[rows]
+            yield FeatureBatch(self.features[rows], self.feed.labels[rows], domains)

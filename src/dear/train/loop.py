@@ -11,15 +11,17 @@ from torch import Tensor
 
 from dear.errors import TrainingError
 from dear.methods.base import Method
-from dear.train.feature_table import FeatureTable
 from dear.train.feed import Feed, stream
+from dear.train.frozen import FeatureTable
 from dear.train.recipe import Recipe
 from dear.train.step import Step, StepParts, make_step
 
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
 Line = dict[str, float | int]
-Progress = Callable[[int, int, Mapping[str, float | int]], None]  #: (steps done, steps in all, last line)
+OnStep = Callable[
+    [int, int, Mapping[str, float | int]], None
+]  #: (steps done, steps in all, last line of the log)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Loop:
 
     def run(
         self,
-        progress: Progress | None = None,
+        progress: OnStep | None = None,
         save: Callable[[], None] | None = None,
         save_every: int = 200,
         stop: Callable[[], bool] | None = None,

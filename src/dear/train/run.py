@@ -21,13 +21,19 @@ from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
 from dear.errors import RunError, UsageError
 from dear.methods.base import Method
-from dear.train import correction
-from dear.train.calibration_file import write_calibration
-from dear.train.config import RunConfig, describe
+from dear.train.config import RunConfig, describe, plain
 from dear.train.feed import Feed
-from dear.train.folder import load_adapter, locked, open_folder, read_log, read_metrics, write_log
-from dear.train.identity import plain
-from dear.train.loop import Line, Loop, Pause, Progress
+from dear.train.folder import (
+    load_adapter,
+    locked,
+    open_folder,
+    read_log,
+    read_metrics,
+    write_calibration,
+    write_correction,
+    write_log,
+)
+from dear.train.loop import Line, Loop, OnStep, Pause
 from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
 from dear.train.resume import restore, save_state
@@ -71,7 +77,7 @@ class _Job:
     recipe: Recipe
     folder: Path | None
     resume: bool
-    progress: Progress | None
+    progress: OnStep | None
     stop: Callable[[], bool]
     save_every: int
     config: RunConfig
@@ -84,7 +90,7 @@ def train(
     recipe: Recipe | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: OnStep | None = None,
     stop: Callable[[], bool] | None = None,
     save_every: int = 200,
     preset: str | None = None,
@@ -192,7 +198,7 @@ def _train(job: _Job, resumable: bool = False) -> Trained:
 
 
 def _write_config(folder: Path, method: Method, config: RunConfig) -> None:
-    correction.write(folder, method.clip.correction)
+    write_correction(folder, method.clip.correction)
     write_json(folder / "config.json", config.document())
     if method.uses_roles and method.roles is not None:
         method.roles.save(folder / "roles.json")

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from dear.errors import UsageError
 from dear.methods.base import Loss, Method
-from dear.train.feature_table import FeatureTable
 from dear.train.feed import Feed
-from dear.train.frozen import FrozenAhead, KeptViews, StepInputs
+from dear.train.frozen import FeatureTable, FrozenAhead, KeptViews, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
 
 _WORTH_RECORDING = 50  # steps

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dear.errors import UsageError
-from dear.train.loop import Progress
+from dear.train.loop import OnStep
 
 _SKIPPED = ("step", "epoch")
 
@@ -77,7 +77,7 @@ class Board:
 
 
 @contextmanager
-def logged(folder: str | os.PathLike[str] | None, progress: Progress | None = None) -> Iterator[Progress]:
+def logged(folder: str | os.PathLike[str] | None, progress: OnStep | None = None) -> Iterator[OnStep]:
     """A training's progress callback that also writes to TensorBoard; without a folder just the callback."""
 
     def quiet(step: int, steps: int, line: Mapping[str, float | int]) -> None:

@@ -14,8 +14,7 @@ from dear._io.progress import Progress
 from dear.clip.factory import load, pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip
-from dear.data.groups import group_names
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, group_names
 from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dear.data.groups import values_of
+from dear.data.images import values_of
 from dear.heads.audit import Finding
 from dear.heads.roles import RoleMap
 from dear.report.audit_page import AuditFacts, ConceptEvidence

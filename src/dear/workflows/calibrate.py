@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from dear._io.progress import Progress
 from dear.train.calibrate import calibrate
-from dear.train.calibration_file import write_calibration
 from dear.train.crossval import Trials
 from dear.train.feature_cache import frozen_features
-from dear.train.folder import locked
+from dear.train.folder import locked, write_calibration
 from dear.train.run import Paused, Trained
 from dear.workflows.balance import balanced_rows
 from dear.workflows.plan import Plan

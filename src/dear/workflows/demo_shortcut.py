@@ -13,8 +13,7 @@ from torch import Tensor
 from dear._io.printable import fill_template
 from dear.clip.model import Clip
 from dear.data import few_shot, open_data
-from dear.data.groups import group_names
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, group_names
 from dear.heads.ablate import Collected, collect
 from dear.heads.audit import ASSOCIATED, SHORTCUT, UNUSED, Finding, associate, judge, reliance
 from dear.heads.repair import Repair, remove_heads, remove_span

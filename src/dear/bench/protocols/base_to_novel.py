@@ -10,7 +10,7 @@ from dear.bench.protocols.base import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
 from dear.bench.published import harmonic_mean
 from dear.bench.records import Line, average, grouped
 from dear.bench.tables import Entry, Row, Sheet
-from dear.data.split import halves
+from dear.data.shots import halves
 from dear.errors import DataError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dear.bench.tables import Row, Sheet
 from dear.data.benchmarks import find_benchmark
 from dear.data.images import ImageSet, select_domains
 from dear.data.open import open_data
-from dear.data.split import hold_out
+from dear.data.shots import hold_out
 from dear.errors import DataError
 
 if TYPE_CHECKING:
