@@ -11,7 +11,7 @@ from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
 from dear.methods import DeAR, build_method
 from dear.methods.together import answer_together
-from dear.train.correction import applied
+from dear.train.folder import corrected_backbone
 from dear.train.precision import in_precision, kept_cast
 
 
@@ -85,9 +85,9 @@ def test_other_methods_answer_as_alone(name) -> None:
 def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None:
     clip = tiny_clip(dtype=torch.float32)
     width = clip.config.embed_dim
-    clips = [applied(clip, correction(seed, width)) for seed in range(4)]
-    assert applied(clip, correction(2, width)) is clips[2]  # runs with one correction are on one object
-    assert applied(clips[1], None).correction is None
+    clips = [corrected_backbone(clip, correction(seed, width)) for seed in range(4)]
+    assert corrected_backbone(clip, correction(2, width)) is clips[2]  # runs with one correction are on one object
+    assert corrected_backbone(clips[1], None).correction is None
     methods = [
         in_precision(build_method("dear", one, ("dog", "sea"), roles=mixed_roles()), "bfloat16")
         for one in clips

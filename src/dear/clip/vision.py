@@ -227,6 +227,41 @@ class VisionTower(Tower):
             x = _without(x, edit)
         return self.features(x)
 
+    def prefix(self, pixels: Tensor, first: int = 1) -> Tensor:
+        """The input of layer `first`, [B, N, D], for pixels [B, 3, S, S]; 1: the embedded patches.
+
+        It is what the frozen and the edited pass share where nothing changes before `first`. Without
+        gradient, unless the pixels themselves ask for one.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
+            return self.run(self.embed(pixels), last=first - 1)
+
+    def frozen_features(self, prefix: Tensor, first: int = 1) -> Tensor:
+        """Features [B, E] of the frozen tower from the input of layer `first`; without gradient."""
+        with torch.no_grad():
+            return self.features_from(prefix, first)
+
+    def class_and_tokens(self, prefix: Tensor, first: int, edit: Edit) -> tuple[Tensor, Tensor]:
+        """The pooled vectors of the image [B, D] and of the extra tokens [B, T, D] under `edit`.
+
+        With a class token these are the last layer's rows, normed; see `pooled` for other towers.
+        """
+        x = self.run(prefix, first=first, edit=edit, read=self.read_rows(edit.count))
+        pooled = self.pooled(x, edit.count)  # [B, 1 + T, D]
+        return pooled[:, 0], pooled[:, 1:]
+
+    def require_class_token(self, who: str) -> None:
+        """Refuse, on behalf of a method called `who`, a tower whose image feature is not one token's.
+
+        Raises:
+            UsageError: the tower pools its tokens by attention, or has no projection.
+        """
+        if self.pool is not None or self.proj is None:
+            raise UsageError(
+                f"{who} works on the class token and its projection, which this backbone does not have (it "
+                "pools its tokens by attention); take a plain CLIP or another method"
+            )
+
     def space_matrix(self) -> Tensor:
         """The projection from pooled vectors to the shared space, [D, E]; identity where there is none."""
         if self.proj is not None:

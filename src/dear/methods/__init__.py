@@ -13,8 +13,7 @@ from dear.methods.clip_adapter import CLIPAdapter
 from dear.methods.clip_lora import CLIPLoRA
 from dear.methods.cocoop import CoCoOp
 from dear.methods.coop import CoOp
-from dear.methods.dear import DeAR
-from dear.methods.dear_options import DeARConfig
+from dear.methods.dear import DeAR, DeARConfig
 from dear.methods.headtools import HeadLoRA, combine, fold, head_gates, head_masks
 from dear.methods.kgcoop import KgCoOp
 from dear.methods.linear_probe import LinearProbe

@@ -18,10 +18,10 @@ from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.batch import Batch, Batches, Frozen, Loss
 from dear.methods.calibration import Calibration, apply_scales, class_scales, distance_ratio
+from dear.methods.learned import load_state
 from dear.methods.options import configured
 from dear.methods.presets import Preset, find_preset
 from dear.methods.prompts import TEMPLATE, ClassPrompts, scores, unit
-from dear.methods.state import load_state
 
 
 @dataclasses.dataclass(frozen=True)

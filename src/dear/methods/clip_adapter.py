@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Method
-from dear.methods.starts import uniform
+from dear.methods.learned import uniform
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.headtools import fold
-from dear.methods.prefix import class_feature, image_prefix
+from dear.methods.learned import uniform
 from dear.methods.prompts import scores
-from dear.methods.starts import uniform
 
 TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
 
@@ -89,13 +88,13 @@ class CLIPLoRA(Method):
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]; where the image tower stays frozen, its features [B, E]."""
         if "image" in TOWERS[self.config.towers]:
-            return (image_prefix(self.clip, pixels),)
+            return (self.clip.visual.prefix(pixels),)
         return (self.clip.encode_image(pixels),)
 
     def images_from_frozen(self, frozen: Frozen, dropout: float = 0.0) -> Tensor:
         """Features [B, E] of the changed image tower."""
         edit = self.edit("image", dropout)
-        return frozen[0] if edit is None else class_feature(self.clip, frozen[0], edit=edit)
+        return frozen[0] if edit is None else self.clip.visual.features_from(frozen[0], edit=edit)
 
     def texts(self, dropout: float = 0.0) -> Tensor:
         """Features [C, E] of the changed text tower."""

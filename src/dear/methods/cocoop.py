@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Method
 from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.learned import linear
 from dear.methods.prompts import unit
-from dear.methods.starts import linear
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.prompts import ClassPrompts
-from dear.methods.starts import normal
+from dear.methods.base import Frozen, Loss, Method
+from dear.methods.learned import normal
+from dear.methods.prompts import ClassPrompts, distance, scores, unit
 
 WORDS = "a photo of a"  #: what contexts start as
 _TEXTS_AT_ONCE = 1024  # bounds the memory where every image has prompts of its own
@@ -95,3 +97,11 @@ class ContextPrompts:
 def _length(clip: Clip, words: str) -> int:
     """How many tokens the words are."""
     return int(clip.text.word_count(clip.tokenize([words]))[0])
+
+
+def knowledge_loss(method: Method, frozen: Frozen, labels: Tensor, weight: float) -> Loss:
+    """Cross-entropy + weight x distance of the learned text features to the frozen ones (KgCoOp, eq. 5)."""
+    texts = method.texts()
+    ce = F.cross_entropy(scores(method.clip, method.images_from_frozen(frozen), texts), labels)
+    apart = distance(unit(texts), method.prompts.frozen)
+    return Loss(ce + weight * apart, {"ce": ce.detach(), "knowledge": apart.detach()})

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -35,14 +35,102 @@ from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
 from dear.methods import dear_stack
-from dear.methods.agreement import distance
 from dear.methods.base import Frozen, Loss, Method
-from dear.methods.dear_options import PRESETS, DeARConfig
-from dear.methods.masks import canonical_attribute, find_attribute, layer_mask
-from dear.methods.prefix import class_and_tokens, frozen_features, image_prefix
+from dear.methods.learned import normal
+from dear.methods.masks import ISOLATIONS, canonical_attribute, find_attribute, layer_mask
+from dear.methods.options import added
 from dear.methods.presets import Preset
-from dear.methods.prompts import unit
-from dear.methods.starts import normal
+from dear.methods.prompts import distance, unit
+
+TOKEN_STARTS = ("free", "class")
+NOVEL_MODES = ("decoupled", "fused", "blend")
+PROJECTIONS = ("copy", "random", "low-rank")
+FUSION_LOSSES = ("log", "linear")
+_SPELLINGS = {**{concept.casefold(): concept for concept in CONCEPTS}, "colour": "Color"}
+_MOST = 1024  # more tokens or ranks than anyone means; a damaged file may name any number
+
+
+@dataclass(frozen=True)
+class DeARConfig:
+    """Options of DeAR; the defaults are the paper's."""
+
+    attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
+    tokens_per_attribute: int = 1  #: an attribute's feature is the mean of its tokens' features
+    tokens_per_layer: bool = False  #: a raw set of tokens per layer instead of one for all layers
+    first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
+    text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
+    text_tokens: int = 5  #: K
+    token_start: str = added("free")  #: "class": the image's class token plus what is learned
+    beta: float = 0.9  #: weight of the raw token against the layer before (eq. 5)
+    text_beta: float | None = added(None)  #: the same for text tokens (eq. 6); None: beta
+    isolation: str = "bidirectional"  #: or "readonly": attribute tokens may read the originals
+    projection: str = "copy"  #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
+    rank: int = 16  #: of the low-rank projection
+    fusion_loss: str = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
+    lambda_reg: float = 1.0  #: weight of L_img + L_txt
+    lambda_fusion: float = 0.7  #: weight of L_fusion
+    class_ce: float = added(0.0)  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
+    alpha_start: float | None = added(None)  #: alpha_cls before training; None: the same for all, 1 / (1 + A)
+    token_rate: float = added(1.0)  #: learning rate of the attribute tokens, as a multiple of the recipe's
+    text_rate: float = added(1.0)  #: the same for the text tokens
+    novel_mode: str = added("decoupled")  #: of "auto" for new classes; or "fused", "blend"
+    blend: float = added(0.3)  #: weight of the frozen image feature in "blend", beside 1 for the fused one
+
+    def __post_init__(self) -> None:
+        def demand(good: bool, message: str) -> None:
+            if not good:
+                raise UsageError(message)
+
+        if self.attributes is not None:
+            names = tuple(_concept(name) for name in self.attributes)
+            demand(bool(names), "attributes is empty: DeAR needs at least one")
+            demand(len({n.casefold() for n in names}) == len(names), f"attributes {names} name one twice")
+            object.__setattr__(self, "attributes", names)
+        demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
+        demand(0 <= self.text_tokens <= _MOST, f"text_tokens must be from 0 to {_MOST}")
+        for name in ("beta", "text_beta", "class_ce"):
+            value = getattr(self, name)
+            demand(value is None or 0.0 <= value <= 1.0, f"{name} = {value} is not between 0 and 1")
+        demand(self.blend >= 0, f"blend = {self.blend} cannot be negative")
+        alpha = self.alpha_start
+        demand(alpha is None or 0.0 < alpha < 1.0, f"alpha_start = {alpha} must be above 0 and below 1")
+        demand(min(self.token_rate, self.text_rate) > 0, "token_rate and text_rate must be above 0")
+        demand(1 <= self.rank <= _MOST, f"rank must be from 1 to {_MOST}")
+        demand(
+            self.lambda_reg >= 0 and self.lambda_fusion >= 0,
+            "lambda_reg and lambda_fusion cannot be negative",
+        )
+        for name, value, known in (
+            ("token_start", self.token_start, TOKEN_STARTS),
+            ("novel_mode", self.novel_mode, NOVEL_MODES),
+            ("isolation", self.isolation, ISOLATIONS),
+            ("projection", self.projection, PROJECTIONS),
+            ("fusion_loss", self.fusion_loss, FUSION_LOSSES),
+        ):
+            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
+
+
+def _concept(name: str) -> str:
+    """A concept as the paper spells it; other names stay, for a role map may know them."""
+    return _SPELLINGS.get(name.strip().casefold(), name)
+
+
+PRESETS = {
+    "strong": Preset(
+        "tokens that start from the image's class token; chosen on four development datasets",
+        options={
+            "token_start": "class",
+            "beta": 0.2,
+            "text_beta": 0.9,
+            "class_ce": 0.7,
+            "token_rate": 5.0,
+            "text_rate": 3.0,
+            "novel_mode": "blend",
+        },
+        recipe={"batch": 4},
+    ),
+    "paper": Preset("every value of the paper and its supplement"),
+}
 
 
 class DeAR(Method):
@@ -145,7 +233,7 @@ class DeAR(Method):
 
     def _adapted(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
-        x_cls, x = class_and_tokens(self.clip, prefix, self.first, self.image_edit(prefix))
+        x_cls, x = self.clip.visual.class_and_tokens(prefix, self.first, self.image_edit(prefix))
         correct = self.clip.visual.correct
         f_cls = correct(self.clip.visual.into_space(x_cls))  # eq. 10
         own = x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
@@ -187,10 +275,10 @@ class DeAR(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D] and, for L_img, the frozen unit features [B, E]."""
-        prefix = image_prefix(self.clip, pixels, self.first)
+        prefix = self.clip.visual.prefix(pixels, self.first)
         if self.config.lambda_reg == 0:
             return (prefix,)
-        return prefix, unit(frozen_features(self.clip, prefix, self.first))
+        return prefix, unit(self.clip.visual.frozen_features(prefix, self.first))
 
     def stage_key(self) -> Hashable:
         """The layers before the first change."""
@@ -209,7 +297,7 @@ class DeAR(Method):
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D]."""
-        return (image_prefix(self.clip, pixels, self.first),)
+        return (self.clip.visual.prefix(pixels, self.first),)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""
@@ -219,7 +307,7 @@ class DeAR(Method):
         fused, decoupled = scale * mixed @ texts.T, scale * f_cls @ texts.T
         others = fused if self.config.novel_mode == "fused" else decoupled
         if self.config.novel_mode == "blend" and not self.all_trained:
-            f_frozen = unit(frozen_features(self.clip, frozen[0], self.first)).to(mixed.dtype)
+            f_frozen = unit(self.clip.visual.frozen_features(frozen[0], self.first)).to(mixed.dtype)
             weight = self.config.blend
             others = scale / (1 + weight) * (mixed + weight * f_frozen) @ texts.T
         return {"auto": self.by_training(fused, others), "fused": fused, "decoupled": decoupled}
@@ -257,7 +345,7 @@ class DeAR(Method):
         """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
         if self._disabled:
             raise UsageError("a disabled DeAR is the frozen CLIP, which has no attribute features")
-        return self._adapted(image_prefix(self.clip, pixels.to(self.clip.device), self.first))
+        return self._adapted(self.clip.visual.prefix(pixels.to(self.clip.device), self.first))
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
         """Features in each attribute's own space, [B, A, E], not of unit length."""

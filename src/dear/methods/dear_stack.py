@@ -18,7 +18,6 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.recorded import Runner
 from dear.methods.base import Frozen
-from dear.methods.prefix import class_and_tokens
 from dear.methods.prompts import ClassPrompts, unit
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def _features(
         )
         for i, (layer, mask) in enumerate(model.masks.items())
     }
-    x_cls, x = class_and_tokens(model.clip, prefix, model.first, Edit(layers, count=count))
+    x_cls, x = visual.class_and_tokens(prefix, model.first, Edit(layers, count=count))
     f_cls = unit(_correct(visual.into_space(x_cls), changes))  # eq. 10
     own = x.unflatten(1, (len(model.attributes), -1)).mean(dim=2)  # [B, A, D]
     f_attr = own.to(projections[0].dtype)

@@ -7,7 +7,6 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.prefix import class_feature
 
 
 def depth_of(asked: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
@@ -37,4 +36,4 @@ def visual_prompts(clip: Clip, tokens: Tensor) -> Edit:
 
 def prompted_images(clip: Clip, embedded: Tensor, tokens: Tensor) -> Tensor:
     """Image features [B, E] of embedded patches [B, N, D] with visual prompts [layers, T, D]."""
-    return class_feature(clip, embedded, edit=visual_prompts(clip, tokens))
+    return clip.visual.features_from(embedded, edit=visual_prompts(clip, tokens))

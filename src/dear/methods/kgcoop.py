@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.agreement import knowledge_loss
 from dear.methods.base import Frozen, Loss, Method
-from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.context import WORDS, ContextPrompts, knowledge_loss
 
 
 @dataclass(frozen=True)

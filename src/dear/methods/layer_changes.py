@@ -20,7 +20,6 @@ from dear.clip.vision import VisionTower
 from dear.clip.without import norm_without_heads
 from dear.methods.base import Method
 from dear.methods.headtools import fold
-from dear.methods.prefix import need_class_token
 
 _END_NORM = ("end_norm_weight", "end_norm_bias")
 
@@ -68,7 +67,7 @@ class LayerChanges:
             UsageError: the image tower has no class token with a projection.
         """
         if self.side == "image":
-            need_class_token(method.clip, method.title)
+            method.clip.visual.require_class_token(method.title)
 
         def add(name: str, like: Tensor) -> None:
             method.register_parameter(name, method.learn(torch.zeros_like(like)))

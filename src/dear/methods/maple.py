@@ -20,8 +20,7 @@ from torch import Tensor
 from dear.methods.base import Frozen, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.prefix import image_prefix
-from dear.methods.starts import linear
+from dear.methods.learned import linear
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class MaPLe(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""
-        return (image_prefix(self.clip, pixels),)
+        return (self.clip.visual.prefix(pixels),)
 
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned vectors of every layer."""

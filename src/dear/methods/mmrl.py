@@ -16,25 +16,14 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method
-from dear.methods.prefix import image_prefix
-from dear.methods.representation import (
-    MODES,
-    agreement_loss,
-    every_mode,
-    first_layers,
-    frozen_stage,
-    represented_images,
-    represented_texts,
-)
-from dear.methods.starts import linear, normal
+from dear.methods.learned import linear, normal
+from dear.methods.representation import RepresentationMethod
 
 
 @dataclass(frozen=True)
@@ -48,22 +37,18 @@ class MMRLConfig:
     weight: float = 1.0  #: lambda, of the agreement with the frozen model
 
 
-class MMRL(Method):
+class MMRL(RepresentationMethod):
     """Representation tokens shared by both towers."""
 
     name: ClassVar[str] = "mmrl"
     title: ClassVar[str] = "MMRL"
-    cuda_graph_safe: ClassVar[bool] = True
-    modes: ClassVar[tuple[str, ...]] = MODES
-    recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     Config: ClassVar[type] = MMRLConfig
     config: MMRLConfig
 
     def build(self, generator: torch.Generator) -> None:
         """R, two maps per layer (all started alike, as the authors do), and the projection of f_r."""
+        super().build(generator)
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
-        self.first, self.text_first = first_layers(self.clip, config.first_layer)
-        self.space = self.learn(normal(generator, config.tokens, config.width))
         for name, tower, first in (("image", vision, self.first), ("text", text, self.text_first)):
             layers = tower.layers - first + 1
             weight, bias = linear(generator, tower.width, config.width)
@@ -72,36 +57,11 @@ class MMRL(Method):
         shape = (vision.width, self.clip.config.embed_dim)
         self.proj = self.learn(normal(generator, *shape, std=vision.width**-0.5))
 
-    def _tokens(self, name: str) -> Tensor:
-        """The tokens of one tower, [layers, K, D]."""
-        weight, bias = self.get_parameter(f"to_{name}"), self.get_parameter(f"to_{name}_bias")
+    def fresh_tokens(self, tower: str) -> Tensor:
+        """The tokens of one tower, [layers, K, D]: R W_i + b_i."""
+        weight, bias = self.get_parameter(f"to_{tower}"), self.get_parameter(f"to_{tower}_bias")
         return torch.einsum("kr,ldr->lkd", self.space, weight) + bias[:, None]
 
-    def texts(self) -> Tensor:
-        """Text features [C, E]."""
-        return represented_texts(self.prompts, self.text_first, self._tokens("text"))
-
-    def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """f_c and f_r, [B, E] each, from the layers before J."""
-        f_c, mean = represented_images(self.clip, prefix, self.first, self._tokens("image"))
-        return f_c, self.clip.visual.correct(mean.to(self.proj.dtype) @ self.proj)
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
-        return frozen_stage(self, pixels)
-
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", self.first
-
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D]."""
-        return (image_prefix(self.clip, pixels, self.first),)
-
-    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C] of every mode."""
-        return every_mode(self, frozen)
-
-    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """Two cross-entropies and the agreement with the frozen model."""
-        return agreement_loss(self, frozen, labels)
+    def project_mean(self, mean: Tensor) -> Tensor:
+        """The learned projection."""
+        return mean.to(self.proj.dtype) @ self.proj

@@ -12,25 +12,14 @@ take 32 on ImageNet); last epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method
-from dear.methods.prefix import image_prefix
-from dear.methods.representation import (
-    MODES,
-    agreement_loss,
-    every_mode,
-    first_layers,
-    frozen_stage,
-    represented_images,
-    represented_texts,
-)
-from dear.methods.starts import normal, uniform
+from dear.methods.learned import uniform
+from dear.methods.representation import RepresentationMethod
 
 
 @dataclass(frozen=True)
@@ -47,22 +36,18 @@ class MMRLppConfig:
     weight: float = 1.0  #: lambda, of the agreement with the frozen model
 
 
-class MMRLpp(Method):
+class MMRLpp(RepresentationMethod):
     """Representation tokens through a shared map, composed from layer to layer."""
 
     name: ClassVar[str] = "mmrlpp"
     title: ClassVar[str] = "MMRL++"
-    cuda_graph_safe: ClassVar[bool] = True
-    modes: ClassVar[tuple[str, ...]] = MODES
-    recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     Config: ClassVar[type] = MMRLppConfig
     config: MMRLppConfig
 
     def build(self, generator: torch.Generator) -> None:
         """R, a shared map and residuals per tower, and a low-rank change of the projection."""
+        super().build(generator)
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
-        self.first, self.text_first = first_layers(self.clip, config.first_layer)
-        self.space = self.learn(normal(generator, config.tokens, config.width))
         for name, tower, first in (("image", vision, self.first), ("text", text, self.text_first)):
             layers, rank = tower.layers - first + 1, config.rank
             bias = uniform(generator, tower.width, inputs=config.width)
@@ -77,40 +62,19 @@ class MMRLpp(Method):
         self.proj_a = self.learn(uniform(generator, vision.width, rank, inputs=rank))
         self.proj_b = self.learn(torch.zeros(rank, self.clip.config.embed_dim))
 
-    def _tokens(self, name: str) -> Tensor:
+    @property
+    def anchor(self) -> float:
+        """The option `beta`."""
+        return self.config.beta
+
+    def fresh_tokens(self, tower: str) -> Tensor:
         """The fresh tokens of one tower, [layers, K, D]: R (W + A_i B_i)^T + b_i."""
-        shared, bias = self.get_parameter(f"to_{name}"), self.get_parameter(f"to_{name}_bias")
-        a, b = self.get_parameter(f"{name}_a"), self.get_parameter(f"{name}_b")
+        shared, bias = self.get_parameter(f"to_{tower}"), self.get_parameter(f"to_{tower}_bias")
+        a, b = self.get_parameter(f"{tower}_a"), self.get_parameter(f"{tower}_b")
         residual = torch.einsum("kr,lqr,ldq->lkd", self.space, b, a)
         return self.space @ shared.T + residual + bias[:, None]
 
-    def texts(self) -> Tensor:
-        """Text features [C, E]."""
-        return represented_texts(self.prompts, self.text_first, self._tokens("text"), self.config.beta)
-
-    def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """f_c and f_r, [B, E] each, from the layers before J."""
-        tokens = self._tokens("image")
-        f_c, mean = represented_images(self.clip, prefix, self.first, tokens, self.config.beta)
+    def project_mean(self, mean: Tensor) -> Tensor:
+        """CLIP's projection and its low-rank change."""
         change = mean.to(self.proj_a.dtype) @ self.proj_a @ self.proj_b
-        return f_c, self.clip.visual.correct(self.clip.visual.into_space(mean) + change)
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
-        return frozen_stage(self, pixels)
-
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", self.first
-
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D]."""
-        return (image_prefix(self.clip, pixels, self.first),)
-
-    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C] of every mode."""
-        return every_mode(self, frozen)
-
-    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """Two cross-entropies and the agreement with the frozen model."""
-        return agreement_loss(self, frozen, labels)
+        return self.clip.visual.into_space(mean) + change

@@ -25,7 +25,6 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Loss, Method
 from dear.methods.headtools import fold
-from dear.methods.prefix import class_token
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,10 @@ class ProLIP(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The normed class token before the projection, [B, D]."""
-        return (class_token(self.clip, pixels),)
+        visual = self.clip.visual
+        with torch.no_grad():
+            rows = visual.run(visual.embed(pixels), read=visual.read_rows())
+            return (visual.pooled(rows)[:, 0],)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained projection."""

@@ -28,6 +28,15 @@ def scores(clip: Clip, images: Tensor, texts: Tensor) -> Tensor:
     return clip.logit_scale * unit(images) @ unit(texts).T
 
 
+def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
+    """1 - cosine, the mean over rows of unit features [n, E].
+
+    >>> float(distance(torch.eye(2), torch.eye(2).flip(0)))
+    1.0
+    """
+    return (1 - (adapted * frozen).sum(-1)).mean()
+
+
 def fill(template: str, name: str) -> str:
     """The prompt of one class.
 

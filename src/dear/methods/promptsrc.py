@@ -25,10 +25,28 @@ from torch import Tensor
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.prefix import frozen_features, image_prefix
+from dear.methods.learned import normal
 from dear.methods.prompts import fill, scores, unit
-from dear.methods.starts import normal
-from dear.methods.templates import DIVERSE
+
+# Sixty prompt templates of different wording, over which frozen text features are averaged.
+DIVERSE = tuple(
+    f"{kind} of {which}."
+    for kind in (
+        "a photo",
+        "a picture",
+        "a snapshot",
+        "a close-up",
+        "a bright photo",
+        "a dark photo",
+        "a blurry photo",
+        "a cropped photo",
+        "a drawing",
+        "a painting",
+        "a sketch",
+        "a rendering",
+    )
+    for which in ("a {}", "the {}", "one {}", "a small {}", "a large {}")
+)
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,8 @@ class PromptSRC(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D] and frozen unit features [B, E]."""
-        embedded = image_prefix(self.clip, pixels)
-        return embedded, unit(frozen_features(self.clip, embedded))
+        embedded = self.clip.visual.prefix(pixels)
+        return embedded, unit(self.clip.visual.frozen_features(embedded))
 
     def stage_key(self) -> Hashable:
         """The layers before the first change."""
@@ -86,7 +104,7 @@ class PromptSRC(Method):
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""
-        return (image_prefix(self.clip, pixels),)
+        return (self.clip.visual.prefix(pixels),)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the learned tokens."""

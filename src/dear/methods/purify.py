@@ -30,12 +30,11 @@ from dear.clip.tower import Record
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.headtools import fold
+from dear.methods.learned import uniform
 from dear.methods.mmd import mmd
 from dear.methods.options import added
-from dear.methods.prefix import class_feature, image_prefix
 from dear.methods.presets import Preset
 from dear.methods.prompts import scores
-from dear.methods.starts import uniform
 
 _ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
 
@@ -143,11 +142,11 @@ class Purify(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""
-        return (image_prefix(self.clip, pixels),)
+        return (self.clip.visual.prefix(pixels),)
 
     def images_from_frozen(self, frozen: Frozen, record: Record | None = None) -> Tensor:
         """Features [B, E] of the purified image tower."""
-        return class_feature(self.clip, frozen[0], edit=self.edit(), record=record)
+        return self.clip.visual.features_from(frozen[0], edit=self.edit(), record=record)
 
     @torch.no_grad()
     def hard_logits(self, pixels: Tensor, top: int) -> Tensor:

@@ -11,107 +11,105 @@ classes that were trained on, decoupled for others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Hashable, Mapping
+from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.edit import Edit, LayerEdit
-from dear.clip.model import Clip
-from dear.methods.agreement import distance
-from dear.methods.base import Frozen, Loss
+from dear.methods.base import Frozen, Loss, Method
 from dear.methods.deep import depth_of
-from dear.methods.prefix import class_and_tokens, frozen_features, image_prefix
-from dear.methods.prompts import ClassPrompts, scores, unit
-
-MODES = ("auto", "fused", "decoupled")
+from dear.methods.learned import normal
+from dear.methods.prompts import distance, scores, unit
 
 
-class RepresentationMethod(Protocol):
-    """What the two methods are to the functions below."""
+class RepresentationMethod(Method):
+    """Everything but where the tokens come from: a subclass writes `fresh_tokens` and `project_mean`.
 
-    config: Any  #: has alpha and weight
-    prompts: ClassPrompts
-    first: int  #: J of the image tower
+    Its `Config` has `tokens`, `width`, `first_layer`, `alpha` and `weight`.
+    """
+
+    cuda_graph_safe: ClassVar[bool] = True
+    modes: ClassVar[tuple[str, ...]] = ("auto", "fused", "decoupled")
+    recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
+    config: Any
+
+    def build(self, generator: torch.Generator) -> None:
+        """J of both towers, and the learned space R [K, d_r]."""
+        config, shape = self.config, self.clip.config
+        self.first, self.text_first = (
+            depth_of(config.first_layer, tower.layers, share=0.5, option="first_layer")
+            for tower in (shape.vision, shape.text)
+        )
+        self.space = self.learn(normal(generator, config.tokens, config.width))
+
+    def fresh_tokens(self, tower: str) -> Tensor:
+        """The tokens put in at each layer from J on, [layers, K, D], of the tower "image" or "text"."""
+        raise NotImplementedError
+
+    def project_mean(self, mean: Tensor) -> Tensor:
+        """f_r [B, E], not yet corrected, of the normed mean [B, D] of the last representation tokens."""
+        raise NotImplementedError
 
     @property
-    def clip(self) -> Clip:
-        """The frozen backbone."""
-        ...
+    def anchor(self) -> float:
+        """Weight of a fresh token against what the layer before made of it."""
+        return 1.0
 
-    def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
-        """`compute()`, kept while no learned tensor changes."""
-        ...
-
-    def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """f_c and f_r, [B, E] each, from what the layers before J give, [B, N, D]."""
-        ...
+    def _edit(self, tower: str, first: int, at: int | None = None) -> Edit:
+        tokens = self.fresh_tokens(tower)
+        layers = {
+            layer: LayerEdit(tokens=own, anchor=self.anchor) for layer, own in enumerate(tokens, start=first)
+        }
+        return Edit(layers, count=tokens.shape[1], at=at)
 
     def texts(self) -> Tensor:
         """Text features [C, E]."""
-        ...
+        edit = self._edit("text", self.text_first, at=self.clip.text.first_word)
+        return self.prompts.features(edit, first=self.text_first)
 
-    def by_training(self, trained: Tensor, others: Tensor) -> Tensor:
-        """Logits [B, C] of trained classes from the first, of all others from the second."""
-        ...
+    def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """f_c and f_r, [B, E] each, from what the layers before J give, [B, N, D]."""
+        visual = self.clip.visual
+        own, last = visual.class_and_tokens(prefix, self.first, self._edit("image", self.first))
+        f_c = visual.correct(visual.into_space(own))
+        return f_c, visual.correct(self.project_mean(last.mean(dim=1)))
 
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
+        prefix = self.clip.visual.prefix(pixels, self.first)
+        return prefix, unit(self.clip.visual.frozen_features(prefix, self.first))
 
-def first_layers(clip: Clip, asked: int | None) -> tuple[int, int]:
-    """J of the image and of the text tower: the layer asked for, or the middle of each (6 of 12)."""
-    vision, text = (
-        depth_of(asked, tower.layers, share=0.5, option="first_layer")
-        for tower in (clip.config.vision, clip.config.text)
-    )
-    return vision, text
+    def stage_key(self) -> Hashable:
+        """The layers before the first change."""
+        return "prefix", self.first
 
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D]."""
+        return (self.clip.visual.prefix(pixels, self.first),)
 
-def token_edit(first: int, tokens: Tensor, anchor: float = 1.0, at: int | None = None) -> Edit:
-    """Tokens [layers, K, D] put in at layer `first` and each one after it."""
-    layers = {layer: LayerEdit(tokens=own, anchor=anchor) for layer, own in enumerate(tokens, start=first)}
-    return Edit(layers, count=tokens.shape[1], at=at)
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
+        """Logits [B, C] of every mode."""
+        alpha = self.config.alpha
+        f_c, f_r = self.features(frozen[0])
+        texts = self.cached("texts", self.texts)
+        own = scores(self.clip, f_c, texts)
+        fused = alpha * own + (1 - alpha) * scores(self.clip, f_r, texts)
+        return {"auto": self.by_training(fused, own), "fused": fused, "decoupled": own}
 
-
-def represented_texts(prompts: ClassPrompts, first: int, tokens: Tensor, anchor: float = 1.0) -> Tensor:
-    """Text features [C, E] with tokens [layers, K, D] between BOT and the words."""
-    return prompts.features(token_edit(first, tokens, anchor, at=prompts.clip.text.first_word), first=first)
-
-
-def represented_images(
-    clip: Clip, prefix: Tensor, first: int, tokens: Tensor, anchor: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """f_c [B, E], and the mean of the last representation tokens [B, D], normed and not yet projected."""
-    own, last = class_and_tokens(clip, prefix, first, token_edit(first, tokens, anchor))
-    return clip.visual.correct(clip.visual.into_space(own)), last.mean(dim=1)
-
-
-def frozen_stage(method: RepresentationMethod, pixels: Tensor) -> Frozen:
-    """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
-    prefix = image_prefix(method.clip, pixels, method.first)
-    return prefix, unit(frozen_features(method.clip, prefix, method.first))
-
-
-def every_mode(method: RepresentationMethod, frozen: Frozen) -> dict[str, Tensor]:
-    """Logits [B, C] of every mode."""
-    alpha, clip = method.config.alpha, method.clip
-    f_c, f_r = method.features(frozen[0])
-    texts = method.cached("texts", method.texts)
-    own = scores(clip, f_c, texts)
-    fused = alpha * own + (1 - alpha) * scores(clip, f_r, texts)
-    return {"auto": method.by_training(fused, own), "fused": fused, "decoupled": own}
-
-
-def agreement_loss(method: RepresentationMethod, frozen: Frozen, labels: Tensor) -> Loss:
-    """Two cross-entropies and the agreement with the frozen model."""
-    alpha, clip = method.config.alpha, method.clip
-    f_c, f_r = method.features(frozen[0])
-    texts = method.texts()
-    parts = {
-        "ce": F.cross_entropy(scores(clip, f_c, texts), labels),
-        "ce_tokens": F.cross_entropy(scores(clip, f_r, texts), labels),
-        "reg_image": distance(unit(f_c), frozen[1]),
-        "reg_text": distance(unit(texts), method.prompts.frozen),
-    }
-    total = alpha * parts["ce"] + (1 - alpha) * parts["ce_tokens"]
-    total = total + method.config.weight * (parts["reg_image"] + parts["reg_text"])
-    return Loss(total, {name: part.detach() for name, part in parts.items()})
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """Two cross-entropies and the agreement with the frozen model."""
+        alpha, f_frozen = self.config.alpha, frozen[1]
+        f_c, f_r = self.features(frozen[0])
+        texts = self.texts()
+        parts = {
+            "ce": F.cross_entropy(scores(self.clip, f_c, texts), labels),
+            "ce_tokens": F.cross_entropy(scores(self.clip, f_r, texts), labels),
+            "reg_image": distance(unit(f_c), f_frozen),
+            "reg_text": distance(unit(texts), self.prompts.frozen),
+        }
+        total = alpha * parts["ce"] + (1 - alpha) * parts["ce_tokens"]
+        total = total + self.config.weight * (parts["reg_image"] + parts["reg_text"])
+        return Loss(total, {name: part.detach() for name, part in parts.items()})

@@ -22,9 +22,8 @@ from torch import Tensor
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.methods.base import Frozen, Method
-from dear.methods.prefix import image_prefix, need_class_token
+from dear.methods.learned import normal
 from dear.methods.prompts import unit
-from dear.methods.starts import normal
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class RPO(Method):
             noise = F.normalize(normal(generator, count, len(start)), dim=-1)
             return start.cpu().double() + self.config.noise * noise
 
-        need_class_token(self.clip, self.title)
+        self.clip.visual.require_class_token(self.title)
         assert self.clip.visual.class_token is not None  # pooling by it needs it
         self.image = self.learn(around(self.clip.visual.class_token))
         self.text = self.learn(around(_eot_embedding(self.clip)))
@@ -78,7 +77,7 @@ class RPO(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""
-        return (image_prefix(self.clip, pixels),)
+        return (self.clip.visual.prefix(pixels),)
 
     def _images(self, x: Tensor) -> Tensor:
         """Last states of the image prompts, projected, [B, K, E], for embedded patches [B, N, D]."""

@@ -26,7 +26,6 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.layer_changes import LayerChanges, fold_changes
-from dear.methods.prefix import image_prefix
 from dear.methods.prompts import scores, unit
 
 _TAIL_END = 5.0  # the exponential is read from 0 to here over the later ranks
@@ -95,7 +94,7 @@ class SkipTuning(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of the first trained layer, [B, N, D]."""
-        return (image_prefix(self.clip, pixels, self.first),)
+        return (self.clip.visual.prefix(pixels, self.first),)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the changed image tower."""

@@ -22,11 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.agreement import knowledge_loss
 from dear.methods.base import Frozen, Loss, Method
-from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.context import WORDS, ContextPrompts, knowledge_loss
 from dear.methods.deep import depth_of
-from dear.methods.starts import linear
+from dear.methods.learned import linear
 
 
 @dataclass(frozen=True)

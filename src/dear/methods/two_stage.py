@@ -22,7 +22,6 @@ from torch import Tensor
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Method
 from dear.methods.layer_changes import LayerChanges
-from dear.methods.prefix import image_prefix
 from dear.methods.prompts import unit
 
 
@@ -70,7 +69,7 @@ class TwoStage(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""
-        return (image_prefix(self.clip, pixels),)
+        return (self.clip.visual.prefix(pixels),)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained norms; fixed in the second stage."""

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Method
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.prefix import image_prefix
-from dear.methods.starts import normal
+from dear.methods.learned import normal
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class VPT(Method):
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """Embedded patches [B, N, D]."""
-        return (image_prefix(self.clip, pixels),)
+        return (self.clip.visual.prefix(pixels),)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the learned tokens."""

@@ -245,7 +245,7 @@ def load_run(
             f"{folder}: was trained on {config.backbone} ({config.fingerprint[:19]}…), but this is "
             f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
         )
-    clip = _corrected(clip, read_correction(folder, config.correction))
+    clip = corrected_backbone(clip, read_correction(folder, config.correction))
     try:
         method = _untrained(folder, config, clip, allow_other)
     except DearError as error:
@@ -273,7 +273,7 @@ def _backbone(folder: Path, config: RunConfig, backbone: Any, device: str | torc
         ) from error
 
 
-def _corrected(clip: Clip, correction: Correction | None) -> Clip:
+def corrected_backbone(clip: Clip, correction: Correction | None) -> Clip:
     """A backbone with a run's correction in the place of its own.
 
     Runs with the same correction get the same object, so that adapters share its work.

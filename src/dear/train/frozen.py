@@ -1,9 +1,9 @@
 """The frozen stage of training steps, computed for several of them at once, or once and kept.
 
 A small batch leaves a GPU half idle. The frozen stage of a step (crops, frozen layers, frozen features) waits
-for no learned tensor, so that of the next steps is run as one large batch (`FrozenAhead`); equal up to rounding.
-With a fixed number of views per image it is computed once per view (`KeptViews`); without random views a method
-that reads the frozen feature alone needs no images at all (`FeatureTable`).
+for no learned tensor, so that of the next steps is run as one large batch (`FrozenAhead`), equal up to
+rounding. With a fixed number of views it is computed when a view is first seen (`KeptViews`); without random
+views a method that reads the frozen feature alone needs no images at all (`FeatureTable`).
 """
 
 from __future__ import annotations
