@@ -13,8 +13,8 @@ from dear.bench.engines import Local
 from dear.bench.grid import Grid
 from dear.bench.plan import Request, plan, plan_study
 from dear.bench.protocols import compute, held_out
-from dear.bench.records import variant_names
 from dear.bench.session import Session
+from dear.bench.tables import variant_names
 from dear.data.open import open_data
 from dear.errors import DataError, RoleError, RunError, UsageError
 from dear.heads.roles import RoleMap

@@ -15,8 +15,7 @@ from dear.bench.cells import Cell, Outcome
 from dear.bench.grid import Grid
 from dear.bench.outputs import fusion_weights, write_protocol, write_studies
 from dear.bench.protocols import PROTOCOLS
-from dear.bench.records import average
-from dear.bench.tables import latex, markdown, to_csv
+from dear.bench.tables import average, latex, markdown, to_csv
 from dear.report import results_plots as plots
 
 

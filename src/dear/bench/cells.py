@@ -13,8 +13,6 @@ from typing import Any
 from dear.methods.options import earlier_values
 from dear.train.config import canonical, digest
 
-__all__ = ["SCHEMA", "Cell", "Outcome", "Place", "as_configured", "as_written", "canonical", "digest"]
-
 SCHEMA = 2  #: of a cell's file
 _KEY_SCHEMA = 1  # part of every key: stays
 _KEY_NAMES = {"optimizer": "optimiser", "center": "centre"}  # keys are computed with the first spelling

@@ -14,8 +14,7 @@ from dear.bench.cells import Cell
 from dear.bench.grid import Grid
 from dear.bench.protocols import find_protocol
 from dear.bench.protocols.base import Shown
-from dear.bench.records import Line, Result, shown_names, variant_names
-from dear.bench.tables import Sheet, text, write_tables
+from dear.bench.tables import Line, Result, Sheet, shown_names, text, variant_names, write_tables
 from dear.errors import RunError
 from dear.report import results_plots as plots
 from dear.report.results_page import results_page

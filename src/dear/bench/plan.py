@@ -9,14 +9,14 @@ from typing import Any
 from dear.bench.ablations import Study, Variant
 from dear.bench.cells import Cell, as_written
 from dear.bench.protocols import find_protocol
-from dear.bench.rolespec import derive, mark
-from dear.bench.session import draw_path, file_mark
+from dear.bench.session import derive, draw_path, file_mark
 from dear.data.names import check_template
 from dear.errors import RoleError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.methods.base import Method
 from dear.train import Recipe
+from dear.train.config import roles_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,4 +189,4 @@ def _roles(request: Request, spec: str) -> dict[str, str]:
         raise RoleError(
             f"{request.backbone} needs a role map for this: compute one with discover_roles", hint="roles"
         )
-    return {"spec": spec, "digest": mark(derive(request.roles, spec))}
+    return {"spec": spec, "digest": roles_digest(derive(request.roles, spec))}

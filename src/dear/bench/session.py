@@ -1,4 +1,7 @@
-"""The session that computes one cell: backbone, roles, data, training and testing, with records."""
+"""The session that computes one cell: backbone, roles, data, training and testing, with records.
+
+Roles are the given map, or one that `derive` makes of it: what ablations change about the roles, by name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,18 +22,20 @@ import torch
 
 from dear._io.files import read_safetensors, write_safetensors
 from dear.bench.cells import Cell, Place, as_configured
-from dear.bench.rolespec import derive, mark
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
-from dear.errors import DearError, RoleError, RunError
+from dear.errors import DearError, RoleError, RunError, UsageError
 from dear.heads.known import known_roles, read_roles
-from dear.heads.roles import RoleMap
+from dear.heads.names import CONCEPTS, GENERAL
+from dear.heads.roles import Role, RoleMap
+from dear.heads.rules import rerule
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.train import Recipe, confidence, evaluate, train
+from dear.train.config import roles_digest
 from dear.train.evaluate import Evaluation
 
 
@@ -124,7 +130,7 @@ class Session:
                 f"{self.clip.name} needs a role map: compute one with discover_roles", hint="roles"
             )
         found = derive(start, str(self.cell.roles["spec"]))
-        if mark(found) != self.cell.roles["digest"]:
+        if roles_digest(found) != self.cell.roles["digest"]:
             raise RoleError("the role map was changed after the cell was planned; start the grid again")
         return found
 
@@ -253,3 +259,100 @@ def file_mark(path: str) -> str:
             return hashlib.sha256(file.read()).hexdigest()[:16]
     except OSError as error:
         raise RunError(f"{path}: the imported draw cannot be read ({error.strerror})") from None
+
+
+ROLE_CHANGES = ("uniform", "shuffled", "quantile", "dominant", "concepts", "from")
+
+
+def derive(roles: RoleMap, spec: str) -> RoleMap:
+    """The map that `spec` makes of `roles`: changes joined by "+", each applied to the one before.
+
+    Args:
+        roles: the map to start from.
+        spec: "" (as it is), "uniform:mixed", "uniform:generalization", "shuffled:SEED", "quantile:Q",
+            "dominant:TAU", "concepts:K" (K core concepts), "from:LAYER" (covers layers from LAYER on;
+            heads that were never measured are mixed).
+
+    Raises:
+        UsageError: the spec is none of these.
+        RoleError: the map holds no measured shares to apply a rule to.
+
+    >>> derive(RoleMap.table2(), "concepts:3").core
+    ('Location', 'Object', 'Texture')
+    >>> derive(RoleMap.table2(), "from:8+uniform:mixed").counts()["mixed"]
+    60
+    """
+    for part in filter(None, spec.split("+")):
+        roles = _apply(roles, part)
+    return roles
+
+
+def _apply(roles: RoleMap, part: str) -> RoleMap:
+    name, _, value = part.partition(":")
+    try:
+        if name == "uniform":
+            made = RoleMap.uniform(value, roles.layers, roles.heads, roles.core)
+            return replace(made, backbone=roles.backbone, fingerprint=roles.fingerprint, depth=roles.depth)
+        if name == "shuffled":
+            return roles.shuffled(int(value))
+        if name in ("quantile", "dominant"):
+            return rerule(roles, name, float(value))
+        if name == "concepts":
+            return with_concepts(roles, int(value))
+        if name == "from":
+            return from_layer(roles, int(value))
+    except ValueError:
+        raise UsageError(f"roles {part!r}: {value!r} is not a number") from None
+    raise UsageError(f"roles {part!r}: choose from {', '.join(kind + ':…' for kind in ROLE_CHANGES)}")
+
+
+def with_concepts(roles: RoleMap, count: int) -> RoleMap:
+    """The map with `count` core concepts instead of its own.
+
+    Fewer: those of the core concepts that lead the most heads. More: the core ones and those of the other
+    concepts (never Style) that lead the most heads. Specialized heads whose concept is core are core heads,
+    the others are isolated; generalization and mixed heads stay.
+
+    Raises:
+        UsageError: there are not that many concepts.
+    """
+    most = len(CONCEPTS) - 1
+    if not 1 <= count <= most:
+        raise UsageError(f"concepts:{count}: between 1 and {most} concepts can be core")
+    specialized = [role.concept for _, role in roles if role.kind in ("core", "other")]
+    if count == len(roles.core):
+        return roles
+    order = {concept: place for place, concept in enumerate(CONCEPTS)}
+
+    def rank(concept: str) -> tuple[int, int]:
+        return -specialized.count(concept), order.get(concept, len(order))
+
+    own = sorted(roles.core, key=rank)
+    others = sorted((c for c in CONCEPTS if c not in roles.core and c != GENERAL), key=rank)
+    chosen = (own + others)[:count]
+    core = tuple(chosen)
+
+    def again(role: Role) -> Role:
+        if role.kind not in ("core", "other"):
+            return role
+        return replace(role, kind="core" if role.concept in core else "other")
+
+    table = {key: again(role) for key, role in roles}
+    return replace(roles, table=table, core=core, parameters={**roles.parameters, "concepts": count})
+
+
+def from_layer(roles: RoleMap, first: int) -> RoleMap:
+    """The map for layers `first` and above: lower layers are dropped, layers never measured are mixed.
+
+    Raises:
+        UsageError: no layer of the map is left.
+    """
+    last = roles.layers[-1]
+    if not 1 <= first <= last:
+        raise UsageError(f"from:{first}: the role map ends at layer {last}")
+    table = {
+        (layer, head): roles.table.get((layer, head), Role("mixed"))
+        for layer in range(first, last + 1)
+        for head in range(roles.heads)
+    }
+    return replace(roles, table=table, parameters={**roles.parameters, "from": first})

@@ -60,7 +60,7 @@ class Line(Protocol):
 def series_name(line: Line) -> str:
     """Name of a series: the method, and its mode where it has several; nothing that plotly takes for HTML.
 
-    >>> from dear.bench.records import Line
+    >>> from dear.bench.tables import Line
     >>> series_name(Line("dear", "fused", "x", 16, {})), series_name(Line("coop", "default", "x", 16, {}))
     ('dear, fused', 'coop')
     """

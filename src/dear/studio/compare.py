@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dear.bench.cellfile import read_cell
 from dear.bench.cells import Cell
+from dear.bench.grid import read_cell
 from dear.bench.outputs import figures_of, texts_of
 from dear.bench.protocols import PROTOCOLS
-from dear.bench.records import Result
-from dear.bench.tables import Sheet
+from dear.bench.tables import Result, Sheet
 from dear.errors import DearError, UsageError
 from dear.report.page import render
 from dear.report.results_page import sheet_table

@@ -11,8 +11,7 @@ from msgspec import Meta
 from dear._io.printable import PRINTABLE
 from dear._io.strict_json import Strict
 from dear.bench.cells import Cell
-from dear.bench.records import Line, Result, gather, variant_names
-from dear.bench.tables import Sheet
+from dear.bench.tables import Line, Result, Sheet, gather, variant_names
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Protocol(ABC):
     def gather(
         self, results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | None = None
     ) -> list[Line]:
-        """Lines of this protocol's cells, see `dear.bench.records.gather`."""
+        """Lines of this protocol's cells, see `dear.bench.tables.gather`."""
         results = list(results)
         names = variant_names([cell for cell, _ in results]) if names is None else names
         if len({cell.shots for cell, _ in results}) > 1 and not self.shots_are_columns:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dear.bench import published
 from dear.bench.protocols.base import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
 from dear.bench.published import harmonic_mean
-from dear.bench.records import Line, average, grouped
-from dear.bench.tables import Entry, Row, Sheet
+from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
 from dear.data.shots import halves
 from dear.errors import DataError
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dear.bench.protocols.base import SEEDS_NOTE, Protocol, Shown
-from dear.bench.records import Line, average, grouped
-from dear.bench.tables import Entry, Row, Sheet
+from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
 
 if TYPE_CHECKING:
     from dear.bench.session import Session

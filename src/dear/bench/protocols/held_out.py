@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dear.bench import published
 from dear.bench.cells import Cell
 from dear.bench.protocols.base import SEEDS_NOTE, Name, Protocol, Setting, Shown
-from dear.bench.records import Line, average, grouped
-from dear.bench.tables import Row, Sheet
+from dear.bench.tables import Line, Row, Sheet, average, grouped
 from dear.data.benchmarks import find_benchmark
 from dear.data.images import ImageSet, select_domains
 from dear.data.open import open_data

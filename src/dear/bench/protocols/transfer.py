@@ -10,8 +10,7 @@ from msgspec import Meta
 from dear.bench import published
 from dear.bench.cells import Cell
 from dear.bench.protocols.base import PAPER_NOTE, SEEDS_NOTE, Name, Protocol, Setting, Shown
-from dear.bench.records import Line, average, grouped
-from dear.bench.tables import Row, Sheet
+from dear.bench.tables import Line, Row, Sheet, average, grouped
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
