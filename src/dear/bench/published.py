@@ -82,15 +82,6 @@ class Table:
         raise UsageError(f"table {self.name} has no row {label!r}; it has {[row.label for row in self.rows]}")
 
 
-def harmonic_mean(base: float, novel: float) -> float:
-    """HM of two accuracies; 0 where both are 0.
-
-    >>> round(harmonic_mean(85.94, 79.73), 2)
-    82.72
-    """
-    return 2 * base * novel / (base + novel) if base + novel > 0 else 0.0
-
-
 @cache
 def _document() -> Mapping[str, Any]:
     text = resources.files("dear.bench").joinpath("published.json").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from typing import Any
 
 from dear._io.files import write_atomic
 from dear.bench.cells import Cell, as_written
-from dear.bench.published import Number, harmonic_mean
+from dear.bench.published import Number
 from dear.train.config import canonical
 
 Result = Mapping[str, Any]
@@ -79,11 +79,6 @@ class Line:
         """Mean and spread of a column; None where it was not measured."""
         found = self.seeds(column)
         return figure(list(found.values())) if found else None
-
-    def hm_of_means(self) -> float | None:
-        """Harmonic mean of the mean base and the mean novel accuracy."""
-        base, novel = self.figure("base"), self.figure("novel")
-        return None if base is None or novel is None else harmonic_mean(base.mean, novel.mean)
 
 
 def gather(

@@ -170,7 +170,7 @@ class VisionTower(Tower):
         """The rows of the last layer that `pooled` needs with so many extra tokens at the end; None: all."""
         if self.pool is not None:
             return None
-        device, length = self.positions.device, self.shape.positions
+        device, length = self.positions.device, len(self.positions)
         own = torch.zeros(1, dtype=torch.long, device=device)
         return torch.cat([own, torch.arange(length, length + extra, device=device)])
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dear.data.images import ImageSet, threaded
+from dear._io.image_file import threaded
+from dear.data.images import ImageSet
 from dear.data.names import natural_key
 from dear.errors import DataError, InputError, UsageError
 

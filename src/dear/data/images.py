@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import Size, open_image, resize_crop, side_of
+from dear._io.image_file import Size, open_image, resize_crop, side_of, threaded
 from dear.errors import DataError
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @runtime_checkable
@@ -222,15 +217,6 @@ def stack_views(indices: Sequence[int], image: Callable[[int], Image.Image], siz
     """CLIP's view of some images, decoded by several threads: uint8 [b, 3, size, size]."""
     views = threaded(lambda index: resize_crop(image(index), size), indices)
     return torch.stack(views) if views else torch.empty(0, 3, side_of(size), side_of(size), dtype=torch.uint8)
-
-
-def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`function` of every item, by several threads: image decoders release Python's lock."""
-    workers = min(len(items), os.cpu_count() or 1, 16)
-    if workers < 2:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(function, items))
 
 
 def values_of(images: ImageSet) -> tuple[str, ...] | None:

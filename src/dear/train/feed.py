@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dear._io.image_file import resize_short, to_tensor
+from dear._io.image_file import resize_short, threaded, to_tensor
 from dear.clip.images import augment_batch, crop_batch, normalize, sample_boxes
 from dear.clip.model import Clip
-from dear.data.images import ImageSet, threaded
+from dear.data.images import ImageSet
 from dear.errors import DataError
 from dear.methods.base import Batch
 from dear.train.recipe import Recipe

@@ -2,8 +2,8 @@
 
 A small batch leaves a GPU half idle. The frozen stage of a step (crops, frozen layers, frozen features) waits
 for no learned tensor, so that of the next steps is run as one large batch (`FrozenAhead`), equal up to
-rounding. With a fixed number of views it is computed when a view is first seen (`KeptViews`); without random
-views a method that reads the frozen feature alone needs no images at all (`FeatureTable`).
+rounding. With a fixed number of views it is computed when a view is first seen (`KeptViews`). Methods
+that read the frozen feature alone need no images at all where views are not random (`FeatureTable`).
 """
 
 from __future__ import annotations

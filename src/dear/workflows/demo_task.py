@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from dear.bench.published import harmonic_mean
+from dear.bench.protocols.base_to_novel import harmonic_mean
 from dear.clip.model import Clip
 from dear.data import few_shot, halves, open_data
 from dear.data.images import ImageSet

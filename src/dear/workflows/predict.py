@@ -11,13 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import open_image, resize_crop
+from dear._io.image_file import open_image, resize_crop, threaded
 from dear._io.memory import in_batches
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip
-from dear.data.images import threaded
 from dear.errors import InputError, TrainingError, UsageError
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score, run_threshold

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from dear.bench import published
 from dear.bench.protocols.base import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
-from dear.bench.published import harmonic_mean
 from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
 from dear.data.shots import halves
 from dear.errors import DataError
@@ -125,6 +124,15 @@ def _joint(mode: str, joint: Evaluation | None, bases: int) -> dict[str, float |
     }
 
 
+def harmonic_mean(base: float, novel: float) -> float:
+    """HM of two accuracies; 0 where both are 0.
+
+    >>> round(harmonic_mean(85.94, 79.73), 2)
+    82.72
+    """
+    return 2 * base * novel / (base + novel) if base + novel > 0 else 0.0
+
+
 def _measured(lines: Sequence[Line]) -> dict[str, str]:
     """The columns beyond the harmonic means that any line has, with their headings."""
     every = {**JOINT, **CALIBRATION}
@@ -143,8 +151,9 @@ def column_notes(lines: Sequence[Line]) -> list[str]:
 
 def entries(line: Line, lines: Sequence[Line]) -> tuple[Entry, ...]:
     """A line's part of a table that shows `lines`."""
-    usual = (line.figure("base"), line.figure("novel"), line.figure("hm"), line.hm_of_means())
-    return (*usual, *(line.figure(column) for column in _measured(lines)))
+    base, novel = line.figure("base"), line.figure("novel")
+    of_means = None if base is None or novel is None else harmonic_mean(base.mean, novel.mean)
+    return (base, novel, line.figure("hm"), of_means, *(line.figure(c) for c in _measured(lines)))
 
 
 def _paper_rows(paper: published.Table, dataset: str, width: int, notes: list[str]) -> list[Row]:
