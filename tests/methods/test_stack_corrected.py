@@ -86,7 +86,9 @@ def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None
     clip = tiny_clip(dtype=torch.float32)
     width = clip.config.embed_dim
     clips = [corrected_backbone(clip, correction(seed, width)) for seed in range(4)]
-    assert corrected_backbone(clip, correction(2, width)) is clips[2]  # runs with one correction are on one object
+    assert (
+        corrected_backbone(clip, correction(2, width)) is clips[2]
+    )  # runs with one correction are on one object
     assert corrected_backbone(clips[1], None).correction is None
     methods = [
         in_precision(build_method("dear", one, ("dog", "sea"), roles=mixed_roles()), "bfloat16")
