@@ -1,10 +1,11 @@
 """A service under load for a long time: adapters come, change and go, clients misbehave.
 
-    nice -n 10 python benchmarks/soak_serve.py --minutes 30 --clients 8
+    nice -n 10 python benchmarks/soak_serve.py --minutes 30 --clients 8 --rate 20 --csv soak.csv
 
-Every answer is compared with what its adapter says alone; an answer must belong to a version of the adapter
-that was in the folder around the request. Prints one line per half minute and ends with status 1 after a
-wrong answer, a lost request, or memory that grew by more than `--most-growth` over the second half.
+Four runs (two of DeAR, one zero-shot, one of DeAR on a corrected backbone) come, change and go. Every answer
+is compared with what its adapter says alone; it must belong to a version of the adapter that was in the
+folder around the request. Prints one line per half minute and ends with status 1 after a wrong answer, a lost
+request, or memory that grew by more than `--most-growth` over the second half.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ from measure.serving import jpegs
 
 import dear
 from dear._io.image_file import open_image, resize_crop
+from dear.clip.correction import Correction
 from dear.clip.images import normalize
 from dear.train.folder import load_run
+from dear.workflows.speed import add_rows, machine
+
+_COUNTED = ("status 200", "status 404", "status 409", "status 429", "put", "removed", "broken", "misbehaved")
 
 
 class Soak:
@@ -51,10 +56,21 @@ class Soak:
         for content in self.files:
             pixels.append(resize_crop(open_image(content), size))
         views = normalize(torch.stack(pixels), clip.config.mean, clip.config.std)
-        for kind, (method, number) in {"a": ("dear", 1), "b": ("dear", 2), "c": ("zeroshot", 1)}.items():
-            fitted = dear.Classifier(method=method, backbone=clip, shots=1, epochs=1, seed=number)
+        width = clip.config.embed_dim
+        changed = clip.corrected(Correction(torch.eye(width).roll(1, 0), torch.full((width,), 0.01)))
+        kinds = {
+            "a": ("dear", 1, clip),
+            "b": ("dear", 2, clip),
+            "c": ("zeroshot", 1, clip),
+            "d": ("dear", 3, changed),
+        }
+        for kind, (method, number, backbone) in kinds.items():
+            fitted = dear.Classifier(
+                method=method, backbone=backbone, shots=1, epochs=1, seed=number, calibrate=False
+            )
             fitted.fit("world:vehicles").save(self.store / kind)
             self.expected[kind] = load_run(self.store / kind, clip).logits(views).softmax(-1)
+        assert load_run(self.store / "d", clip).clip.correction is not None
 
     def put(self, name: str, kind: str) -> None:
         """Put a run into the folder, in one rename; the one of that name before it goes."""
@@ -92,15 +108,15 @@ class Soak:
                 shutil.rmtree(self.folder / name)
                 self.counts["broken"] += 1
             else:
-                self.put(name, self.random.choice(["a", "b", "c"]))
+                self.put(name, self.random.choice(["a", "b", "c", "d"]))
                 self.counts["put"] += 1
 
-    def ask(self, address: str, seed: int) -> None:
+    def ask(self, address: str, seed: int, pause: float = 0.0) -> None:
         """A well-behaved client; adapters called `still` must always answer."""
         chance = random.Random(seed)
         with httpx.Client(base_url=address, timeout=120) as client:
-            while not self.stop.is_set():
-                name = chance.choice(["still-a", "still-c", *(f"moving-{n}" for n in range(6))])
+            while not self.stop.wait(pause):
+                name = chance.choice(["still-a", "still-c", "still-d", *(f"moving-{n}" for n in range(6))])
                 place, began = chance.randrange(len(self.files)), time.monotonic()
                 files = [("files", ("a.jpg", self.files[place]))]
                 try:
@@ -192,26 +208,37 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--rate", type=float, help="requests per second at most, over all clients")
+    parser.add_argument("--csv", type=Path, help="add a row per half minute to this file")
     parser.add_argument("--most-growth", type=float, default=60, help="megabytes over the second half")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         soak = Soak(Path(name))
         soak.put("still-a", "a")
         soak.put("still-c", "c")
+        soak.put("still-d", "d")
         command = [sys.executable, "-c", "from dear.cli import main; main()", "serve", str(soak.folder),
                    "--adapters", "4", "--device", "cpu", "--port"]  # fmt: skip
         pids: list[int] = []
         with server(command, pids) as address:
             work = [threading.Thread(target=soak.change)]
-            work += [threading.Thread(target=soak.ask, args=(address, n)) for n in range(options.clients)]
+            pause = options.clients / options.rate if options.rate else 0.0
+            work += [
+                threading.Thread(target=soak.ask, args=(address, n, pause)) for n in range(options.clients)
+            ]
             work += [threading.Thread(target=soak.misbehave, args=(address, n)) for n in range(2)]
             for one in work:
                 one.start()
-            until, memory = time.monotonic() + 60 * options.minutes, []
+            began, memory = time.monotonic(), []
+            until = began + 60 * options.minutes
             while time.monotonic() < until:
                 time.sleep(min(30, max(0.1, until - time.monotonic())))
                 memory.append(resident(pids[0]))
-                print(json.dumps({"megabytes": round(memory[-1], 1), **soak.counts}), flush=True)
+                row = {"minute": round((time.monotonic() - began) / 60, 1), "megabytes": round(memory[-1], 1)}
+                row |= {name: soak.counts[name] for name in _COUNTED} | {"wrong_or_lost": len(soak.wrong)}
+                print(json.dumps(row), flush=True)
+                if options.csv:
+                    add_rows(options.csv, [{**machine(torch.device("cpu")), **row}])
             soak.stop.set()
             for one in work:
                 one.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def made_runs(tmp_path_factory) -> Path:
     for number, (name, method) in enumerate(RUNS.items()):
         make_run(folder / name, method, seed=number + 1)
     return folder
+
+
+@pytest.fixture
+def runs(made_runs, tmp_path) -> Path:
+    shutil.copytree(made_runs, tmp_path / "runs")
+    return tmp_path / "runs"
 
 
 def image_bytes(seed: int = 0, size: int = 40, kind: str = "PNG") -> bytes:

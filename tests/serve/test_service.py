@@ -58,12 +58,6 @@ def alone(run: Path, seeds: list[int]) -> torch.Tensor:
     return method.logits(normalize(raw, config.mean, config.std)).softmax(-1)
 
 
-@pytest.fixture
-def runs(made_runs, tmp_path) -> Path:
-    shutil.copytree(made_runs, tmp_path / "runs")
-    return tmp_path / "runs"
-
-
 def client_of(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = None) -> TestClient:
     return TestClient(make_app(Service(runs, tiny_clip(dtype=torch.float32), settings), keys))
 

@@ -22,10 +22,28 @@ def serve(
         Path | None,
         typer.Option("--keys", help="JSON file of keys: which adapters each opens, and the management key."),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images computed together at most.")] = 64,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch", min=1, help="Images computed together at most; else 64 on a GPU, 8 on a CPU."
+        ),
+    ] = None,
     wait_ms: Annotated[
-        float, typer.Option("--wait-ms", min=0, help="How long an image waits for others, in milliseconds.")
-    ] = 4.0,
+        float | None,
+        typer.Option(
+            "--wait-ms",
+            min=0,
+            help="Milliseconds that an image waits for others; else 4 on a GPU, 0 on a CPU.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            min=1,
+            help="Of the computation on a CPU; else OMP_NUM_THREADS, or all cores but one.",
+        ),
+    ] = None,
     adapters: Annotated[
         int, typer.Option("--adapters", min=1, help="Adapters kept loaded; others are loaded when asked for.")
     ] = 1000,
@@ -77,7 +95,6 @@ def serve(
     from dear.errors import UsageError
 
     _demand_extra()
-    import logging
     import threading
 
     import uvicorn
@@ -92,7 +109,7 @@ def serve(
     settings = ServeSettings(
         Limits(queued_images=queue),
         batch,
-        wait_ms / 1000,
+        None if wait_ms is None else wait_ms / 1000,
         adapters,
         reduced_jpeg=reduced_jpeg,
         precision=precision,
@@ -102,6 +119,8 @@ def serve(
         raise UsageError(f"--engine {engine}: choose local or ray")
     if engine == "local" and (replicas > 1 or route != "/" or ray_address is not None):
         raise UsageError("--replicas, --route and --ray-address are for --engine ray")
+    if engine == "ray" and threads is not None:
+        raise UsageError("--threads is for --engine local; Ray gives every replica its threads")
     if engine == "ray":
         from dear.serve.ray_app import RayService, start
 
@@ -116,19 +135,47 @@ def serve(
         typer.echo(f"{replicas} replicas; http://{host}:{port}{route}; stop with Ctrl-C", err=True)
         threading.Event().wait()
         return
+    _set_threads(threads)
+    _show_log()
     service = Service(runs, load(backbone, device=device_named(device)), settings, galleries)
     for name, reason in service.store.problems().items():
         typer.echo(f"not served: {name}: {reason}", err=True)
     if service.recorded:
         typer.echo(f"{service.recorded} batch runs recorded", err=True)
     typer.echo(
-        f"{len(service.store.cards())} adapters on {service.clip.name}; http://{host}:{port}/docs", err=True
+        f"adapters: {len(service.store.cards())} on {service.clip.name}; http://{host}:{port}/docs; "
+        "stop with Ctrl-C",
+        err=True,
     )
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     uvicorn.run(
         make_app(service, known), host=host, port=port, log_config=None, access_log=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=30,
     )  # fmt: skip
+
+
+def _set_threads(chosen: int | None) -> None:
+    """Set the threads of the computation on a CPU."""
+    import os
+
+    import torch
+
+    from dear.serve.settings import compute_threads
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = compute_threads(cores, chosen, os.environ.get("OMP_NUM_THREADS"))
+    if count is not None:
+        torch.set_num_threads(count)
+
+
+def _show_log() -> None:
+    """Print the service's log lines and the server's warnings on standard error, each once."""
+    import logging
+
+    handler = logging.StreamHandler()
+    for name, level in (("dear.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+        log = logging.getLogger(name)
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(level)
 
 
 def _demand_extra() -> None:

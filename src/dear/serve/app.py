@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dear import __version__
@@ -43,6 +44,7 @@ def make_app(service: Service, keys: Keys | None = None) -> FastAPI:
     app.state.service = service
     app.add_middleware(Guard, limits=service.settings.limits, metrics=service.metrics)
     app.add_exception_handler(DearError, _told)
+    app.add_exception_handler(HTTPException, _told_http)
     _add_health(app, service)
     _add_models(app, service, keys)
     _add_answers(app, service, keys)
@@ -57,6 +59,17 @@ async def _told(request: Request, error: DearError) -> JSONResponse:
         error = Refused(400, str(error))
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     return JSONResponse(body_of(error), error.http_status, headers)
+
+
+async def _told_http(request: Request, error: HTTPException) -> JSONResponse:
+    """What the framework refuses, in the same form."""
+    path = request.url.path
+    sentences = {
+        404: f"nothing is at {path}; /docs describes the addresses",
+        405: f"{path} does not take {request.method}; /docs describes the addresses",
+    }
+    refused = Refused(error.status_code, sentences.get(error.status_code, str(error.detail)))
+    return JSONResponse(body_of(refused), refused.http_status, error.headers)
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

@@ -10,11 +10,14 @@ import time
 import uuid
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from dear.serve.errors import Refused
 from dear.serve.metrics import Metrics
 from dear.serve.settings import Limits
 
 LOG = logging.getLogger("dear.serve")
+GONE = 499  #: in logs and counters: the client went away before its request had arrived
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -52,8 +55,10 @@ class Guard:
         except Refused as error:
             if not answered["status"]:
                 await _refuse(error, told)
+        except ClientDisconnect:
+            answered["status"] = answered["status"] or GONE
         except Exception:
-            LOG.exception("failed", extra={"request_id": number})
+            LOG.exception(json.dumps({"request": number, "failed": True}))
             if not answered["status"]:
                 await _refuse(Refused(500, f"the service failed; its log names request {number}"), told)
         finally:

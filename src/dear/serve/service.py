@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from dear.serve.decode import Decoder, Upload
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
+from dear.serve.guard import LOG
 from dear.serve.metrics import Metrics
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore
@@ -57,14 +59,15 @@ class Service:
         size = clip.config.view
         self.decoder = Decoder(settings.decoders, size, settings.limits.pixels, settings.reduced_jpeg)
         engine = Engine(clip, settings.precision, recorder)
+        largest, wait = settings.batching(clip.device.type)
         self.recorded = 0  #: recordings made before the first request
         if engine.run.records(clip.device):
             kinds = self.store.one_of_each_kind(_MOST_KINDS)
-            self.recorded = engine.prepare([one.method for one in kinds], settings.largest_batch)
+            self.recorded = engine.prepare([one.method for one in kinds], largest)
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
             engine.compute,
-            settings.largest_batch,
-            settings.longest_wait,
+            largest,
+            wait,
             settings.limits.queued_images,
             self.metrics.observe_batch,
         )
@@ -169,10 +172,14 @@ class Service:
 
     def _watch(self) -> None:
         while not self._stopping.wait(self.settings.poll_seconds):
+            before = self.store.problems()
             try:
                 self.store.refresh()
             except OSError:  # the folder is away for a moment; what is loaded stays
                 continue
+            for name, reason in self.store.problems().items():
+                if before.get(name) != reason:
+                    LOG.warning(json.dumps({"adapter": name, "not served": reason}))
 
 
 def _score(method: Method, logits: Tensor) -> float:

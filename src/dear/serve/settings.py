@@ -32,8 +32,8 @@ class ServeSettings:
     """How the service batches, keeps adapters, and is protected."""
 
     limits: Limits = field(default_factory=Limits)
-    largest_batch: int = 64  #: images computed together
-    longest_wait: float = 0.004  #: seconds that the first image of a batch waits for others
+    largest_batch: int | None = None  #: images computed together; None: 64 on a GPU, 8 on a CPU
+    longest_wait: float | None = None  #: seconds that a batch waits for others; None: 0.004 on a GPU, else 0
     loaded_adapters: int = 1000  #: kept ready on the device; the least recently used one makes room
     decoders: int = 4  #: threads that decode images
     poll_seconds: float = 2.0  #: between two looks at the runs folder
@@ -41,7 +41,38 @@ class ServeSettings:
     precision: str = "auto"  #: of the backbone's matrices, as in the recipe
 
     def __post_init__(self) -> None:
-        if self.largest_batch < 1 or self.loaded_adapters < 1 or self.decoders < 1:
+        if min(self.batching("cpu")[0], self.loaded_adapters, self.decoders) < 1:
             raise UsageError("largest_batch, loaded_adapters and decoders must be at least 1")
-        if self.longest_wait < 0 or self.poll_seconds <= 0:
+        if self.batching("cpu")[1] < 0 or self.poll_seconds <= 0:
             raise UsageError("longest_wait cannot be negative and poll_seconds must be positive")
+
+    def batching(self, device_type: str) -> tuple[int, float]:
+        """Largest batch and longest wait on a device.
+
+        A CPU's time per image hardly falls beyond eight images, so that larger batches would only delay their
+        first answer; and while it computes, others come in anyway (`benchmarks/serve.py threads`).
+
+        >>> ServeSettings().batching("cuda"), ServeSettings(largest_batch=2).batching("cpu")
+        ((64, 0.004), (2, 0.0))
+        """
+        largest, wait = (8, 0.0) if device_type == "cpu" else (64, 0.004)
+        return (
+            largest if self.largest_batch is None else self.largest_batch,
+            wait if self.longest_wait is None else self.longest_wait,
+        )
+
+
+def compute_threads(cores: int, chosen: int | None = None, environment: str | None = None) -> int | None:
+    """Threads of a CPU's computation; None: as the environment (`OMP_NUM_THREADS`) says.
+
+    One core is left to decoding and HTTP: a computation on all cores waits for its slowest thread whenever
+    another program runs.
+
+    >>> compute_threads(2), compute_threads(8), compute_threads(1), compute_threads(8, 4)
+    (1, 7, 1, 4)
+    >>> compute_threads(8, environment="2") is None
+    True
+    """
+    if chosen is not None:
+        return chosen
+    return None if environment else max(1, cores - 1)

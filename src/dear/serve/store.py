@@ -37,7 +37,7 @@ class Card:
     method: str
     classes: tuple[str, ...]
     trained: str  #: when, ISO 8601
-    figures: Mapping[str, Any]
+    figures: Mapping[str, Any]  #: of the evaluations that the run's folder holds
     kind: str  #: adapters of one kind differ in learned values alone: recorded batches serve all of them
 
 
@@ -175,7 +175,7 @@ class AdapterStore:
         if config.fingerprint != self.clip.fingerprint:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
         figures: dict[str, Any] = {
-            key: metrics[key] for key in ("accuracy", "held_out", "evaluation") if key in metrics
+            key: value for key, value in metrics.items() if key.startswith("evaluation of ")
         }
         when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, timezone.utc)
         classes = tuple(config.classes)
