@@ -38,6 +38,11 @@ def test_own_images_with_and_without(auditor):
     assert "with:" in html
     assert "without:" in html
     assert "<b>one</b>" not in html
+    plain = answers_html(
+        "location", auditor.answers([("one", test.image(0))], "location", without_it=False), False
+    )
+    assert "with:" in plain
+    assert "without" not in plain
 
 
 def test_folders_cannot_be_named_from_other_computers(auditor):

@@ -146,6 +146,18 @@ def test_a_image_is_retrieved_by_an_attribute(page):
     assert "1.000" in page.locator("#retrieve-found").inner_text()
 
 
+def test_a_concept_is_audited_and_own_images_answered_without_it(page, tmp_path):
+    open_tab(page, "Audit")
+    page.locator("#audit-go").click()
+    page.locator("#audit-files input[type=file]").set_input_files(
+        save(images().image(2), tmp_path / "own.png")
+    )
+    page.locator("#audit-answers", has_text="with:").wait_for()
+    page.locator("#audit-without input").check()
+    page.locator("#audit-answers", has_text="without:").wait_for()
+    page.locator("#audit-found", has_text="normalized mutual information").wait_for()
+
+
 def test_a_training_is_started_stopped_and_resumed(page):
     open_tab(page, "Train")
     page.locator("#train-shots input[type=number]").fill("2")
@@ -230,7 +242,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(chromium, url):
     page.set_default_timeout(PATIENCE)
     page.goto(url)
     page.wait_for_selector(".dear-map button")
-    for name in ("Heads", "Classify", "Retrieve", "Train", "Compare"):
+    for name in ("Heads", "Classify", "Retrieve", "Audit", "Train", "Compare"):
         tab = page.get_by_role("tab", name=name)
         if not tab.is_visible():  # narrow screens fold the last tabs into a menu
             page.locator(".overflow-menu > button").click()

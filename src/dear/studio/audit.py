@@ -8,6 +8,7 @@ from PIL import Image
 
 from dear.data.images import ImageSet
 from dear.data.open import open_data
+from dear.data.shots import few_shot
 from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.names import CONCEPTS
@@ -63,29 +64,40 @@ class Auditor:
         concept: str,
         data: str = "",
         tell: Tell | None = None,
+        without_it: bool = True,
     ) -> list[Thumbnail]:
-        """The model's answers for a visitor's images, with the concept and without it."""
+        """The model's answers for a visitor's images, and if asked those without the concept."""
         model = self.desk.find_model(tell)
-        training = self.images(data, model)
+        opened = [image for _, image in images]
+        answers = [probabilities(model, opened)]
+        if without_it:
+            answers.append(probabilities(self._without(model, concept, data, tell), opened))
+        shown = []
+        for (name, image), *rows in zip(images, *answers, strict=True):
+            best = [(model.classes[int(row.argmax())], float(row.max())) for row in rows]
+            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.0%}")]
+            if without_it:
+                same = best[0][0] == best[1][0]
+                told = f"without: {best[1][0]} {best[1][1]:.0%}{'' if same else ' (changed)'}"
+                lines.append(("soft" if same else "wrong", told))
+            shown.append(Thumbnail(thumbnail(image), name, tuple(lines)))
+        return shown
+
+    def _without(self, model: Method, concept: str, data: str, tell: Tell | None) -> Method:
+        """The model with the concept removed, as the audit removes it; nothing is trained."""
+        training = few_shot(self.images(data, model), SHOTS, AuditOptions().seed)
         chart = role_map(self.desk.roles, model.clip)
         layers = model.clip.config.vision.last_third if chart is None else chart.layers
-        ways = ways_to_remove(model.clip, find_concept(concept), collect(model.clip, training, layers), chart)
+
+        def told(done: int) -> None:
+            if tell is not None:
+                tell("images", done, len(training))
+
+        seen = collect(model.clip, training, layers, progress=told)
+        ways = ways_to_remove(model.clip, find_concept(concept), seen, chart)
         if not ways:
             raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
-        changed = without(model, next(iter(ways.values())))
-        opened = [image for _, image in images]
-        shown = []
-        pairs = zip(probabilities(model, opened), probabilities(changed, opened), strict=True)
-        for (name, image), (before, after) in zip(images, pairs, strict=True):
-            best = [(model.classes[int(row.argmax())], float(row.max())) for row in (before, after)]
-            same = best[0][0] == best[1][0]
-            lines = (
-                ("name", name),
-                ("soft", f"with: {best[0][0]} {best[0][1]:.0%}"),
-                ("soft" if same else "wrong", f"without: {best[1][0]} {best[1][1]:.0%}"),
-            )
-            shown.append(Thumbnail(thumbnail(image), name, lines))
-        return shown
+        return without(model, next(iter(ways.values())))
 
 
 def audit_html(found: Audit) -> str:
@@ -93,6 +105,7 @@ def audit_html(found: Audit) -> str:
     return render("studio/audit.html", facts=evidence(found), concept=evidence(found).concepts[0])
 
 
-def answers_html(concept: str, images: Sequence[Thumbnail]) -> str:
-    """Answers with and without a concept."""
-    return render("studio/gallery.html", title=f"Your images with and without {concept}", images=images)
+def answers_html(concept: str, images: Sequence[Thumbnail], without_it: bool = True) -> str:
+    """Answers with a concept, and without it if they were asked for."""
+    title = f"Your images with and without {concept}" if without_it else "Your images as the model answers"
+    return render("studio/gallery.html", title=title, images=images)

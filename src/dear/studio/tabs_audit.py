@@ -17,9 +17,9 @@ _HINT = "<p>Choose a concept; what goes with the labels, and what the model make
 
 def audit_tab(desk: Desk) -> Refreshed:
     """Does a concept go with the labels, does the model rely on it, and what does it say without it?"""
-    auditor, work = Auditor(desk), Work()
-    with gr.Row():
-        with gr.Column(scale=2, min_width=280):
+    auditor, work, comparing = Auditor(desk), Work(), Work()
+    with gr.Row(elem_id="audit-grid"):  # on narrow screens the evidence comes before the own images
+        with gr.Column(min_width=280):
             concept = gr.Dropdown(
                 list(CHOICES),
                 value="Location",
@@ -34,11 +34,12 @@ def audit_tab(desk: Desk) -> Refreshed:
             with gr.Row():
                 go = gr.Button("Audit", variant="primary", elem_id="audit-go")
                 work.button("audit")
+        with gr.Column(min_width=300, elem_id="audit-evidence"):
+            found = gr.HTML(_HINT, elem_id="audit-found", elem_classes=["dear-room"])
+        with gr.Column(min_width=280):
             files = gr.File(label="Your own images", file_count="multiple", elem_id="audit-files")
             without = gr.Checkbox(label="Answer them without the concept, too", elem_id="audit-without")
             own = gr.HTML(elem_id="audit-answers")
-        with gr.Column(scale=3, min_width=300):
-            found = gr.HTML(_HINT, elem_id="audit-found", elem_classes=["dear-room"])
 
     def run(
         name: str,
@@ -57,15 +58,16 @@ def audit_tab(desk: Desk) -> Refreshed:
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
-        if not paths or not ticked:
+        if not paths:
             return [""]
-        tell = work.tell(progress, visitor_of(request))
-        return [answers_html(name, auditor.answers(asking.open_uploads(paths), name, where or "", tell))]
+        tell = comparing.tell(progress, visitor_of(request))
+        opened = asking.open_uploads(paths)
+        return [answers_html(name, auditor.answers(opened, name, where or "", tell, ticked), ticked)]
 
     audit = answered(run, lambda problem: [problem])
     go.click(audit, [concept, data], [found], show_progress_on=[found], api_name="audit")
     gr.on(
-        [files.change, without.change],
+        [files.change, without.change, concept.change],
         answered(compare, lambda problem: [problem]),
         [files, without, concept, data],
         [own],
