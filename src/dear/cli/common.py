@@ -47,6 +47,8 @@ Run = Annotated[Path, typer.Argument(help="The run folder that `dear adapt` wrot
 OwnBackbone = Annotated[
     str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
 ]
+Roles = Annotated[str | None, typer.Option("--roles", help="Role map of the backbone.")]
+Split = Annotated[str, typer.Option("--split", help="train, test, val or all.")]
 Mode = Annotated[
     str | None,
     typer.Option("--mode", help="fused or decoupled (DeAR); the method's usual mode if left out."),

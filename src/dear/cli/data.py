@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dear._io.printable import shown
-from dear.cli.common import Json, print_json
+from dear.cli.common import DataRoot, Json, print_json
 
 group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
 
@@ -36,9 +36,7 @@ def names(as_json: Json = False) -> None:
 @group.command("check")
 def check(
     name: Annotated[str, typer.Argument(help="A benchmark's name, a folder, a table, or world:NAME.")],
-    data_root: Annotated[
-        Path | None, typer.Option("--data-root", help="Where the benchmark datasets are kept.")
-    ] = None,
+    data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
     """Say what of a dataset is there, what is missing, and where the field gets it.
@@ -56,7 +54,7 @@ def check(
     from dear.data.check_dataset import check_dataset
 
     if find_benchmark(name) is not None and not Path(name).is_dir():
-        found = check_dataset(name, data_root or Path())
+        found = check_dataset(name, data_root or ".")
         if as_json:
             print_json(found.as_dict())
         else:

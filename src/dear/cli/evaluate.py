@@ -14,6 +14,7 @@ from dear.cli.common import (
     Mode,
     OwnBackbone,
     Run,
+    Split,
     Template,
     Unreadable,
     device_named,
@@ -35,7 +36,7 @@ def evaluate(
     data: Data,
     mode: Mode = None,
     data_root: DataRoot = None,
-    split: Annotated[str, typer.Option("--split", help="test, train, val or all.")] = "test",
+    split: Split = "test",
     template: Template = None,
     unreadable: Unreadable = "stop",
     unknown: Annotated[

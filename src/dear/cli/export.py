@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.common import Json, OwnBackbone, class_names, console, print_json
+from dear.cli.common import Json, OwnBackbone, Run, class_names, console, print_json
 
 if TYPE_CHECKING:
     from dear.methods import Method
@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="The run folder.", show_default=False)],
+    run: Run,
     onnx: Annotated[str | None, typer.Option("--onnx", help="The ONNX file to write.")] = None,
     merged: Annotated[
         str | None,

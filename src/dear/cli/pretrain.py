@@ -73,7 +73,7 @@ def mini(
     backbone: Annotated[
         str, typer.Option("--backbone", "-b", help="A backbone trained on the attribute world.")
     ] = "mini",
-    number: Annotated[int, typer.Option("--images", help="Images a factor.")] = 4000,
+    number: Annotated[int, typer.Option("--images", help="Images per factor.")] = 4000,
     truth: Annotated[
         Path | None,
         typer.Option("--truth", help="Also write what explains each head's variance to this file."),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli.common import DataRoot, Device, device_named, say, stages
+from dear.cli.common import DataRoot, Device, OwnBackbone, Run, device_named, say, stages
 
 
 def add_to(app: typer.Typer) -> None:
@@ -15,7 +15,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="The run folder.", show_default=False)],
+    run: Run,
     out: Annotated[str, typer.Option("--out", "-o", help="The page to write.")] = "report.html",
     data: Annotated[
         str | None,
@@ -26,9 +26,7 @@ def report(
         str | None, typer.Option("--other", help="Images of classes it was not trained on.")
     ] = None,
     mode: Annotated[str | None, typer.Option("--mode", help="The mode to report on, such as fused.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
-    ] = None,
+    backbone: OwnBackbone = None,
     device: Device = "auto",
 ) -> None:
     """Write one page about an adapted model.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dear._io.printable import shown
-from dear.cli.common import DataRoot, Device, Json, device_named, print_json, say, stages
+from dear.cli.common import DataRoot, Device, Json, Roles, device_named, print_json, say, stages
 
 if TYPE_CHECKING:
     from dear.clip.model import Clip
@@ -39,7 +39,7 @@ def retrieve(
             "heads); features: the attribute features of a DeAR run.",
         ),
     ] = None,
-    roles: Annotated[str | None, typer.Option("--roles", help="Role map of the backbone.")] = None,
+    roles: Roles = None,
     attribute: Annotated[
         str | None,
         typer.Option("--attribute", "-a", help="color, shape, texture, object, location; all if left out."),

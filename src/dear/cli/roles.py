@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.common import Backbone, DataRoot, Device, Json, device_named, print_json, say, stages, stoppable
+from dear.cli.common import (
+    Backbone,
+    DataRoot,
+    Device,
+    Json,
+    Split,
+    device_named,
+    print_json,
+    say,
+    stages,
+    stoppable,
+)
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +42,7 @@ def discover(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
     backbone: Backbone = "mini",
     data_root: DataRoot = None,
-    split: Annotated[str, typer.Option("--split", help="test, train or all.")] = "train",
+    split: Split = "train",
     rule: Annotated[str, typer.Option("--rule", help="dominant, quantile or table2.")] = "dominant",
     value: Annotated[
         float | None, typer.Option("--value", help="The rule's tau (dominant, 0.35) or q (quantile, 0.20).")

@@ -13,6 +13,7 @@ from dear.cli.common import (
     DataRoot,
     Device,
     Json,
+    Split,
     Template,
     Unreadable,
     device_named,
@@ -36,7 +37,7 @@ def zeroshot(
     data: Data,
     backbone: Backbone = "mini",
     data_root: DataRoot = None,
-    split: Annotated[str, typer.Option("--split", help="test, train, val or all.")] = "test",
+    split: Split = "test",
     template: Template = None,
     ensemble: Annotated[bool, typer.Option("--ensemble", help="Average several prompts per class.")] = False,
     half: Annotated[
