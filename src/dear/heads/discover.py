@@ -99,8 +99,7 @@ def discover_roles(
 
     Args:
         clip: the backbone.
-        images: an image set, normalized pixels [n, 3, S, S], or an iterable of such batches. Labels are not
-            used. Thousands of varied images are best.
+        images: an image set, normalized pixels [n, 3, S, S], or batches of them; thousands are best.
         options: see `RoleOptions`; its fields can also be given by name, as in `rule="quantile"`.
         progress: told about each stage: "phrases", "images", "heads", "concepts", "stability".
         keep: file in which what was measured is kept until the end; the same call after an interruption

@@ -60,8 +60,8 @@ def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
         return first.inference_stage(pixels)
     if key == "feature" and not clip.visual.left_out:
         plain = clip.plain
-        name = ("stage", id(plain), plain.visual.positions.data_ptr(), key)
-        (features,) = run(name, lambda given: (plain.encode_image(given),), pixels)
+        shared = ("stage", id(plain), plain.visual.positions.data_ptr(), key)
+        (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)
         return (_corrected(methods, features),)
     name = ("stage", _stage_group(first)[0], clip.visual.positions.data_ptr(), key)
     return run(name, first.inference_stage, pixels)

@@ -133,7 +133,7 @@ def _add_answers(app: FastAPI, service: Service, keys: Keys) -> None:
         classes = None if asked.classes is None else tuple(asked.classes)
         share = REJECT_SHARE if asked.reject else None
         found, names, refused = await service.answers(uploads, adapter, classes, share)
-        answers = [{"classes": _likeliest(row, names, asked.top)} for row in found]
+        answers: list[dict[str, Any]] = [{"classes": _likeliest(row, names, asked.top)} for row in found]
         if asked.reject:  # none of these classes; the nearest ones stand beside it
             answers = [{**one, "rejected": none} for one, none in zip(answers, refused, strict=True)]
         return reply(adapter, uploads, answers)
