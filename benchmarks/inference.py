@@ -2,6 +2,7 @@
 
     python benchmarks/inference.py --device cuda --csv benchmarks/results/inference.csv
     python benchmarks/inference.py --device cpu --batch 1 8 --repeats 5
+    python benchmarks/inference.py --device cpu --shape ViT-L-14 ViT-B-16-SigLIP --batch 1 8 --repeats 3
 
 Random weights, pixels on the device already, each code in the precision of its matrices (bfloat16 on a GPU,
 float32 on a CPU), models taking turns. DeAR's work ends with the scores of both its modes for 100 classes.
@@ -27,6 +28,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shape", nargs="+", default=["ViT-B-16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256, 1024])
     parser.add_argument("--compile", type=int, nargs="*", default=[256])
     parser.add_argument("--precision", default="auto")
@@ -35,17 +37,18 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
     options = parser.parse_args()
     device = torch.device(options.device)
-    torch.manual_seed(0)
-    clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to(device)
-    task = SpeedTask(clip, 1, options.classes, options.precision)
-    for batch in options.batch:
-        others = ("transformers", "timm", *(["timm compiled"] if batch in options.compile else []))
-        rows = inference(task, [batch], others, options.repeats)
-        for row in rows:
-            print(", ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
-        if options.csv:
-            where = {**machine(device), "shape": "ViT-B-16"}
-            add_rows(options.csv, [{**where, **row} for row in rows])
+    for shape in options.shape:
+        torch.manual_seed(0)
+        clip = dear.Clip(dear.ClipConfig.named(shape)).to(device)
+        task = SpeedTask(clip, 1, options.classes, options.precision)
+        for batch in options.batch:
+            others = ("transformers", "timm", *(["timm compiled"] if batch in options.compile else []))
+            rows = inference(task, [batch], others, options.repeats)
+            for row in rows:
+                print(shape, ", ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
+            if options.csv:
+                where = {**machine(device), "shape": shape}
+                add_rows(options.csv, [{**where, **row} for row in rows])
 
 
 if __name__ == "__main__":

@@ -74,6 +74,20 @@ def _other(
     """Another package's model of the same shape with random weights; None where it is not installed."""
     v = shape.vision
     try:
+        if name == "transformers" and v.pool == "attention":
+            import transformers
+
+            pooled = transformers.SiglipVisionConfig(
+                hidden_size=v.width,
+                intermediate_size=v.mlp,
+                num_hidden_layers=v.layers,
+                num_attention_heads=v.heads,
+                image_size=v.image_size,
+                patch_size=v.patch_size,
+                hidden_act="gelu_pytorch_tanh",
+            )
+            siglip: Any = transformers.SiglipVisionModel(pooled).to(device, dtype).eval()
+            return lambda pixels: siglip(pixels.to(dtype)).pooler_output
         if name == "transformers":
             import transformers
 
@@ -90,6 +104,8 @@ def _other(
             theirs: Any = transformers.CLIPVisionModelWithProjection(config)
             theirs = theirs.to(device, dtype).eval()
             return lambda pixels: theirs(pixels.to(dtype)).image_embeds
+        if (v.width, v.pool) != (768, "class"):
+            return None  # the name below is that of a ViT-B
         import timm  # type: ignore[import-not-found,unused-ignore]
 
         other = timm.create_model(
