@@ -50,13 +50,13 @@ def add_norm(
     source, given = row, inside
     if ENTER:
         source = row - (row // length) * count - tl.where(place >= count, count, 0)
-        given = tl.where(extra, False, inside)
+        given = columns < tl.where(extra, 0, width)
     value = tl.load(x + source * width + columns, mask=given, other=0.0).to(tl.float32)
     if CHANGE:
         value += tl.load(change + source * width + columns, mask=given, other=0.0).to(tl.float32)
     if TOKENS:
         at = tokens + (row // length) * token_stride + place * width
-        raw = tl.load(at + columns, mask=tl.where(extra, inside, False), other=0.0).to(tl.float32)
+        raw = tl.load(at + columns, mask=columns < tl.where(extra, width, 0), other=0.0).to(tl.float32)
         value = tl.where(extra, anchor * raw + (1.0 - anchor) * value, value)  # eq. 5 and 6
     if CHANGE or TOKENS:
         tl.store(new + row * width + columns, value.to(new.dtype.element_ty), mask=inside)
@@ -111,11 +111,11 @@ def add_norm_backward(
     source, given = row, inside
     if ENTER:
         source = row - (row // length) * count - tl.where(place >= count, count, 0)
-        given = tl.where(extra, False, inside)
+        given = columns < tl.where(extra, 0, width)
     if TOKENS:
         at = d_tokens + ((row // length) * count + place) * width
         value = (anchor * result).to(d_tokens.dtype.element_ty)
-        tl.store(at + columns, value, mask=tl.where(extra, inside, False))
+        tl.store(at + columns, value, mask=columns < tl.where(extra, width, 0))
         result = tl.where(extra, (1.0 - anchor) * result, result)
     tl.store(d_x + source * width + columns, result.to(d_x.dtype.element_ty), mask=given)
     if CHANGE:

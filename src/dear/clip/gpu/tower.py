@@ -30,10 +30,16 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @cache
 def _kernels() -> Any:
-    """The kernels' module; None where Triton is missing or cannot build a kernel."""
+    """The kernels' module; None where Triton is missing, older than 3.4 or cannot build a kernel."""
     try:
+        import triton
+
         from dear.clip.gpu import kernels
 
+        if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
+            raise RuntimeError(
+                f"Triton {triton.__version__} is installed, 3.4 or later (PyTorch 2.8) is needed"
+            )
         x = torch.zeros(1, 16, device="cuda", dtype=torch.bfloat16)
         kernels.activate[(1,)](x, x.clone(), x.numel(), KIND=0, BLOCK=16)
     except Exception as error:  # what a missing compiler or driver raises differs from version to version
