@@ -5,6 +5,7 @@
     python benchmarks/serve.py http --requests 300                       # `dear serve` beside plain FastAPI
     python benchmarks/serve.py draft                                     # JPEG decoding at a reduced scale
     python benchmarks/serve.py threads --backbone mini                   # a CPU's threads and batch sizes
+    python benchmarks/serve.py memory [--corrected]                      # a thousand run folders, loaded
 
 `direct` takes a random ViT-B/16 (or `--backbone`) and DeAR adapters made on the spot, JPEG files of 500 x 375
 pixels in memory, and answers every file with the probabilities of 100 classes. `http` sends the files over
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from measure.cpu import thread_rows
 from measure.draft import draft_effect
+from measure.folder_memory import memory_rows
 from measure.http_load import compare
 from measure.peft_mix import peft_batch_seconds
 from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters, memory, under_load
@@ -92,9 +94,14 @@ def threads(options: argparse.Namespace) -> Rows:
     yield from thread_rows(clip, roles, options.batches, options.threads, options.repeats)
 
 
+def folders(options: argparse.Namespace) -> Rows:
+    """Rows of the memory of run folders on `mini`, each with a correction of its own if asked for."""
+    yield from memory_rows(dear.load("mini"), options.adapters, options.corrected)
+
+
 def http(options: argparse.Namespace) -> Rows:
     """Rows of `dear serve` and of a plain FastAPI program, over the loopback."""
-    yield from compare(options.requests, options.loads, options.adapters)
+    yield from compare(options.requests, options.loads, options.adapters, options.threads)
 
 
 def _backbone(options: argparse.Namespace, device: torch.device) -> tuple[dear.Clip, RoleMap | None]:
@@ -105,12 +112,15 @@ def _backbone(options: argparse.Namespace, device: torch.device) -> tuple[dear.C
     return clip, read_roles(options.roles) if options.roles else known_roles(clip)
 
 
+KINDS = {"direct": direct, "http": http, "draft": draft, "threads": threads, "memory": folders}
+
+
 def main() -> None:
     """Measure, print, and add rows to a CSV file if one is named."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["direct", "http", "draft", "threads"])
+    parser.add_argument("what", choices=list(KINDS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backbone", default="ViT-B-16")
     parser.add_argument("--roles", help="role map file of the backbone")
@@ -121,6 +131,7 @@ def main() -> None:
     parser.add_argument("--loads", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32, 64, 256])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--corrected", action="store_true", help="each run has a correction of its own")
     parser.add_argument("--peft", type=int, nargs="*", default=[1, 10, 64])
     parser.add_argument("--largest", type=int, default=256)
     parser.add_argument("--wait-ms", type=float, default=4.0)
@@ -130,7 +141,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="add the rows to this file (one kind of rows)")
     options = parser.parse_args()
     where = machine(torch.device(options.device))
-    for row in {"direct": direct, "http": http, "draft": draft, "threads": threads}[options.what](options):
+    for row in KINDS[options.what](options):
         print(json.dumps(row), flush=True)
         if options.csv:
             full = {"backbone": options.backbone, **row} if options.what == "direct" else row

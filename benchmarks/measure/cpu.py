@@ -16,31 +16,26 @@ from measure.serving import make_adapters
 def thread_rows(
     clip: Clip, roles: RoleMap | None, batches: Sequence[int], threads: Sequence[int], repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds of a DeAR adapter's answer for 100 classes, thread counts taking turns.
-
-    `cpu_ms` is the processor's time over all threads: other programs on the machine change it little.
-    """
+    """Milliseconds of a DeAR adapter's answer for 100 classes, thread counts taking turns."""
     (method,) = make_adapters(clip, 1, 100, roles)
     size, before = clip.config.vision.image_size, torch.get_num_threads()
     for batch in batches:
         pixels = torch.randn(batch, 3, size, size)
-        seconds: dict[int, list[tuple[float, float]]] = {count: [] for count in threads}
+        seconds: dict[int, list[float]] = {count: [] for count in threads}
         for repeat in range(repeats + 2):
             for count in threads:
                 torch.set_num_threads(count)
-                began, used = time.perf_counter(), time.process_time()
+                began = time.perf_counter()
                 method.logits(pixels)
                 if repeat >= 2:
-                    seconds[count].append((time.perf_counter() - began, time.process_time() - used))
+                    seconds[count].append(time.perf_counter() - began)
         for count, found in seconds.items():
-            walls, processor = (sorted(one) for one in zip(*found, strict=True))
-            middle = len(found) // 2
+            middle = sorted(found)[len(found) // 2]
             yield {
                 "backbone": clip.name,
                 "batch": batch,
                 "threads": count,
-                "ms": round(1000 * walls[middle], 2),
-                "fastest_ms": round(1000 * walls[0], 2),
-                "cpu_ms_per_image": round(1000 * processor[middle] / batch, 2),
+                "ms": round(1000 * middle, 2),
+                "ms_per_image": round(1000 * middle / batch, 2),
             }
     torch.set_num_threads(before)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +36,29 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 """
 
 
-def compare(requests: int, loads: Sequence[int], adapters: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Rows per server, adapters and requests in flight; one JPEG of 500 x 375 pixels per request."""
+def compare(
+    requests: int, loads: Sequence[int], adapters: Sequence[int], threads: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Rows per server, threads, adapters and requests in flight; a request is one JPEG of 500 x 375."""
     files = jpegs(16)
     with tempfile.TemporaryDirectory() as name:
         runs = Path(name) / "runs"
         make_runs(runs, max(adapters))
         plain = [sys.executable, "-c", _PLAIN, str(runs / "run-0")]
         served = [sys.executable, "-c", _SERVE, "serve", str(runs), "--port"]
-        for server_name, command, counts in (
-            ("plain FastAPI", plain, (1,)),
-            ("dear serve", served, adapters),
-        ):
-            with server(command) as address:
-                for count in counts:
+        servers = (("plain FastAPI", plain, (1,)), ("dear serve", served, adapters))
+        for used, (title, command, counts) in product(threads, servers):
+            with server(command, threads=used) as address:
+                for count, in_flight in product(counts, loads):
                     names = [f"run-{number}" for number in range(count)]
-                    for in_flight in loads:
-                        found = asyncio.run(load(address, names, files, requests, in_flight))
-                        yield {"server": server_name, "adapters": count, "in_flight": in_flight, **found}
+                    found = asyncio.run(load(address, names, files, requests, in_flight))
+                    yield {
+                        "server": title,
+                        "threads": used,
+                        "adapters": count,
+                        "in_flight": in_flight,
+                        **found,
+                    }
 
 
 def make_runs(folder: Path, count: int) -> None:
@@ -65,15 +71,19 @@ def make_runs(folder: Path, count: int) -> None:
 
 
 @contextmanager
-def server(command: Sequence[str], pids: list[int] | None = None) -> Iterator[str]:
+def server(
+    command: Sequence[str], pids: list[int] | None = None, threads: int | None = None
+) -> Iterator[str]:
     """Start a server on a free port, given as its last argument; it is stopped at the end.
 
-    Its process id is put into `pids`.
+    Its process id is put into `pids`. `threads` of its computations; None: as in this process's environment.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(Path(dear.__file__).parents[1])}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     process = subprocess.Popen([*command, str(port)], env=environment, stderr=subprocess.DEVNULL)
     if pids is not None:
         pids.append(process.pid)

@@ -92,11 +92,10 @@ def serve(
 
     `curl -F files=@photo.jpg -F top=3 http://127.0.0.1:8000/v1/models/pets/classify`
     """
-    from dear.errors import UsageError
-
     _demand_extra()
     import threading
 
+    import torch
     import uvicorn
 
     from dear.clip.factory import load
@@ -115,12 +114,7 @@ def serve(
         precision=precision,
     )
     galleries = _galleries(gallery or [])
-    if engine not in ("local", "ray"):
-        raise UsageError(f"--engine {engine}: choose local or ray")
-    if engine == "local" and (replicas > 1 or route != "/" or ray_address is not None):
-        raise UsageError("--replicas, --route and --ray-address are for --engine ray")
-    if engine == "ray" and threads is not None:
-        raise UsageError("--threads is for --engine local; Ray gives every replica its threads")
+    _check_engine(engine, replicas > 1 or route != "/" or ray_address is not None, threads)
     if engine == "ray":
         from dear.serve.ray_app import RayService, start
 
@@ -135,7 +129,8 @@ def serve(
         typer.echo(f"{replicas} replicas; http://{host}:{port}{route}; stop with Ctrl-C", err=True)
         threading.Event().wait()
         return
-    _set_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     _show_log()
     service = Service(runs, load(backbone, device=device_named(device)), settings, galleries)
     for name, reason in service.store.problems().items():
@@ -153,18 +148,16 @@ def serve(
     )  # fmt: skip
 
 
-def _set_threads(chosen: int | None) -> None:
-    """Set the threads of the computation on a CPU."""
-    import os
+def _check_engine(engine: str, of_ray: bool, threads: int | None) -> None:
+    """Refuse options that the engine does not have; `of_ray`: whether any of Ray's own was given."""
+    from dear.errors import UsageError
 
-    import torch
-
-    from dear.serve.settings import compute_threads
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = compute_threads(cores, chosen, os.environ.get("OMP_NUM_THREADS"))
-    if count is not None:
-        torch.set_num_threads(count)
+    if engine not in ("local", "ray"):
+        raise UsageError(f"--engine {engine}: choose local or ray")
+    if engine == "local" and of_ray:
+        raise UsageError("--replicas, --route and --ray-address are for --engine ray")
+    if engine == "ray" and threads is not None:
+        raise UsageError("--threads is for --engine local; Ray gives every replica its threads")
 
 
 def _show_log() -> None:

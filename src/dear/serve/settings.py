@@ -60,19 +60,3 @@ class ServeSettings:
             largest if self.largest_batch is None else self.largest_batch,
             wait if self.longest_wait is None else self.longest_wait,
         )
-
-
-def compute_threads(cores: int, chosen: int | None = None, environment: str | None = None) -> int | None:
-    """Threads of a CPU's computation; None: as the environment (`OMP_NUM_THREADS`) says.
-
-    One core is left to decoding and HTTP: a computation on all cores waits for its slowest thread whenever
-    another program runs.
-
-    >>> compute_threads(2), compute_threads(8), compute_threads(1), compute_threads(8, 4)
-    (1, 7, 1, 4)
-    >>> compute_threads(8, environment="2") is None
-    True
-    """
-    if chosen is not None:
-        return chosen
-    return None if environment else max(1, cores - 1)

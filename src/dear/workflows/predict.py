@@ -26,6 +26,7 @@ from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
 
 ImageLike = PathLike | Image.Image
+_CPU_BATCH = 16  # beyond it a CPU's caches overflow: `benchmarks/serve.py threads`
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ def _probabilities(
         scaled = bound.calibrated(bound.logits(pixels, mode), mode).float()
         return scaled.softmax(dim=-1).cpu(), rejection_score(bound, scaled, mode).cpu()
 
-    for rows, (part, score) in in_batches(answer, len(images), BATCH):
+    batch = _CPU_BATCH if bound.clip.device.type == "cpu" else BATCH
+    for rows, (part, score) in in_batches(answer, len(images), batch):
         parts.append(part)
         scores.append(score)
         if progress is not None:
