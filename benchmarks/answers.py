@@ -1,15 +1,24 @@
 """Answers one can act on, measured: calibration, the common scale, "none of these" and `dear choose`.
 
-    python benchmarks/answers.py run --csv benchmarks/results/answers.csv --seeds 1,2,3
-    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --seeds 1
+    python benchmarks/answers.py run --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
+        --data-root DATA --small BACKBONE --roles roles.json
+    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --cpu-clock \
+        --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py show benchmarks/results/answers.csv benchmarks/results/answers_choose.csv
 
 `run` trains each method on the first half of the classes (16 images per class), calibrates it on the same
-images, and measures on the test images: calibration error (15 bins) of trained, new and all classes before
-and after; joint accuracy before and after the common scale; the share of known images refused at 5 % beside
-the stated interval; images of the new classes accepted as known. `choose` asks `dear choose` on all classes
-and compares its pick with every method's accuracy on the test images. Rows that are in the CSV already are
-not computed again; a process that is stopped goes on with the same command.
+images, and measures on the test images (at most 50 per class): calibration error (15 bins) of trained, new
+and all classes before and after, beside the error that a perfectly calibrated model would show on as few
+images; joint accuracy before and after the common scale; the share of known images refused at 5 % beside the
+stated interval; images of the new classes accepted as known. What the models answered stays in `--keep`, so
+that `rows` makes the table again without any training. Methods that learn from frozen features share them,
+without random crops; the others train as `dear adapt` does.
+
+`choose` asks `dear choose` on the first half of the classes; `show` compares its pick with the test results
+of benchmarks/results/fair_table.csv on the same classes, images and seeds. With `--cpu-clock` the minutes are
+CPU time of one thread, for machines that others use too.
+
+Rows that are in the CSV are not computed again; a process that is stopped goes on with the same command.
 """
 
 from __future__ import annotations
@@ -18,46 +27,141 @@ import argparse
 import csv
 import platform
 import time
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import torch
+from dear.methods.prefix import class_token
 from torch import Tensor
 
 import dear
+import dear.workflows.choose
+import dear.workflows.trying
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
-from dear.methods.calibration import rejection_score, run_threshold
-from dear.train.calibrate import calibrate
+from dear.methods.calibration import (
+    ModeCalibration,
+    apply_scales,
+    class_scales,
+    confidence_score,
+    threshold,
+)
+from dear.train.calibrate import CLASS_FOLDS, FOLDS, fit_calibration
 from dear.train.confidence import auroc, calibration_error
-from dear.train.crossval import Trials, answers_of
-from dear.train.feature_cache import frozen_features
+from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
+from dear.train.evaluate import read_pixels
+from dear.train.frozen import Stages, stages_of
 from dear.train.run import train
+from dear.workflows.calibrate import VIEWS
 from dear.workflows.choose import METHODS, ChooseOptions, candidate, choose
 from dear.workflows.options import AdaptOptions
 
-TASKS = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
-SHOTS = 16
+WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
+REAL = ("EuroSAT", "DescribableTextures", "OxfordPets", "Caltech101")
+CHEAP = "zeroshot,linear-probe,tip-adapter,tip-adapter-f,clip-adapter,lp-plus-plus,proker,prolip"
+SHOTS, TEST_SHOTS = 16, 50
 
 
-class Features:
-    """Frozen image features of a few sets, each computed once."""
+class Task:
+    """A dataset in halves of classes: the first is trained, the second is new."""
 
-    def __init__(self) -> None:
-        self.known: dict[str, Tensor] = {}
+    def __init__(self, name: str, asked: argparse.Namespace) -> None:
+        world = name.startswith("world:")
+        self.name, root = name, None if world else asked.data_root
+        self.clip: Clip = dear.load("mini" if world else asked.small)
+        self.roles = None if world else asked.roles
+        self.whole = open_data(name, "train", root=root)
+        self.base, self.novel = (
+            [self.whole.classes[i] for i in half] for half in halves(range(len(self.whole.classes)))
+        )
+        test = open_data(name, "test", root=root)
+        self.old, self.new = (
+            few_shot(test.select_classes(names), TEST_SHOTS, 1) for names in (self.base, self.novel)
+        )
+        self.folder = asked.keep / name.replace(":", "_") if asked.keep else None
 
-    def __call__(self, method: Method, images: ImageSet, key: str) -> Tensor | None:
-        """Features [n, E] for a method that reads them; None for others."""
-        if not method.reads_feature:
+    def images(self, seed: int) -> ImageSet:
+        """The training images."""
+        return few_shot(self.whole.select_classes(self.base), SHOTS, seed)
+
+    def settings(self, seed: int) -> AdaptOptions:
+        """Backbone, seed and roles."""
+        return AdaptOptions(backbone=self.clip, seed=seed, roles=self.roles)
+
+    def stages(self, method: Method, images: ImageSet, key: str) -> Stages | None:
+        """What cheap methods learn from, of one pass over the images, kept in a file."""
+        if not method.quick:
             return None
-        if key not in self.known:
-            self.known[key] = frozen_features(method, images, "auto")
-        return self.known[key]
+        assert self.folder is not None
+        file = self.folder / f"{key}.pt"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with torch.no_grad():
+                parts = [
+                    class_token(self.clip, read_pixels(self.clip, images, rows.tolist()))
+                    for rows in torch.arange(len(images)).split(64)
+                ]
+            torch.save(torch.cat(parts), file)
+        tokens: Tensor = torch.load(file)
+        if not method.reads_feature:
+            return Stages(((tokens,),), (tokens,))
+        return Stages.of_features(self.clip.visual.correct(self.clip.visual.into_space(tokens)))
+
+
+def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
+    """Train a method, and everything that its calibration needs; kept in a file."""
+    assert task.folder is not None
+    file = task.folder / f"{name}.{seed}.answers.pt"
+    if file.exists():
+        known: dict[str, Any] = torch.load(file, weights_only=False)
+        return known
+    images = task.images(seed)
+    method, recipe, preset = candidate(name, images, task.clip, task.settings(seed))
+    stages = task.stages(method, images, f"train {seed}")
+    if stages is not None:
+        recipe = replace(recipe, augment=False, views=0)
+    began = time.process_time()
+    train(method, images, recipe, features=stages)
+    trained = time.process_time()
+    trials = Trials(images, recipe, stages or stages_of(method, images, recipe, VIEWS))
+    if method.quick:
+        held = held_out(method, trials, FOLDS)
+        left = list(left_out(method, trials, CLASS_FOLDS, rotate=True))
+    else:
+        turn = some_left_out(method, trials)
+        held, left = turn.of_trained(), [turn]
+    found: dict[str, Any] = {
+        "preset": preset or "",
+        "held": held,
+        "left": left,
+        "folds": FOLDS if method.quick else 1,
+        "open": method.open_classes,
+        "train_s": trained - began,
+        "calibrate_s": time.process_time() - trained,
+    }
+
+    def asked(classes: list[str], images: ImageSet, key: str) -> dict[str, Tensor]:
+        own = method if classes == task.base else method.with_classes(classes)
+        stages = task.stages(method, images, key)
+        return answers_of(own, images, features=None if stages is None else stages.answered())
+
+    found["old"] = asked(task.base, task.old, "old"), task.old.labels
+    found["outside"] = asked(task.base, task.new, "new")
+    if method.open_classes:
+        both = [*task.base, *task.novel]
+        found["new"] = asked(task.novel, task.new, "new"), task.new.labels
+        found["both"] = [asked(both, images, key) for images, key in ((task.old, "old"), (task.new, "new"))]
+        with torch.no_grad():
+            found["gamma"] = [method.with_classes(names).distance_ratio() for names in (task.novel, both)]
+    torch.save(found, file)
+    return found
 
 
 def ece(logits: Tensor, labels: Tensor) -> float:
@@ -65,106 +169,106 @@ def ece(logits: Tensor, labels: Tensor) -> float:
     return calibration_error(best.values, best.indices == labels)
 
 
+def floor(logits: Tensor, draws: int = 50) -> float:
+    """The mean error of a model that is right exactly as often as it says, on as many images."""
+    sure, generator = logits.softmax(dim=-1).amax(dim=-1), torch.Generator().manual_seed(0)
+    errors = [
+        calibration_error(sure, torch.rand(len(sure), generator=generator) < sure) for _ in range(draws)
+    ]
+    return sum(errors) / draws
+
+
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     return float((logits.argmax(dim=1) == labels).double().mean())
 
 
-def rows_of(clip: Clip, task: str, name: str, seed: int, known: Features) -> list[dict[str, Any]]:
-    """One row per mode of a method."""
-    whole, test = open_data(task, "train"), open_data(task, "test")
-    base, novel = ([whole.classes[i] for i in half] for half in halves(range(len(whole.classes))))
-    images = few_shot(whole.select_classes(base), SHOTS, seed)
-    old, new, both = (test.select_classes(names) for names in (base, novel, [*base, *novel]))
-    settings = AdaptOptions(backbone=clip, seed=seed)
-    method, recipe, preset = candidate(name, images, clip, settings)
-    features = known(method, images, f"{task} {seed} train")
-    began = time.perf_counter()
-    train(method, images, recipe, features=features)
-    trained = time.perf_counter()
-    method.calibration = calibrate(method, Trials(images, recipe, features))
-    calibrated = time.perf_counter()
-    assert method.calibration is not None
-    inside = answers_of(method, old, features=known(method, old, f"{task} old"))
-    outside = answers_of(method, new, features=known(method, new, f"{task} new"))
-    on_new = on_both = None
-    if method.open_classes:
-        on_new, on_both = method.with_classes(novel), method.with_classes([*base, *novel])
-        for_new = answers_of(on_new, new, features=known(method, new, f"{task} new"))
-        for_both = answers_of(on_both, both, features=known(method, both, f"{task} both"))
-    rows = []
-    for mode in method.modes:
-        own, limit = method.calibration.modes[mode], run_threshold(method, mode)
-        scaled = {key: method.calibrated(z[mode], mode) for key, z in (("in", inside), ("out", outside))}
-        score, other = (rejection_score(method, scaled[key], mode) for key in ("in", "out"))
-        row: dict[str, Any] = {
-            "date": date.today().isoformat(),
-            "hardware": platform.machine(),
-            "backbone": clip.name,
-            "dataset": task,
-            "seed": seed,
-            "method": name,
-            "preset": preset or "",
-            "mode": mode,
-            "temperature": own.temperature,
-            "trained_accuracy": accuracy(inside[mode], old.labels),
-            "ece_trained_before": ece(inside[mode], old.labels),
-            "ece_trained_after": ece(scaled["in"], old.labels),
-            "refused": float((score < limit.value).double().mean()),
-            "refused_low": limit.low,
-            "refused_high": limit.high,
-            "false_acceptance": float((other >= limit.value).double().mean()),
-            "auroc": auroc(score, other),
-            "train_s": round(trained - began, 2),
-            "calibrate_s": round(calibrated - trained, 2),
+def rows_of(task: Task, name: str, seed: int, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per mode of a method, from what was answered."""
+    fitted = fit_calibration(found["held"], found["left"], found["open"], found["folds"])
+    facts = {
+        "date": date.today().isoformat(),
+        "hardware": f"{platform.machine()}, one thread",
+        "torch": torch.__version__,
+        "backbone": task.clip.name,
+        "dataset": task.name,
+        "seed": seed,
+        "method": name,
+        "preset": found["preset"],
+    }
+    times = {key: round(found[key], 2) for key in ("train_s", "calibrate_s")}
+    return [
+        {**facts, "mode": mode, **_row(task, found, mode, own), **times} for mode, own in fitted.modes.items()
+    ]
+
+
+def _row(task: Task, found: dict[str, Any], mode: str, own: ModeCalibration) -> dict[str, Any]:
+    limit = threshold(own.scores)
+    z, labels = found["old"][0][mode], found["old"][1]
+    inside, outside = z / own.temperature, found["outside"][mode] / own.temperature
+    score, other = (confidence_score(scaled, own.score) for scaled in (inside, outside))
+    row: dict[str, Any] = {
+        "temperature": own.temperature,
+        "trained_accuracy": accuracy(z, labels),
+        "ece_trained_before": ece(z, labels),
+        "ece_trained_after": ece(inside, labels),
+        "ece_trained_floor": floor(inside),
+        "refused": float((score < limit.value).double().mean()),
+        "refused_low": limit.low,
+        "refused_high": limit.high,
+        "false_acceptance": float((other >= limit.value).double().mean()),
+        "auroc": auroc(score, other),
+    }
+    if not found["open"]:
+        return row
+    for_new, of_new = found["new"][0][mode], found["new"][1]
+    scaled = apply_scales(for_new, class_scales(own, [False] * len(task.novel), found["gamma"][0]))
+    row |= {
+        "new_accuracy": accuracy(for_new, of_new),
+        "ece_new_before": ece(for_new, of_new),
+        "ece_new_after": ece(scaled, of_new),
+        "ece_new_floor": floor(scaled),
+    }
+    trained = [True] * len(task.base) + [False] * len(task.novel)
+    scales = class_scales(own, trained, found["gamma"][1])
+    truth = torch.cat([labels, of_new + len(task.base)])
+    together = torch.cat([answers[mode] for answers in found["both"]])
+    for when, joint in (("before", together), ("after", apply_scales(together, scales))):
+        a, b = (accuracy(joint[part], truth[part]) for part in (slice(len(labels)), slice(len(labels), None)))
+        row |= {
+            f"joint_old_{when}": a,
+            f"joint_new_{when}": b,
+            f"joint_hm_{when}": 2 * a * b / max(a + b, 1e-12),
+            f"ece_all_{when}": ece(joint, truth),
         }
-        if on_new is not None and on_both is not None:
-            row |= {
-                "new_accuracy": accuracy(for_new[mode], new.labels),
-                "ece_new_before": ece(for_new[mode], new.labels),
-                "ece_new_after": ece(on_new.calibrated(for_new[mode], mode), new.labels),
-            }
-            for when, z in (("before", for_both[mode]), ("after", on_both.calibrated(for_both[mode], mode))):
-                of_old = both.labels < len(base)
-                a, b = accuracy(z[of_old], both.labels[of_old]), accuracy(z[~of_old], both.labels[~of_old])
-                row |= {
-                    f"joint_old_{when}": a,
-                    f"joint_new_{when}": b,
-                    f"joint_hm_{when}": 2 * a * b / max(a + b, 1e-12),
-                    f"ece_all_{when}": ece(z, both.labels),
-                }
-        rows.append(row)
-    return rows
+    return row
 
 
-def chosen(
-    clip: Clip, task: str, seed: int, minutes: float, methods: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """One row per method: its test accuracy on all classes, and whether `dear choose` named it."""
-    whole, test, known = open_data(task, "train"), open_data(task, "test"), Features()
-    images = few_shot(whole, SHOTS, seed)
-    settings = AdaptOptions(backbone=clip, seed=seed)
-    found = choose(images, ChooseOptions(methods, minutes=minutes), settings)
-    rows = []
-    for one in found.candidates:
-        method, recipe, _ = candidate(one.method, images, clip, settings)
-        train(method, images, recipe, features=known(method, images, "train"))
-        answers = answers_of(method, test, features=known(method, test, "test"))[method.modes[0]]
-        rows.append(
-            {
-                "date": date.today().isoformat(),
-                "hardware": platform.machine(),
-                "backbone": clip.name,
-                "dataset": task,
-                "seed": seed,
-                "method": one.method,
-                "cross_validated": None if one.trained is None else float(one.trained.double().mean()),
-                "test": accuracy(answers, test.labels),
-                "pick": one.method == found.pick.method,
-                "choose_s": round(found.seconds, 1),
-                "sentence": found.sentence,
-            }
-        )
-    return rows
+def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> list[dict[str, Any]]:
+    """One row per method: what cross-validation found, and whether `dear choose` named it."""
+    began = time.process_time()
+    found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), task.settings(seed))
+    later = None if found.pick_for_new is None else found.pick_for_new.method
+    return [
+        {
+            "date": date.today().isoformat(),
+            "hardware": f"{platform.machine()}, one thread",
+            "torch": torch.__version__,
+            "backbone": task.clip.name,
+            "dataset": task.name,
+            "seed": seed,
+            "minutes": minutes,
+            "method": one.method,
+            "cross_validated": None if one.trained is None else one.trained.accuracy,
+            "new": None if one.new is None else one.new.accuracy,
+            "effort": one.skipped or one.effort,
+            "shortened": one.shortened,
+            "pick": one.method == found.pick.method,
+            "pick_for_new": one.method == later,
+            "choose_cpu_s": round(time.process_time() - began, 1),
+            "sentence": found.sentence,
+        }
+        for one in found.candidates
+    ]
 
 
 def append(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -185,78 +289,110 @@ def _short(value: Any) -> Any:
     return value
 
 
-def show(answers: Path, choices: Path | None) -> None:
+def show(answers: Path, choices: Path | None, fair: Path) -> None:
     """Tables in Markdown, in percent."""
     table = pd.read_csv(answers)
-    known = table.groupby(["method", "mode"], sort=False)
+    table["kind"] = ["world" if name.startswith("world:") else "real" for name in table.dataset]
     columns = [
         c
         for c in table.columns
-        if c.startswith(("ece_", "joint_hm", "trained_acc", "new_acc")) or c == "auroc"
+        if c.startswith(("ece_", "joint_hm", "trained_acc", "new_acc"))
+        or c in ("auroc", "refused", "false_acceptance")
     ]
-    means = (100 * known[columns].mean()).round(1)
-    means.insert(0, "cells", known.size())
-    print(means.to_markdown())
+    for kind, part in table.groupby("kind", sort=False):
+        known = part.groupby(["method", "mode"], sort=False)
+        means = (100 * known[columns].mean()).round(1)
+        means.insert(0, "cells", known.size())
+        print(f"\n{kind}: {', '.join(part.dataset.unique())}\n\n{means.to_markdown()}")
     inside = (table.refused >= table.refused_low) & (table.refused <= table.refused_high)
     under = table.refused <= table.refused_high
     print(
         f"\nrefused within the stated interval: {inside.sum()} of {len(table)} cells ({inside.mean():.0%}); "
         f"not above it: {under.mean():.0%}; mean {table.refused.mean():.1%}"
     )
-    if choices is None or not choices.exists():
-        return
-    runs = pd.read_csv(choices)
-    close, regrets = 0, []
-    groups = runs.groupby(["dataset", "seed"])
-    for _, own in groups:
-        regret = own.test.max() - own.test[own["pick"]].iloc[0]
-        regrets.append(regret)
-        close += regret <= 0.01
-    print(
-        f"\ndear choose: within one point of the best on the test images in {close} of {len(groups)} cells; "
-        f"mean loss {100 * sum(regrets) / len(regrets):.1f} points; "
-        f"{groups.choose_s.first().mean():.0f} s on average"
+    if choices is not None and choices.exists():
+        show_choices(pd.read_csv(choices), pd.read_csv(fair))
+
+
+def show_choices(runs: pd.DataFrame, fair: pd.DataFrame) -> None:
+    """How good the picks of `dear choose` are on the test images."""
+    fair = fair[fair["mode"].isin(["default", "auto"])]
+    fair = fair.assign(method=fair.method.str.replace("dear@strong", "dear"))
+    both = runs.merge(
+        fair[["dataset", "seed", "method", "base", "novel"]], on=["dataset", "seed", "method"], how="left"
     )
+    lines = []
+    for (name, seed), own in both.groupby(["dataset", "seed"], sort=False):
+        line = {"dataset": name, "seed": seed, "CPU s": own.choose_cpu_s.iloc[0]}
+        for column, pick, best in (("base", "pick", "trained"), ("novel", "pick_for_new", "new")):
+            taken = own[own[pick]].iloc[0]
+            top = own.loc[own[column].idxmax()]
+            line |= {f"{best}: pick": taken.method, f"{best}: best": top.method}
+            line[f"{best}: loss"] = round(100 * (top[column] - taken[column]), 1)
+        line["not tried"] = ", ".join(own.method[own.cross_validated.isna()])
+        lines.append(line)
+    table = pd.DataFrame(lines)
+    print(f"\n{table.to_markdown(index=False)}\n")
+    for best in ("trained", "new"):
+        loss = table[f"{best}: loss"]
+        print(
+            f"dear choose, {best} classes: within one point of the best on the test images in "
+            f"{(loss <= 1).sum()} of {len(loss)}; mean loss {loss.mean():.1f} points"
+        )
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(dest="kind", required=True)
-    for kind in ("run", "choose"):
+    for kind in ("run", "rows", "choose"):
         own = kinds.add_parser(kind)
         own.add_argument("--csv", type=Path, required=True)
-        own.add_argument("--tasks", default=",".join(TASKS))
-        own.add_argument("--methods", default=",".join(METHODS))
+        own.add_argument("--tasks", default=",".join((*WORLD, *REAL)))
+        own.add_argument("--methods", default=",".join(METHODS) if kind == "choose" else CHEAP)
         own.add_argument("--seeds", default="1")
-        own.add_argument("--backbone", default="mini")
-        own.add_argument("--minutes", type=float, default=3.0)
+        own.add_argument("--data-root", help="folder of the real datasets in CoOp's layout")
+        own.add_argument("--small", help="backbone for the real datasets")
+        own.add_argument("--roles", help="its role map, for DeAR")
+        own.add_argument("--keep", type=Path, help="folder for what models answered")
+        own.add_argument("--minutes", type=float, default=2.0)
+        own.add_argument("--cpu-clock", action="store_true")
     own = kinds.add_parser("show")
     own.add_argument("answers", type=Path)
     own.add_argument("choices", type=Path, nargs="?")
-    asked = parser.parse_args()
+    own.add_argument("--fair", type=Path, default=Path("benchmarks/results/fair_table.csv"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments()
     if asked.kind == "show":
-        show(asked.answers, asked.choices)
+        show(asked.answers, asked.choices, asked.fair)
         return
     torch.set_num_threads(1)
-    clip = dear.load(asked.backbone)
+    if asked.cpu_clock:
+        clock = SimpleNamespace(monotonic=time.process_time)
+        dear.workflows.choose.time = dear.workflows.trying.time = clock
     methods = tuple(asked.methods.split(","))
-    done = (
-        pd.read_csv(asked.csv) if asked.csv.exists() else pd.DataFrame(columns=["dataset", "seed", "method"])
-    )
-    have = set(zip(done.dataset, done.seed, done.method, strict=True))
-    for task in asked.tasks.split(","):
-        known = Features()
+    names = ["dataset", "seed", "method"]
+    done = pd.read_csv(asked.csv) if asked.csv.exists() else pd.DataFrame(columns=names)
+    have = set(zip(*(done[name] for name in names), strict=True))
+    for name in asked.tasks.split(","):
+        task: Task | None = None
         for seed in map(int, asked.seeds.split(",")):
-            if asked.kind == "choose":
-                if not any(h[:2] == (task, seed) for h in have):
-                    append(asked.csv, chosen(clip, task, seed, asked.minutes, methods))
+            wanted = [m for m in methods if (name, seed, m) not in have]
+            if not wanted:
                 continue
-            for name in methods:
-                if (task, seed, name) not in have:
-                    append(asked.csv, rows_of(clip, task, name, seed, known))
-                    print(task, seed, name, flush=True)
+            task = task or Task(name, asked)
+            if asked.kind == "choose":
+                append(asked.csv, chosen(task, seed, asked.minutes, methods))
+                continue
+            for method in wanted:
+                if asked.kind == "rows" and not (task.folder / f"{method}.{seed}.answers.pt").exists():
+                    continue
+                append(asked.csv, rows_of(task, method, seed, answered(task, method, seed)))
+                print(time.strftime("%H:%M:%S"), name, seed, method, flush=True)
 
 
 if __name__ == "__main__":

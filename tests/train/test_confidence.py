@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -183,4 +185,15 @@ def test_the_common_scale_is_used_where_it_helps() -> None:
     assert joint(helped, turn(3.0, 7)) > joint(plain, turn(3.0, 7)) + 0.2
     fine = fit_calibration(held, [turn(0.0, 3), turn(0.0, 4)], True, 2).modes["m"]
     assert fine.new_bias == 0.0  # nothing to repair: nothing is changed
-    assert fine.joint_temperature == fine.temperature
+    assert fine.joint_temperature == pytest.approx(fine.temperature)
+
+
+def test_how_sharp_the_methods_of_the_turns_are_does_not_matter() -> None:
+    """They learned from fewer images: their logits may be half as large as those of the method itself."""
+    held = HeldOut({"m": turn(0, 5).logits["m"]}, turn(0, 5).labels, torch.arange(240))
+    sharp = [turn(3.0, 1), turn(3.0, 2)]
+    weak = [replace(one, logits={"m": one.logits["m"] / 2}) for one in sharp]
+    first, second = (fit_calibration(held, turns, True, 2).modes["m"] for turns in (sharp, weak))
+    for name in ("temperature", "new_temperature", "joint_temperature", "new_bias"):
+        assert getattr(first, name) == pytest.approx(getattr(second, name), rel=1e-3), name
+    assert (first.score, first.auroc) == (second.score, pytest.approx(second.auroc))

@@ -12,10 +12,10 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.errors import DataError, RunError, UsageError
 from dear.methods.calibration import Calibration, confidence_score, threshold
-from dear.train.crossval import class_folds, image_folds
+from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.folder import load_run
 from dear.workflows.adapt import adapt
-from dear.workflows.choose import ChooseOptions, choose
+from dear.workflows.choose import ChooseOptions, candidate, choose
 from dear.workflows.classifier import Classifier
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.options import AdaptOptions
@@ -188,22 +188,96 @@ def test_choose_with_two_classes_one_image_or_no_time() -> None:
         ChooseOptions(minutes=0)
 
 
-def test_the_clock_does_not_take_kept_views_for_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two slow steps that fill a cache, then quick ones: 100 steps take 2 x 10 + 98 x 0.1 seconds."""
-    from dear.workflows import choose as module
+def test_slow_methods_are_shortened_to_fit_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 images in batches of 8 for 50 epochs: 150 steps of (so they are told) one second."""
+    from dear.workflows import trying
+    from dear.workflows.verdict import Candidate
 
-    now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trying, "_time_of_step", lambda method, trials: 1.0)
+    images, settings = (
+        Colors(classes=4, each=6),
+        AdaptOptions(backbone=CLIP, recipe={"epochs": 50, "batch": 8}),
+    )
+    method, recipe, _ = candidate("coop", images, CLIP, settings)
 
-    def late_after(deadline: float) -> float:
-        clock, now[0] = module._Clock(deadline, cost=2.0, share=1.0, slow=2), 0.0
-        for step in range(1, 101):
-            clock(step, 100)
-            now[0] += 10.0 if step <= 2 else 0.1
-            if clock.late:
-                break
-        return clock.late
+    def tried(seconds: float) -> Candidate:
+        return trying.try_in_time(method, Trials(images, recipe), Candidate("coop", "CoOp"), 3, seconds)
 
-    assert late_after(100.0) == 0.0
-    assert late_after(40.0) > 10
-    assert late_after(5.0) >= 60  # already over while the cache fills
+    short = tried(60.0)  # one part costs 100 steps, two turns 75: a third of the epochs fits
+    assert short.effort == "1 of 3 parts, 51 of 150 steps"
+    assert short.shortened
+    assert short.seconds == 150
+    assert len(short.trained.rows) == 8
+    assert len(short.new.rows) == 24
+    assert tried(10.0).skipped == "needs about 3 min more"
+    assert tried(-1.0).skipped == "no time was left"
+
+
+def test_a_method_that_answered_for_some_images_is_compared_on_those() -> None:
+    from dear.workflows.verdict import Answers, Candidate, best_of
+
+    rows = torch.arange(90)
+    easy = rows < 30  # the others are hard: half are wrong
+    probe = Answers(easy | (rows % 2 == 0), rows)  # 60 of 90
+    partly = Answers(torch.ones(30, dtype=torch.bool), rows[:30])  # 100 %, on easy images that all answer
+    bad = Answers(torch.zeros(30, dtype=torch.bool), rows[30:60])
+    quick, slow, poor = (
+        Candidate(name, name, trained=answers, seconds=s)
+        for name, answers, s in (("quick", probe, 1), ("slow", partly, 60), ("poor", bad, 0.1))
+    )
+    assert best_of([slow, quick, poor], "trained") == [quick, slow]
+
+
+def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
+    from dataclasses import replace
+
+    from dear.train.crossval import answers_of
+    from dear.train.frozen import stages_of
+    from dear.train.recipe import Recipe
+    from dear.train.run import train
+
+    images, rows = Colors(classes=3, each=4), torch.tensor([0, 2, 3, 5, 8, 9, 11])
+    some = images.subset(rows.tolist())
+    for name in ("dear", "prolip", "clip-lora"):
+        settings = AdaptOptions(backbone=CLIP, roles=mixed_roles())
+        recipe = Recipe(epochs=3, batch=4, views=2)
+        for part, on, change in ((slice(None), images, {}), (rows, some, {"augment": False})):
+            own = replace(recipe, **change)
+            plain, quick = (candidate(name, images, CLIP, settings)[0] for _ in range(2))
+            whole = stages_of(quick, images, own, 2)
+            stages = whole if isinstance(part, slice) else whole.subset(part)
+            train(plain, on, own)
+            train(quick, on, replace(own, views=0), features=stages)
+            for before, after in zip(plain.parameters(), quick.parameters(), strict=True):
+                torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+            from_stages = answers_of(quick, on, features=stages.answered())
+            for mode, logits in answers_of(quick, on).items():
+                torch.testing.assert_close(from_stages[mode], logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_slow_method_is_calibrated_by_one_training_of_half_the_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dear.train import crossval
+    from dear.train.calibrate import calibrate
+
+    lessons: list[tuple[int, int]] = []
+    before = crossval.train
+
+    def counted(method: object, images: object, *args: object, **more: object) -> object:
+        lessons.append((len(images), len(set(images.labels.tolist()))))
+        return before(method, images, *args, **more)
+
+    monkeypatch.setattr(crossval, "train", counted)
+    images = Colors(classes=4, each=24)
+    settings = AdaptOptions(backbone=CLIP, recipe={"epochs": 2, "batch": 32})
+    method, recipe, _ = candidate("coop", images, CLIP, settings)
+    found = calibrate(method, Trials(images, recipe))
+    assert lessons == [(32, 2)]  # two thirds of the images; of four classes two are left out
+    assert (found.folds, found.images, found.class_folds) == (1, 16, 1)
+    assert found.modes["default"].auroc is not None
+    lessons.clear()
+    probe, recipe, _ = candidate("linear-probe", images, CLIP, settings)
+    assert calibrate(probe, Trials(images, recipe)).images == 96
+    assert len(lessons) == 10 + 2 * 3
+    assert {count for count, classes in lessons if classes == 2} == {32}

@@ -36,8 +36,8 @@ def choose(
     seed: Annotated[int, typer.Option("--seed", help="Of the draw of images, folds and training.")] = 1,
     folds: Annotated[int, typer.Option("--folds", help="Parts of the images held out in turn.")] = 3,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Time for everything; slower methods are left out.")
-    ] = 3.0,
+        float, typer.Option("--minutes", help="Time for everything; slow methods train with fewer steps.")
+    ] = 2.0,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Then train the recommended method on all images, into --out.")
     ] = False,
@@ -106,11 +106,12 @@ def _print(found: object) -> None:
     table.add_column("method")
     for heading in ("trained classes", "new classes", "training"):
         table.add_column(heading, justify="right")
+    table.add_column("tried with")
     for one in found.candidates:
         row = one.row()
         name = one.title if one.preset is None else f"{one.title} ({one.preset})"
         if one.skipped is not None:
-            table.add_row(name, one.skipped, "", "")
+            table.add_row(name, one.skipped, "", "", "")
             continue
         cells = []
         for column in ("trained", "new"):
@@ -120,8 +121,9 @@ def _print(found: object) -> None:
             else:
                 low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
                 cells.append(f"{100 * figures['accuracy']:.1f} % ({low} to {high})")
-        table.add_row(name, *cells, f"{one.seconds:.1f} s")
+        table.add_row(name, *cells, f"{one.seconds:.1f} s", one.effort)
     Console().print(table)
     for note in found.notes:
         typer.echo(f"- {note}")
+    typer.echo(f"- everything took {found.seconds:.0f} s")
     typer.echo(found.sentence)

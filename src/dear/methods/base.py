@@ -68,6 +68,7 @@ class Method(nn.Module):
     mergeable: ClassVar[bool] = False
     open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
     reads_feature: ClassVar[bool] = False  #: its frozen stage is the frozen image feature [B, E] alone
+    quick: ClassVar[bool] = False  #: a training step runs neither tower once the frozen stage is known
     cuda_graph_safe: ClassVar[bool] = (
         False  #: every step launches the same kernels and never waits for the GPU
     )

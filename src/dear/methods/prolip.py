@@ -44,6 +44,7 @@ class ProLIP(Method):
     name: ClassVar[str] = "prolip"
     title: ClassVar[str] = "ProLIP"
     mergeable: ClassVar[bool] = True
+    quick: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {
         "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0, "views": 10,

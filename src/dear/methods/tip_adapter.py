@@ -74,6 +74,7 @@ class TipAdapter(Method):
     name: ClassVar[str] = "tip-adapter"
     title: ClassVar[str] = "Tip-Adapter"
     reads_feature: ClassVar[bool] = True
+    quick: ClassVar[bool] = True
     open_classes: ClassVar[bool] = False
     Config: ClassVar[type] = TipAdapterConfig
     config: TipAdapterConfig
@@ -108,6 +109,7 @@ class TipAdapterF(Method):
     name: ClassVar[str] = "tip-adapter-f"
     title: ClassVar[str] = "Tip-Adapter-F"
     reads_feature: ClassVar[bool] = True
+    quick: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     open_classes: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {"epochs": 20, "batch": 256, "weight_decay": 1e-2}

@@ -50,6 +50,7 @@ class ZeroShot(Method):
     title: ClassVar[str] = "CLIP"
     mergeable: ClassVar[bool] = True
     reads_feature: ClassVar[bool] = True
+    quick: ClassVar[bool] = True
     Config: ClassVar[type] = ZeroShotConfig
     config: ZeroShotConfig
 

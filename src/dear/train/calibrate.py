@@ -19,10 +19,12 @@ from dear.methods.calibration import (
     confidence_score,
 )
 from dear.train.confidence import auroc, calibration_error, fit_bias, fit_temperature
-from dear.train.crossval import HeldOut, LeftOut, Trials, class_folds, held_out, left_out
+from dear.train.crossval import HeldOut, LeftOut, Trials, class_folds, held_out, left_out, some_left_out
 
-FOLDS, MANY_FOLDS = 2, 5  #: where each training runs the image tower, and where it does not
+FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
+CLASS_FOLDS = 3  #: the same while half of the classes are left out
 LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
+ENOUGH_IMAGES = 80  #: of a set of which one part is enough to hold out
 
 
 def calibrate(
@@ -30,22 +32,26 @@ def calibrate(
 ) -> Calibration | None:
     """Temperatures, common scale and scores of a trained method; `method` itself is not changed.
 
-    The method is trained again without each of `folds` parts of the images, and on each half of the classes
-    (with half of their images): about (folds - 1) + 1/2 further trainings. The more folds, the closer the
-    methods of the folds are to the one that was trained on all images.
+    The method is trained again without each of `folds` parts of the images, and on each half of the classes:
+    without each third of the images in turn where that takes a moment, else without one half of them. That
+    makes `folds` + 1 or `folds` - 1/2 further trainings. The more folds, the closer the methods of the folds
+    are to the one that was trained on all images. With `folds` = 1 there is a single training without a third
+    of the images and a quarter of the classes, half as long as one on everything: fewer images then say how
+    sure the answers are.
 
     Args:
         method: says what is trained: kind, options, classes and backbone.
         trials: what it was trained on and how.
-        folds: parts of the images that are held out in turn; None: 5 where image features are known, else 2.
+        folds: parts of the images that are held out in turn; None: 10 for methods that are `quick`, else 1,
+            or 2 where there are fewer than 80 images.
         progress: told ("calibration", percent done, 100).
 
     Returns:
         None where fewer than 10 images can be held out.
     """
     if folds is None:
-        folds = _folds(method, trials.features is not None)
-    costs = trial_costs(method, trials.images.labels, trials.recipe.seed, folds=folds)
+        folds = _folds(method, trials.images.labels)
+    costs = trial_costs(method, trials.images.labels, trials.recipe.seed, folds)
     if not costs:
         return None
     done = 0
@@ -58,37 +64,48 @@ def calibrate(
         done += step == steps
 
     trials = replace(trials, progress=told)
-    held = held_out(method, trials, folds)
-    if held is None:
-        return None
-    left = list(left_out(method, trials))
+    if folds == 1:
+        turn = some_left_out(method, trials)
+        held, left = turn.of_trained(), [turn] if turn.new else []
+    else:
+        every = held_out(method, trials, folds)
+        assert every is not None  # some class has two images
+        parts = CLASS_FOLDS if method.quick else 2
+        held, left = every, list(left_out(method, trials, parts, rotate=method.quick))
     if progress is not None:
         progress("calibration", 100, 100)
     return fit_calibration(held, left, method.open_classes, folds)
 
 
-def trial_costs(
-    method: Method, labels: Tensor, seed: int, features_known: bool = False, folds: int | None = None
-) -> list[float]:
+def trial_costs(method: Method, labels: Tensor, seed: int, folds: int | None = None) -> list[float]:
     """What each training of a calibration costs, as a share of training on all images; [] where none is made.
 
     Args:
         method: that is calibrated.
         labels: of the training images, each once.
         seed: of the recipe.
-        features_known: whether frozen image features are known, so that no training runs the image tower.
         folds: see `calibrate`.
     """
-    counts = torch.bincount(labels, minlength=len(method.classes))
-    if int(counts[counts > 1].sum()) < LEAST_IMAGES:
+    if _holdable(method, labels) < LEAST_IMAGES:
         return []
-    folds = _folds(method, features_known) if folds is None else folds
+    folds = _folds(method, labels) if folds is None else folds
+    if folds == 1:
+        return [0.5]
     turns = len(class_folds(len(method.classes), seed))
-    return [(folds - 1) / folds] * folds + [0.25] * turns  # half of the classes, half of their images
+    more = [1 / CLASS_FOLDS] * turns * CLASS_FOLDS if method.quick else [0.25] * turns
+    return [(folds - 1) / folds] * folds + more
 
 
-def _folds(method: Method, features_known: bool) -> int:
-    return MANY_FOLDS if features_known or not method.trainable_parameters else FOLDS
+def _holdable(method: Method, labels: Tensor) -> int:
+    """Images that can be held out: the only one of a class cannot."""
+    counts = torch.bincount(labels, minlength=len(method.classes))
+    return int(counts[counts > 1].sum())
+
+
+def _folds(method: Method, labels: Tensor) -> int:
+    if method.quick:
+        return FOLDS
+    return 1 if _holdable(method, labels) >= ENOUGH_IMAGES else 2
 
 
 def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, folds: int) -> Calibration:
@@ -102,11 +119,12 @@ def _fit_mode(mode: str, held: HeldOut, left: list[LeftOut], open_classes: bool)
     temperature = fit_temperature(logits, labels)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
     own = ModeCalibration(temperature=temperature, new_temperature=temperature, joint_temperature=temperature)
-    if open_classes and left:
-        own = _common_scale(mode, own, left)
     score, separation = "logit", None
     if left:
-        found = {kind: _separation(mode, own, left, kind) for kind in ("logit", "probability")}
+        in_turns = _temperature([turn.of_trained() for turn in left], mode) or temperature
+        if open_classes:
+            own = _common_scale(mode, own, in_turns, left)
+        found = {kind: _separation(mode, in_turns, left, kind) for kind in ("logit", "probability")}
         score = max(found, key=found.__getitem__)
         separation = found[score]
     scores = confidence_score(logits / temperature, score).sort().values.tolist()
@@ -125,40 +143,56 @@ def _error(logits: Tensor, labels: Tensor) -> float:
     return min(1.0, calibration_error(best.values, best.indices == labels))
 
 
-def _common_scale(mode: str, own: ModeCalibration, left: list[LeftOut]) -> ModeCalibration:
+def _common_scale(mode: str, own: ModeCalibration, in_turns: float, left: list[LeftOut]) -> ModeCalibration:
     """The scale of new classes: their temperature, and what brings them to one scale with trained ones.
+
+    The methods of the turns learned from fewer images and classes than the one to be calibrated, so what they
+    say is taken relative to `in_turns`, their own temperature for trained classes.
 
     Beside trained classes three ways are compared on the classes that were left out: as they are, with one
     summand, and with their own temperature and one summand. One that changes more is taken only where its
     balanced accuracy is higher by more than its standard error: with few classes the estimates are rough.
     """
-    new_temperature = _temperature_of_new(mode, left) or own.temperature
-    own = msgspec.structs.replace(own, new_temperature=new_temperature)
-    best, right = own, _joint_right(mode, own, left)
-    for temperature in (own.temperature, new_temperature):
-        other = msgspec.structs.replace(own, joint_temperature=temperature)
-        scaled = [_scaled(mode, other, turn) for turn in left]
+    new_in_turns = _temperature_of_new(mode, left) or in_turns
+    turn = ModeCalibration(temperature=in_turns, new_temperature=new_in_turns, joint_temperature=in_turns)
+    best, right = turn, _joint_right(mode, turn, left)
+    for temperature in (in_turns, new_in_turns):
+        other = msgspec.structs.replace(turn, joint_temperature=temperature)
+        scaled = [_scaled(mode, other, one) for one in left]
         other = msgspec.structs.replace(other, new_bias=fit_bias(*_pooled(scaled, left)))
         better = _joint_right(mode, other, left)
         gain = better - right
         if float(gain.sum()) > float(gain.square().sum().sqrt()):
             best, right = other, better
-    return best
+    ratio = own.temperature / in_turns
+    return msgspec.structs.replace(
+        own,
+        new_temperature=new_in_turns * ratio,
+        joint_temperature=best.joint_temperature * ratio,
+        new_bias=best.new_bias,
+    )
 
 
 def _temperature_of_new(mode: str, left: list[LeftOut]) -> float | None:
-    """From images of left-out classes, answered among those; the geometric mean over the turns."""
-    logs, weights = [], []
+    """From images of left-out classes, answered among those; None: none can be told apart."""
+    turns = []
     for turn in left:
         first = len(turn.trained)
         of_new = turn.labels >= first
-        if len(turn.new) > 1 and int(of_new.sum()) > 0:
+        if len(turn.new) > 1:
             scaled = (turn.logits[mode] * turn.gamma)[of_new, first:]
-            logs.append(math.log(fit_temperature(scaled, turn.labels[of_new] - first)))
-            weights.append(int(of_new.sum()))
-    if not logs:
+            turns.append(HeldOut({mode: scaled}, turn.labels[of_new] - first, turn.rows[of_new]))
+    return _temperature(turns, mode)
+
+
+def _temperature(turns: list[HeldOut], mode: str) -> float | None:
+    """The geometric mean over turns, weighted by their images; None: there are none."""
+    turns = [turn for turn in turns if len(turn.labels)]
+    if not turns:
         return None
-    return math.exp(sum(log * weight for log, weight in zip(logs, weights, strict=True)) / sum(weights))
+    weights = [len(turn.labels) for turn in turns]
+    logs = [math.log(fit_temperature(turn.logits[mode], turn.labels)) for turn in turns]
+    return math.exp(sum(log * n for log, n in zip(logs, weights, strict=True)) / sum(weights))
 
 
 def _pooled(scaled: list[Tensor], left: list[LeftOut]) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,12 +224,12 @@ def _scaled(mode: str, own: ModeCalibration, turn: LeftOut) -> Tensor:
     return apply_scales(turn.logits[mode], class_scales(own, trained, turn.gamma))
 
 
-def _separation(mode: str, own: ModeCalibration, left: list[LeftOut], kind: str) -> float:
+def _separation(mode: str, temperature: float, left: list[LeftOut], kind: str) -> float:
     """AUROC of images of trained against images of left-out classes, answered among the trained ones."""
     found = []
     for turn in left:
         columns = len(turn.trained)
-        score = confidence_score(turn.logits[mode][:, :columns] / own.temperature, kind)
+        score = confidence_score(turn.logits[mode][:, :columns] / temperature, kind)
         unknown = turn.labels >= columns
         if 0 < int(unknown.sum()) < len(unknown):
             found.append(auroc(score[~unknown], score[unknown]))

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from dear._io.memory import in_batches
 from dear.data.images import ImageSet
-from dear.methods.base import Method
+from dear.methods.base import Frozen, Method
 from dear.train.evaluate import BATCH, logits_of
 from dear.train.feed import stream
+from dear.train.frozen import Stages
 from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
 from dear.train.run import train
@@ -59,6 +60,13 @@ class LeftOut:
     labels: Tensor
     rows: Tensor
     gamma: Tensor
+
+    def of_trained(self) -> HeldOut:
+        """Answers for held-out images of trained classes, among those."""
+        first = len(self.trained)
+        own = self.labels < first
+        logits = {mode: z[own, :first] for mode, z in self.logits.items()}
+        return HeldOut(logits, self.labels[own], self.rows[own])
 
 
 def image_folds(labels: Tensor, folds: int, seed: int) -> list[Tensor]:
@@ -118,15 +126,20 @@ def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, se
 
 @torch.no_grad()
 def answers_of(
-    method: Method, images: ImageSet, precision: str = "auto", features: Tensor | None = None
+    method: Method, images: ImageSet, precision: str = "auto", features: Tensor | Frozen | None = None
 ) -> Logits:
-    """Logits [n, C] in every mode on the CPU; known image features [n, E] spare the image tower."""
+    """Logits [n, C] in every mode on the CPU.
+
+    Known image features [n, E], or what `Method.inference_stage` gives of all images, spare the image tower.
+    """
     method = in_precision(method, precision)
     found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
+    known = (features,) if isinstance(features, Tensor) else features
 
     def some(rows: range) -> Logits:
-        if features is not None:
-            return method.logits_from_frozen((features[rows.start : rows.stop].to(method.clip.device),))
+        if known is not None:
+            part = tuple(tensor[rows.start : rows.stop].to(method.clip.device) for tensor in known)
+            return method.logits_from_frozen(part)
         return logits_of(method, images, list(rows))
 
     for _, answers in in_batches(some, len(images), BATCH):
@@ -142,7 +155,7 @@ class Trials:
     Attributes:
         images: the training set, every image once.
         recipe: how to train, each time.
-        features: frozen image features [n, E] of all images, for a method that learns from those alone.
+        stages: what the frozen backbone makes of all images, where that is computed once for all trainings.
         repeated: which of some images, given their labels, an epoch shows how often; None: each once.
         progress: told ("steps", steps done, steps in all) of the training that runs.
         stop: asked after every step; True ends everything with `Paused`.
@@ -150,7 +163,7 @@ class Trials:
 
     images: ImageSet
     recipe: Recipe
-    features: Tensor | None = None
+    stages: Stages | None = None
     repeated: Callable[[Tensor], list[int]] | None = None
     progress: Callable[[int, int], None] | None = None
     stop: Callable[[], bool] | None = None
@@ -167,13 +180,13 @@ class Trials:
             if self.progress is not None:
                 self.progress(step, steps)
 
-        features = None if self.features is None else self.features[rows]
-        train(method, lessons, self.recipe, progress=told, stop=self.stop, features=features)
+        stages = None if self.stages is None else self.stages.subset(rows)
+        train(method, lessons, self.recipe, progress=told, stop=self.stop, features=stages)
 
     def answers(self, method: Method, rows: Tensor) -> Logits:
         """Logits in every mode of the images at `rows`."""
-        features = None if self.features is None else self.features[rows]
-        return answers_of(method, self.images.subset(rows.tolist()), self.recipe.precision, features)
+        known = None if self.stages is None else self.stages.subset(rows).answered()
+        return answers_of(method, self.images.subset(rows.tolist()), self.recipe.precision, known)
 
 
 def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
@@ -184,46 +197,89 @@ def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
         trials: on what and how it is trained.
         folds: how many parts are held out in turn; each costs (folds - 1) / folds of a training.
     """
+    found = list(held_parts(method, trials, folds))
+    return joined(found) if found else None
+
+
+def held_parts(method: Method, trials: Trials, folds: int) -> Iterator[HeldOut]:
+    """What `held_out` joins, part by part."""
     images, seed = trials.images, trials.recipe.seed
-    parts = image_folds(images.labels, folds, seed)
-    if not parts:
-        return None
-    found: list[Logits] = []
-    for part in parts:
+    for part in image_folds(images.labels, folds, seed):
         other = fresh(method, method.classes, None, seed)
         trials.teach(other, others(len(images), part))
-        found.append(trials.answers(other, part))
-    rows = torch.cat(parts)
-    logits = {mode: torch.cat([own[mode] for own in found]) for mode in method.modes}
-    return HeldOut(logits, images.labels[rows], rows)
+        yield HeldOut(trials.answers(other, part), images.labels[part], part)
 
 
-def left_out(method: Method, trials: Trials) -> Iterator[LeftOut]:
-    """Answers of methods trained on half of the classes, with half of their images; see `LeftOut`."""
-    images, seed = trials.images, trials.recipe.seed
-    parts = image_folds(images.labels, 2, seed)
-    if not parts:
-        return
-    for kept, left in class_folds(len(method.classes), seed):
-        known = torch.isin(images.labels, kept)
-        spared = torch.zeros(len(images), dtype=torch.bool)
-        spared[parts[0]] = True
-        names = tuple(method.classes[i] for i in kept.tolist())
-        new = tuple(method.classes[i] for i in left.tolist())
-        place = torch.full((len(method.classes),), -1)
-        place[kept], place[left] = torch.arange(len(kept)), len(kept) + torch.arange(len(left))
-        other = fresh(method, names, kept, seed)
-        trials.teach(other, (known & ~spared).nonzero()[:, 0], place)
-        gamma = torch.ones(len(names))
-        if method.open_classes:
-            given = method.prompts.given
-            ids = None if given is None else given[torch.cat([kept, left])]
-            other = other.with_classes((*names, *new), ids=ids)
-            with torch.no_grad():
-                ratio = torch.ones(len(method.classes)) if given is not None else other.distance_ratio()
-            gamma = torch.cat([gamma, ratio[len(names) :]])
-        rows = (spared | ~known).nonzero()[:, 0]
-        yield LeftOut(names, new, trials.answers(other, rows), place[images.labels[rows]], rows, gamma)
+def joined(found: Sequence[HeldOut]) -> HeldOut:
+    """The answers of several parts as one."""
+    logits = {mode: torch.cat([one.logits[mode] for one in found]) for mode in found[0].logits}
+    labels, rows = (torch.cat([getattr(one, name) for one in found]) for name in ("labels", "rows"))
+    return HeldOut(logits, labels, rows)
+
+
+def left_out(method: Method, trials: Trials, folds: int = 2, rotate: bool = False) -> Iterator[LeftOut]:
+    """Answers of methods trained on half of the classes, each half in turn; see `LeftOut`.
+
+    Args:
+        method: says what is trained; it is not changed.
+        trials: on what and how it is trained.
+        folds: one part of so many of the images is held out.
+        rotate: hold out every part in turn, so that every image is answered once in each turn; else the first
+            part alone, and all images of left-out classes are answered.
+    """
+    parts = image_folds(trials.images.labels, folds, trials.recipe.seed)
+    for kept, left in class_folds(len(method.classes), trials.recipe.seed) if parts else ():
+        if rotate:
+            yield _pooled([without(method, trials, kept, left, part, part) for part in parts])
+        else:
+            yield without(method, trials, kept, left, parts[0])
+
+
+def some_left_out(method: Method, trials: Trials, folds: int = 3) -> LeftOut:
+    """Answers of one method trained without a part of the images and without a quarter of the classes.
+
+    At least two classes are left out where there are four, and none of two. It costs about half a training.
+    """
+    count, seed = len(method.classes), trials.recipe.seed
+    order = torch.randperm(count, generator=stream(seed, "class folds", count))
+    few = min(max(2, count // 4), count - 2)
+    kept, left = order[few:].sort().values, order[:few].sort().values
+    return without(method, trials, kept, left, image_folds(trials.images.labels, folds, seed)[0])
+
+
+def without(
+    method: Method, trials: Trials, kept: Tensor, left: Tensor, part: Tensor, asked: Tensor | None = None
+) -> LeftOut:
+    """Answers of a method trained on the classes `kept` without the images at `part`.
+
+    They are those for images of `part` and for all images of the classes `left`; `asked` names fewer.
+    """
+    images, seed, given = trials.images, trials.recipe.seed, method.prompts.given
+    known = torch.isin(images.labels, kept)
+    spared = torch.zeros(len(images), dtype=torch.bool)
+    spared[part] = True
+    names, new = (tuple(method.classes[i] for i in some.tolist()) for some in (kept, left))
+    place = torch.full((len(method.classes),), -1)
+    place[kept], place[left] = torch.arange(len(kept)), len(kept) + torch.arange(len(left))
+    other = fresh(method, names, kept, seed)
+    trials.teach(other, (known & ~spared).nonzero()[:, 0], place)
+    gamma = torch.ones(len(names))
+    if method.open_classes and new:
+        ids = None if given is None else given[torch.cat([kept, left])]
+        other = other.with_classes((*names, *new), ids=ids)
+        with torch.no_grad():
+            ratio = torch.ones(len(other.classes)) if given is not None else other.distance_ratio()
+        gamma = torch.cat([gamma, ratio[len(names) :]])
+    rows = (spared | ~known).nonzero()[:, 0] if asked is None else asked
+    return LeftOut(names, new, trials.answers(other, rows), place[images.labels[rows]], rows, gamma)
+
+
+def _pooled(turns: Sequence[LeftOut]) -> LeftOut:
+    """The answers of methods that were trained on the same classes as those of one."""
+    logits = {mode: torch.cat([one.logits[mode] for one in turns]) for mode in turns[0].logits}
+    labels, rows = (torch.cat([getattr(one, name) for one in turns]) for name in ("labels", "rows"))
+    gamma = torch.stack([one.gamma for one in turns]).log().mean(dim=0).exp()
+    return LeftOut(turns[0].trained, turns[0].new, logits, labels, rows, gamma)
 
 
 class Relabeled:

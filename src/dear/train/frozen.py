@@ -2,24 +2,33 @@
 
 A small batch leaves a GPU half idle. The frozen stage of a step (crops, frozen layers, frozen features) waits
 for no learned tensor, so that of the next steps is run as one large batch (`FrozenAhead`), equal up to
-rounding. With a fixed number of views it is computed when a view is first seen (`KeptViews`). Methods
-that read the frozen feature alone need no images at all where views are not random (`FeatureTable`).
+rounding. With a fixed number of views it is computed when a view is first seen (`KeptViews`). Where several
+trainings see parts of one set it is computed once for all of them (`Stages`); methods that read the frozen
+feature alone then need no images at all (`FeatureTable`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Method
 from dear.methods.batch import FeatureBatch
+from dear.train.evaluate import read_pixels
+from dear.train.feature_cache import frozen_features
 from dear.train.feed import Feed
+from dear.train.precision import in_precision
+from dear.train.recipe import Recipe
 
 IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on ViT-B/16
+_BATCH = 64  # images whose stage is computed at once
+_LIMIT_BYTES = 2 << 30  # of all stages together
 
 
 class StepInputs(NamedTuple):
@@ -132,32 +141,125 @@ class KeptViews:
         self._there.add((view, group))
 
 
-class FeatureTable:
-    """The frozen image features of a training set, handed out in the order of a feed's steps.
+@dataclass(frozen=True)
+class Stages:
+    """What the frozen backbone makes of every image of a set, for several trainings on parts of it.
+
+    Attributes:
+        views: `Method.frozen_stage` of each view, tensors [n, ...]; epochs take the views in turn.
+        own: `Method.inference_stage` of CLIP's own view, tensors [n, ...].
+        random: whether the views are random crops, as a recipe with `augment` wants them.
+        rows: the images that are meant, [m]; None: all.
+    """
+
+    views: tuple[Frozen, ...]
+    own: Frozen
+    random: bool = False
+    rows: Tensor | None = None
+
+    @classmethod
+    def of_features(cls, features: Tensor) -> Stages:
+        """For methods that read the frozen image feature [n, E] alone."""
+        return cls(((features,),), (features,))
+
+    def __len__(self) -> int:
+        return len(self.own[0]) if self.rows is None else len(self.rows)
+
+    def subset(self, rows: Tensor) -> Stages:
+        """The stages of the images at `rows`; nothing is copied."""
+        rows = rows.to(self.own[0].device)
+        return replace(self, rows=rows if self.rows is None else self.rows[rows])
+
+    def to(self, device: torch.device) -> Stages:
+        """The same on a device; nothing is copied where it is there already."""
+        views = tuple(tuple(tensor.to(device) for tensor in view) for view in self.views)
+        rows = None if self.rows is None else self.rows.to(device)
+        return replace(self, views=views, own=tuple(tensor.to(device) for tensor in self.own), rows=rows)
+
+    def view(self, number: int, rows: Tensor) -> Frozen:
+        """The stage [b, ...] of view `number` of the images at `rows`; views come again in turn."""
+        at = rows if self.rows is None else self.rows[rows]
+        return tuple(tensor[at] for tensor in self.views[number % len(self.views)])
+
+    def answered(self) -> Frozen:
+        """What `logits_from_frozen` reads of each image, [m, ...]."""
+        return self.own if self.rows is None else tuple(tensor[self.rows] for tensor in self.own)
+
+
+@torch.no_grad()
+def stages_of(
+    method: Method, images: ImageSet, recipe: Recipe, views: int, limit_bytes: int = _LIMIT_BYTES
+) -> Stages | None:
+    """The frozen stages of some random views of every image, and of CLIP's own view.
 
     Args:
-        features: [n, E], one row per image of the feed, of CLIP's own view of it.
+        method: its learned tensors do not matter.
+        images: the set.
+        recipe: says how views are made; without `augment` CLIP's own view is the only one.
+        views: how many; fewer where more would not fit.
+        limit_bytes: how much all of them may take.
+
+    Returns:
+        None where the method's loss has no frozen stage, where not even one view fits, and where a GPU can
+        record whole steps, which is faster.
+    """
+    if method.reads_feature and not recipe.augment:
+        return Stages.of_features(frozen_features(method, images, recipe.precision))
+    recorded = method.cuda_graph_safe and not method.quick and method.clip.device.type == "cuda"
+    if type(method).loss is not Method.loss or recorded:
+        return None
+    work = in_precision(method, recipe.precision)
+    feed = Feed(images, work.clip, recipe)
+    groups = torch.arange(len(images)).split(_BATCH)
+    own = [work.inference_stage(read_pixels(work.clip, images, groups[0].tolist()))]
+    first = work.frozen_stage(feed.views(groups[0].tolist(), 0).pixels)
+    each = sum(tensor[0].numel() * tensor.element_size() for tensor in first)
+    kept = sum(tensor[0].numel() * tensor.element_size() for tensor in own[0])
+    views = min(views if recipe.augment else 1, (limit_bytes // len(images) - kept) // each)
+    if views < 1:
+        return None
+    own += [work.inference_stage(read_pixels(work.clip, images, rows.tolist())) for rows in groups[1:]]
+    found = []
+    for view in range(views):
+        parts = [first] if view == 0 else [work.frozen_stage(feed.views(groups[0].tolist(), view).pixels)]
+        parts += [work.frozen_stage(feed.views(rows.tolist(), view).pixels) for rows in groups[1:]]
+        found.append(_joined(parts))
+    return Stages(tuple(found), _joined(own), random=recipe.augment)
+
+
+def _joined(parts: list[Frozen]) -> Frozen:
+    return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
+
+class FeatureTable:
+    """The frozen stages of a training set, handed out in the order of a feed's steps.
+
+    Args:
+        stages: one row per image of the feed.
         feed: says which images belong to a step.
 
     Raises:
-        UsageError: another number of rows than images, or a recipe that asks for random views.
+        UsageError: another number of rows than images, or a recipe that asks for random views of images
+            whose own view alone is known.
     """
 
-    def __init__(self, features: Tensor, feed: Feed) -> None:
-        if len(features) != len(feed.images):
-            raise UsageError(f"{len(features)} features for {len(feed.images)} images")
-        if feed.recipe.augment:
+    def __init__(self, stages: Stages, feed: Feed) -> None:
+        if len(stages) != len(feed.images):
+            raise UsageError(f"{len(stages)} features for {len(feed.images)} images")
+        if feed.recipe.augment and not stages.random:
             raise UsageError("features can be known beforehand only with augment = False in the recipe")
-        self.features, self.feed = features.to(feed.device), feed
+        self.stages, self.feed = stages.to(feed.device), feed
 
     def at(self, step: int) -> StepInputs:
         """The inputs of a training step (from 0)."""
-        rows = torch.tensor(self.feed.indices(step), device=self.features.device)
+        rows = torch.tensor(self.feed.indices(step), device=self.feed.device)
+        frozen = self.stages.view(step // self.feed.steps_per_epoch, rows)
         domains = None if self.feed.domains is None else self.feed.domains[rows]
-        return StepInputs((self.features[rows],), self.feed.labels[rows], domains)
+        return StepInputs(frozen, self.feed.labels[rows], domains)
 
     def walk(self, augment: bool = False) -> Iterator[FeatureBatch]:
-        """Walk the set once in its own order: what `Method.prepare` is given."""
-        for rows in torch.arange(len(self.features), device=self.features.device).split(256):
+        """Walk the set once in its own order: what `Method.prepare` of a method that reads features gets."""
+        for rows in torch.arange(len(self.stages), device=self.feed.device).split(256):
+            (features,) = self.stages.view(0, rows)
             domains = None if self.feed.domains is None else self.feed.domains[rows]
-            yield FeatureBatch(self.features[rows], self.feed.labels[rows], domains)
+            yield FeatureBatch(features, self.feed.labels[rows], domains)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dear.errors import TrainingError
 from dear.methods.base import Method
 from dear.train.feed import Feed, stream
-from dear.train.frozen import FeatureTable
+from dear.train.frozen import FeatureTable, Stages
 from dear.train.recipe import Recipe
 from dear.train.step import Step, StepParts, make_step
 
@@ -42,11 +42,11 @@ class Loop:
         method: bound to the backbone to train with; nothing else may change what it is bound to.
         feed: the batches.
         recipe: how to train.
-        features: frozen image features [n, E] of all images, where they are known.
+        stages: frozen stages of all images, where they are known.
     """
 
-    def __init__(self, method: Method, feed: Feed, recipe: Recipe, features: Tensor | None = None) -> None:
-        self.table = None if features is None else FeatureTable(features, feed)
+    def __init__(self, method: Method, feed: Feed, recipe: Recipe, stages: Stages | None = None) -> None:
+        self.table = None if stages is None else FeatureTable(stages, feed)
         self.method, self.feed, self.recipe = method, feed, recipe
         self.dtype = method.clip.visual.dtype  # of the backbone's matrices
         self.steps = recipe.epochs * feed.steps_per_epoch
@@ -87,7 +87,8 @@ class Loop:
         with torch.random.fork_rng(devices=devices):
             if self.step == 0:
                 torch.manual_seed(stream(self.recipe.seed, "prepare", 0).initial_seed())
-                self.method.prepare(self.feed.walk if self.table is None else self.table.walk)
+                table = self.table if self.method.reads_feature else None
+                self.method.prepare(self.feed.walk if table is None else table.walk)
             while self.step < self.steps:
                 self._one()
                 ended = self.step % per_epoch == 0

@@ -33,6 +33,7 @@ from dear.train.folder import (
     write_correction,
     write_log,
 )
+from dear.train.frozen import Stages
 from dear.train.loop import Line, Loop, OnStep, Pause
 from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
@@ -81,7 +82,7 @@ class _Job:
     stop: Callable[[], bool]
     save_every: int
     config: RunConfig
-    features: Tensor | None
+    stages: Stages | None
 
 
 def train(
@@ -94,7 +95,7 @@ def train(
     stop: Callable[[], bool] | None = None,
     save_every: int = 200,
     preset: str | None = None,
-    features: Tensor | None = None,
+    features: Tensor | Stages | None = None,
 ) -> Trained:
     """Train a method on a set, and leave a run folder if `out` is given.
 
@@ -110,7 +111,7 @@ def train(
         save_every: steps between saves within an epoch.
         preset: name of the setting that options and recipe were taken from, to be noted in the folder.
         features: frozen image features [n, E] of the set, for a method that `reads_feature` and a
-            recipe without augmentation; the images are then not read at all.
+            recipe without augmentation, or the frozen stages of the method; the images are then not read.
 
     Raises:
         RunError: the folder is in use or holds another run, or the loss is not finite.
@@ -118,8 +119,10 @@ def train(
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
-    if features is not None and not method.reads_feature:
-        raise UsageError(f"the method {method.name!r} does not learn from frozen image features alone")
+    if isinstance(features, Tensor):
+        if not method.reads_feature:
+            raise UsageError(f"the method {method.name!r} does not learn from frozen image features alone")
+        features = Stages.of_features(features)
     folder = None if out is None else Path(out)
     config = describe(method, recipe, images, preset)
     with _deterministic(recipe.deterministic), _interrupts(stop) as asked:
@@ -175,7 +178,7 @@ def _train(job: _Job, resumable: bool = False) -> Trained:
 
     with torch.enable_grad():  # wherever it is called from
         work = in_precision(job.method, recipe.precision)  # shares what is learned with `job.method`
-        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe, job.features)
+        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe, job.stages)
         if job.folder is not None and resumable:
             before = restore(loop, job.folder)
 

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dear._io.progress import Progress
 from dear.train.calibrate import calibrate
 from dear.train.crossval import Trials
-from dear.train.feature_cache import frozen_features
 from dear.train.folder import locked, write_calibration
+from dear.train.frozen import stages_of
 from dear.train.run import Paused, Trained
 from dear.workflows.balance import balanced_rows
 from dear.workflows.plan import Plan
+
+VIEWS = 4  #: random views per image that the trainings of a calibration share
 
 _log = logging.getLogger("dear")
 
@@ -29,11 +31,8 @@ def calibrate_run(
     resuming it calibrates again.
     """
     images = plan.distinct
-    features = None
-    if trained.method.reads_feature and not plan.recipe.augment:
-        features = frozen_features(trained.method, images, plan.recipe.precision)
-    repeated = balanced_rows if plan.balance else None
-    trials = Trials(images, plan.recipe, features, repeated, stop=stop)
+    stages = stages_of(trained.method, images, plan.recipe, VIEWS)
+    trials = Trials(images, plan.recipe, stages, balanced_rows if plan.balance else None, stop=stop)
     try:
         found = calibrate(trained.method, trials, progress=progress)
     except Paused:

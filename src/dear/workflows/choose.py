@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from dear._io.progress import Progress
 from dear.clip.model import Clip
@@ -16,14 +15,15 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods import find_method
 from dear.methods.base import Method
-from dear.train.crossval import Trials, class_folds, held_out, image_folds, left_out
+from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.feature_cache import frozen_features
+from dear.train.frozen import Stages
 from dear.train.recipe import Recipe
-from dear.train.run import Paused
 from dear.workflows.balance import balanced_rows, enough_steps
 from dear.workflows.options import AdaptOptions, PathLike
 from dear.workflows.plan import plan_adaptation, preset_of
 from dear.workflows.roles import roles_for
+from dear.workflows.trying import try_in_time, try_quickly
 from dear.workflows.verdict import Candidate, Choice, recommend
 
 METHODS = (
@@ -38,7 +38,6 @@ METHODS = (
 )
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
 FOLDS = 3
-_PATIENCE = 5  # steps after which the time of a training is estimated
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,13 @@ class ChooseOptions:
     Attributes:
         methods: their names; "dear" takes its recommended preset.
         folds: parts of the images that are held out in turn.
-        minutes: time for everything; a method that would take longer than what is left is not tried.
+        minutes: time for everything. Methods that train inside the towers share what the others leave: their
+            trainings are shortened to fit, and a method that would hardly train at all is not tried.
     """
 
     methods: tuple[str, ...] = METHODS
     folds: int = FOLDS
-    minutes: float = 3.0
+    minutes: float = 2.0
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -99,20 +99,27 @@ def choose(
         )
     clip = first.method.clip
     features = frozen_features(first.method, images, first.recipe.precision, progress)
-    found: list[Candidate] = []
-    for number, name in enumerate(options.methods):
+    found: dict[str, Candidate] = {}
+    slow = [name for name in options.methods if not find_method(name).quick]
+    for name in [name for name in options.methods if name not in slow] + slow:
         if progress is not None:
-            progress("methods", number, len(options.methods))
+            progress("methods", len(found), len(options.methods))
         method, recipe, preset = candidate(name, images, clip, settings)
-        table = features if method.reads_feature and not recipe.augment else None
-        repeated = balanced_rows if settings.balance else None
-        trials = Trials(images, recipe, table, repeated)
-        found.append(_tried(method, trials, preset, options.folds, deadline))
+        table = Stages.of_features(features) if method.reads_feature and not recipe.augment else None
+        trials = Trials(images, recipe, table, balanced_rows if settings.balance else None)
+        named = Candidate(name, method.title, preset, mode=method.modes[0], new_mode=method.modes[0])
+        left = deadline - time.monotonic()
+        if name in slow:
+            waiting = sum(other not in found for other in slow)  # they share what time is left
+            found[name] = try_in_time(method, trials, named, options.folds, left / waiting)
+        else:
+            found[name] = try_quickly(method, trials, named, options.folds, left)
     if progress is not None:
         progress("methods", len(options.methods), len(options.methods))
-    if all(one.trained is None for one in found):
+    if all(one.trained is None for one in found.values()):
         raise UsageError(f"no method could be tried in {options.minutes:g} minutes; allow more time")
-    return recommend(found, time.monotonic() - began, _notes(images, options.folds, settings.seed))
+    tried = [found[name] for name in options.methods]
+    return recommend(tried, time.monotonic() - began, _notes(images, options.folds, settings.seed, tried))
 
 
 def candidate(
@@ -141,84 +148,7 @@ def candidate(
     return method, recipe, preset
 
 
-@dataclass
-class _Clock:
-    """Watches the trainings of a method and says when all of them would take too long.
-
-    Attributes:
-        deadline: when everything must be done.
-        cost: trainings on all images that the comparison of the method takes.
-        share: of all images that the first training sees.
-        slow: steps at the start that compute what later steps reuse (kept views).
-        late: seconds that are missing; 0: none, as far as is known.
-    """
-
-    deadline: float
-    cost: float
-    share: float
-    slow: int = 0
-    late: float = 0.0
-    _began: float = 0.0
-    _quick: float = 0.0  # when the steps became quick
-    _first: bool = True
-
-    def __call__(self, step: int, steps: int) -> None:
-        now = time.monotonic()
-        if not self._first:
-            return
-        self._began = now if step == 1 else self._began
-        self._quick = now if step == self.slow + 1 else self._quick
-        if now > self.deadline:
-            self.late = math.inf  # how long it would take is not known yet
-        elif step == self.slow + 1 + _PATIENCE:
-            self._first = False
-            rate = (now - self._quick) / _PATIENCE
-            one = (self._quick - self._began) + rate * (steps - self.slow)
-            self.late = max(0.0, now + one / self.share * self.cost - self.deadline)
-
-
-def _tried(method: Method, trials: Trials, preset: str | None, folds: int, deadline: float) -> Candidate:
-    """Cross-validate one method, or say why it was not."""
-    named = Candidate(method.name, method.title, preset, mode=method.modes[0], new_mode=method.modes[0])
-    turns = len(class_folds(len(method.classes), trials.recipe.seed))
-    began = time.monotonic()
-    if began > deadline and method.trainable_parameters:
-        return replace(named, skipped="no time was left")
-    share, views = (folds - 1) / folds, trials.recipe.views
-    slow = views * math.ceil(share * len(trials.images) / trials.recipe.batch)
-    clock = _Clock(deadline, (folds - 1) + 0.25 * turns, share, slow)
-    trials = replace(trials, progress=clock, stop=lambda: clock.late > 0)
-    try:
-        held = held_out(method, trials, folds)
-        assert held is not None  # checked before any method is tried
-        seconds = (time.monotonic() - began) / (folds - 1)
-        new = _on_new_classes(method, trials) if method.open_classes and turns else None
-    except Paused:
-        if not clock.late:
-            raise
-        if math.isinf(clock.late):
-            return replace(named, skipped="did not fit into the time")
-        return replace(named, skipped=f"needs about {math.ceil(clock.late / 60)} min more")
-    right = held.logits[method.modes[0]].argmax(dim=1) == held.labels
-    return replace(named, trained=right[held.rows.argsort()], new=new, seconds=seconds)
-
-
-def _on_new_classes(method: Method, trials: Trials) -> Tensor | None:
-    """Right or wrong for images of left-out classes, answered among those, in the method's usual mode."""
-    mode, parts = method.modes[0], []
-    for turn in left_out(method, trials):
-        first = len(turn.trained)
-        of_new = turn.labels >= first
-        if len(turn.new) > 1:
-            answers = turn.logits[mode][of_new, first:].argmax(dim=1)
-            parts.append((turn.rows[of_new], answers == turn.labels[of_new] - first))
-    if not parts:
-        return None
-    rows, right = torch.cat([r for r, _ in parts]), torch.cat([right for _, right in parts])
-    return right[rows.argsort()]
-
-
-def _notes(images: ImageSet, folds: int, seed: int) -> list[str]:
+def _notes(images: ImageSet, folds: int, seed: int, tried: Sequence[Candidate]) -> list[str]:
     """What the reader should know about the data."""
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     notes = [
@@ -242,4 +172,10 @@ def _notes(images: ImageSet, folds: int, seed: int) -> list[str]:
         )
     if len(images) < 30:
         notes.append(f"{len(images)} images are few: only large differences can be seen")
+    short = [one.title for one in tried if one.shortened]
+    if short:
+        notes.append(
+            f"{' and '.join(short)} took fewer steps than a training has, to fit into the time; in full they "
+            "may do better, which more minutes would show"
+        )
     return notes

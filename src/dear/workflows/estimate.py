@@ -47,8 +47,8 @@ def estimate(plan: Plan) -> Estimate | None:
     whole = once * images / len(rows) + step * plan.steps
     if not plan.calibrate:
         return Estimate(whole, 0.0)
-    kept = plan.method.reads_feature and not plan.recipe.augment  # features are computed once for all
-    share = sum(trial_costs(plan.method, plan.distinct.labels, plan.recipe.seed, kept))
+    kept = plan.method.quick or (plan.method.reads_feature and not plan.recipe.augment)  # once for all
+    share = sum(trial_costs(plan.method, plan.distinct.labels, plan.recipe.seed))
     return Estimate(whole, share * (step * plan.steps if kept else whole))
 
 

@@ -6,9 +6,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dear.train.confidence import share_interval
+
+_ONE_POINT = 0.01  # of accuracy: less is not worth a slower training
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Right or wrong, image by image.
+
+    Attributes:
+        right: whether each image was answered rightly, [n].
+        rows: places of the images in the set, ascending, [n].
+    """
+
+    right: Tensor
+    rows: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images answered rightly."""
+        return float(self.right.double().mean())
+
+    def figures(self) -> dict[str, float | int]:
+        """Plain values: accuracy with an interval that is 90 % sure."""
+        hits, images = int(self.right.sum()), len(self.right)
+        low, high = share_interval(hits, images)
+        return {"accuracy": hits / images, "low": low, "high": high, "images": images}
+
+    def on(self, rows: Tensor) -> Tensor:
+        """The answers for the images at `rows` that are there, [m]."""
+        return self.right[torch.isin(self.rows, rows)]
+
+    def __str__(self) -> str:
+        """With half the width of the interval: "92 ± 2 %"."""
+        found = self.figures()
+        return f"{100 * self.accuracy:.0f} ± {50 * (found['high'] - found['low']):.0f} %"
 
 
 @dataclass(frozen=True)
@@ -19,23 +55,27 @@ class Candidate:
         method: its name.
         title: its name in tables.
         preset: the named setting that was used, if any.
-        trained: whether each held-out image was answered rightly among all classes, [n].
-        new: the same for images of left-out classes, answered among left-out classes, [m]; None: the method
-            cannot name new classes, or there are too few classes to leave some out.
+        trained: for held-out images, among all classes.
+        new: for images of left-out classes, among left-out classes; None: the method cannot name new classes,
+            or there are too few classes to leave some out.
         seconds: of one training on all images, estimated from the folds.
         mode: how it predicted trained classes.
         new_mode: how it predicted new ones.
+        effort: what was done: parts held out, steps of each training.
+        shortened: whether trainings had fewer steps than usual, so that the full method may do better.
         skipped: why it was not tried; None: it was.
     """
 
     method: str
     title: str
     preset: str | None = None
-    trained: Tensor | None = None
-    new: Tensor | None = None
+    trained: Answers | None = None
+    new: Answers | None = None
     seconds: float = 0.0
     mode: str = "default"
     new_mode: str = "default"
+    effort: str = ""
+    shortened: bool = False
     skipped: str | None = None
 
     def row(self) -> dict[str, Any]:
@@ -44,21 +84,15 @@ class Candidate:
             "method": self.method,
             "title": self.title,
             "preset": self.preset,
-            "trained": _figures(self.trained),
-            "new": _figures(self.new),
+            "trained": None if self.trained is None else self.trained.figures(),
+            "new": None if self.new is None else self.new.figures(),
             "seconds": round(self.seconds, 1),
             "mode": self.mode,
             "new_mode": self.new_mode,
+            "effort": self.effort,
+            "shortened": self.shortened,
             "skipped": self.skipped,
         }
-
-
-def _figures(right: Tensor | None) -> dict[str, float | int] | None:
-    if right is None or len(right) == 0:
-        return None
-    hits = int(right.sum())
-    low, high = share_interval(hits, len(right))
-    return {"accuracy": hits / len(right), "low": low, "high": high, "images": len(right)}
 
 
 def better(first: Tensor, second: Tensor, doubt: float = 0.1) -> bool:
@@ -76,11 +110,31 @@ def better(first: Tensor, second: Tensor, doubt: float = 0.1) -> bool:
 
 
 def best_of(candidates: Sequence[Candidate], column: str) -> list[Candidate]:
-    """The method with the highest accuracy and all that it does not beat beyond chance, fastest first."""
-    answers = {id(one): getattr(one, column) for one in candidates}
-    top = max(candidates, key=lambda one: (float(answers[id(one)].float().mean()), -one.seconds))
-    tied = [one for one in candidates if not better(answers[id(top)], answers[id(one)])]
-    return sorted(tied, key=lambda one: one.seconds)
+    """The method with the highest accuracy and all that may be as good, fastest first.
+
+    A method may be as good as the best where chance explains the difference and it is at most one point. One
+    that answered for some of the images is compared with others on those.
+    """
+    found: dict[int, Answers] = {id(one): getattr(one, column) for one in candidates}
+    most = max(len(answers.rows) for answers in found.values())
+    whole = [one for one in candidates if len(found[id(one)].rows) == most]
+    anchor = max(whole, key=lambda one: (found[id(one)].accuracy, -one.seconds))
+    level = {
+        id(one): found[id(anchor)].accuracy - _lead(found[id(anchor)], found[id(one)]) for one in candidates
+    }
+    top = max(candidates, key=lambda one: (level[id(one)], -one.seconds))
+
+    def as_good(one: Candidate) -> bool:
+        first, second = found[id(top)], found[id(one)]
+        near = level[id(top)] - level[id(one)] <= _ONE_POINT + 1e-9
+        return near and not better(first.on(second.rows), second.on(first.rows))
+
+    return sorted([one for one in candidates if as_good(one)], key=lambda one: one.seconds)
+
+
+def _lead(first: Answers, second: Answers) -> float:
+    """How much more accurate the first is than the second, on the images of both."""
+    return float(first.on(second.rows).double().mean() - second.on(first.rows).double().mean())
 
 
 @dataclass(frozen=True)
@@ -117,48 +171,50 @@ class Choice:
 
 
 def recommend(candidates: Sequence[Candidate], seconds: float, notes: Sequence[str] = ()) -> Choice:
-    """Of the methods that chance cannot tell from the best, the one that trains fastest; in words."""
-    tried = [one for one in candidates if one.trained is not None and len(one.trained)]
-    tied = best_of(tried, "trained")
-    pick = tied[0]
+    """Of the methods that may be as good as the best, the one that trains fastest; in words."""
+    tried = [one for one in candidates if one.trained is not None]
+    alike = best_of(tried, "trained")
+    pick = alike[0]
     runner = max((one for one in tried if one is not pick), key=_accuracy, default=None)
-    sentence = f"Take {_name(pick)}: {_percent(pick.trained)}"
+    sentence = f"Take {_name(pick)}: {pick.trained}"
     if runner is not None:
-        sentence += f" against {_percent(runner.trained)} of {_name(runner)}"
+        sentence += f" against {runner.trained} of {_name(runner)}"
     sentence += f", and it trains in {_duration(pick.seconds)}."
-    if len(tied) > 1:
-        same = ", ".join(_name(one) for one in tied[1:4])
-        more = f" and {len(tied) - 4} more" if len(tied) > 4 else ""
-        sentence += f" On so few images {same}{more} cannot be told from the best; the fastest is named."
-    open_ones = [one for one in tried if one.new is not None and len(one.new)]
+    if len(alike) > 1:
+        same = ", ".join(_name(one) for one in alike[1:4])
+        more = f" and {len(alike) - 4} more" if len(alike) > 4 else ""
+        sentence += f" {same}{more} may be as good; the fastest is named."
+    elif runner is not None and not _certain(pick, runner):
+        sentence += " So few images do not tell the two apart for certain."
+    open_ones = [one for one in tried if one.new is not None]
     later = None
     if open_ones:
         level = best_of(open_ones, "new")
-        later = pick if pick in level else max(level, key=_accuracy)
+        later = pick if pick in level else level[0]
         if later is pick:
-            sentence += f" It is also the one to take if you will add classes later ({_percent(pick.new)})."
+            sentence += f" It is also the one to take if you will add classes later ({pick.new})."
         else:
-            own = "cannot name new classes" if pick.new is None else f"reaches {_percent(pick.new)}"
+            own = "cannot name new classes" if pick.new is None else f"reaches {pick.new}"
             sentence += (
-                f" Take {_name(later)} if you will add classes later: {_percent(later.new)} on classes it "
+                f" Take {_name(later)} if you will add classes later: {later.new} on classes it "
                 f"was not trained on ({_name(pick)} {own})."
             )
     return Choice(tuple(candidates), pick, later, sentence, tuple(notes), seconds)
 
 
+def _certain(first: Candidate, second: Candidate) -> bool:
+    """Whether the first beats the second beyond chance, on the images of both."""
+    assert first.trained is not None
+    assert second.trained is not None
+    return better(first.trained.on(second.trained.rows), second.trained.on(first.trained.rows))
+
+
 def _accuracy(one: Candidate) -> float:
-    return 0.0 if one.trained is None else float(one.trained.float().mean())
+    return 0.0 if one.trained is None else one.trained.accuracy
 
 
 def _name(one: Candidate) -> str:
     return one.title if one.preset is None else f"{one.title} ({one.preset})"
-
-
-def _percent(right: Tensor | None) -> str:
-    """An accuracy with half the width of its interval: "92 ± 2"."""
-    assert right is not None
-    low, high = share_interval(int(right.sum()), len(right))
-    return f"{100 * float(right.float().mean()):.0f} ± {50 * (high - low):.0f} %"
 
 
 def _duration(seconds: float) -> str:
