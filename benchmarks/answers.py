@@ -35,7 +35,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from dear.methods.prefix import class_token
 from torch import Tensor
 
 import dear
@@ -53,6 +52,7 @@ from dear.methods.calibration import (
     confidence_score,
     threshold,
 )
+from dear.methods.prolip import ProLIP
 from dear.train.calibrate import CLASS_FOLDS, FOLDS, fit_calibration
 from dear.train.confidence import auroc, calibration_error
 from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
@@ -103,9 +103,10 @@ class Task:
         file = self.folder / f"{key}.pt"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
+            reader = ProLIP(self.clip, self.base)  # reads the class token before the projection
             with torch.no_grad():
                 parts = [
-                    class_token(self.clip, read_pixels(self.clip, images, rows.tolist()))
+                    reader.frozen_stage(read_pixels(self.clip, images, rows.tolist()))[0]
                     for rows in torch.arange(len(images)).split(64)
                 ]
             torch.save(torch.cat(parts), file)

@@ -85,7 +85,7 @@ class Threshold(Strict, frozen=True):
     Attributes:
         value: the score.
         share: of images of trained classes that was to be refused at most.
-        low: lower end of the interval of the true share, 90 % sure.
+        low: lower end of the interval of the true share, 95 % sure.
         high: its upper end.
         images: held-out images that the threshold was read from.
     """
@@ -97,7 +97,7 @@ class Threshold(Strict, frozen=True):
     images: int
 
 
-def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.9) -> Threshold:
+def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) -> Threshold:
     """The threshold that refuses at most a share of the images of known classes.
 
     With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
@@ -109,7 +109,7 @@ def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.9) -
 
     >>> found = threshold([0.1, 0.4, 0.5, 0.6] * 25)
     >>> found.value, found.images, round(found.low, 3), round(found.high, 3)
-    (0.1, 100, 0.02, 0.089)
+    (0.1, 100, 0.016, 0.099)
     """
     from scipy.stats import beta
 

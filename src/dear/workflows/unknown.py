@@ -26,7 +26,7 @@ class Rejection:
     Attributes:
         auroc: how often an image of a known class scores above one of no class.
         refused: share of images of known classes that are answered with "none of these".
-        refused_low: lower end of the share that the run promised, 90 % sure.
+        refused_low: lower end of the share that the run promised, 95 % sure.
         refused_high: its upper end.
         false_acceptance: share of images of no class that are answered with a class.
         false_low: lower end of its interval, 90 % sure.
