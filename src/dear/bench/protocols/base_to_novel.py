@@ -21,8 +21,8 @@ CALIBRATION = {"ece_base": "ECE base", "ece_novel": "ECE novel", "ece_joint": "E
 NOTES = {
     "joint": "Joint: each image is answered among base and novel classes together; joint HM is the harmonic "
     "mean of the accuracies on images of base and of novel classes.",
-    "ece_base": "ECE: expected calibration error in percent (15 bins of equal width) under CLIP's own temperature, "
-    "without the calibration that `dear adapt` adds; lower is better.",
+    "ece_base": "ECE: expected calibration error in percent (15 bins of equal width) under CLIP's own "
+    "temperature, without the calibration that `dear adapt` adds; lower is better.",
 }
 AVERAGE_NOTE = (
     "Average: accuracies are means over datasets; its first HM is the mean of the datasets' HM, its "
