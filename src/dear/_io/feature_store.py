@@ -57,7 +57,7 @@ class FeatureStore:
         return found
 
     def put(self, entries: Mapping[bytes, bytes]) -> None:
-        """Keep some values; what was used least lately goes when the limit is passed."""
+        """Keep some values; above the limit the least recently used ones are deleted."""
         if self._broken or not entries:
             return
         try:

@@ -294,12 +294,12 @@ def resize_crop(image: Image.Image, size: Size) -> Tensor:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether a file or folder is a person's own: neither hidden nor left behind by an operating system."""
+    """Whether a file or folder is the user's: not hidden, and not made by an operating system."""
     return not name.startswith(".") and name.lower() not in IGNORED
 
 
 def image_paths(folder: Path) -> Iterator[str]:
-    """Every image below a folder, relative to it, with `/`."""
+    """Paths of all images below a folder, relative to it, with `/` between the parts."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if is_own_name(name)]
         inner = Path(place).relative_to(folder)
@@ -334,7 +334,7 @@ def find_images(names: Iterable[str]) -> list[str]:
 
 
 def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`function` of every item, by several threads: image decoders release Python's lock."""
+    """`function` of every item, computed by several threads: image decoders release Python's lock."""
     workers = min(len(items), os.cpu_count() or 1, 16)
     if workers < 2:
         return [function(item) for item in items]

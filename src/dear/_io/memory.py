@@ -31,7 +31,7 @@ def ran_out(error: BaseException) -> bool:
 
 @contextmanager
 def oom_as_error(sentence: Callable[[], str], hint: str | None = None) -> Iterator[None]:
-    """Work in which running out of memory is told by a sentence; `hint` as in `DearError`.
+    """Turn running out of memory into an error with this sentence; `hint` as in `DearError`.
 
     Raises:
         OutOfMemory: memory ran out.
@@ -46,7 +46,7 @@ def oom_as_error(sentence: Callable[[], str], hint: str | None = None) -> Iterat
 
 @contextmanager
 def tidy(seconds: float = 15.0) -> Iterator[None]:
-    """For a server: memory that its threads freed goes back to the system every few seconds.
+    """For a server: return memory that its threads freed to the system every few seconds.
 
     The C library of Linux keeps one pool per thread and what was freed in it, so that a server of many
     threads seems to grow for ever. Elsewhere this does nothing.

@@ -40,7 +40,7 @@ def shown(text: str) -> str:
 
 
 def fill_template(template: str, name: str) -> str:
-    """The prompt of one class; braces in the name mean nothing.
+    """The prompt of one class; braces in the name are kept as they are.
 
     Raises:
         UsageError: the template has no place for the name.

@@ -9,4 +9,4 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
-    """The progress that tells nobody."""
+    """A progress callback that does nothing."""

@@ -130,7 +130,7 @@ class Cell:
 
     @property
     def stem(self) -> str:
-        """File name without ending: words for people, the key for certainty."""
+        """File name without ending: readable words, then the key."""
         shots = f"{self.shots}shot" if self.shots else "all"
         words = [self.protocol, self.method, self.dataset, *self._extra(), shots, f"seed{self.seed}"]
         readable = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.") for word in words)

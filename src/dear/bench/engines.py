@@ -150,7 +150,7 @@ def _serve(pipe: Connection, work: Work) -> None:
 
 
 def leave_with_parent() -> None:
-    """End this process when the one that started it is gone, killed say, rather than compute for nobody."""
+    """End this process when the one that started it has ended, even if that one was killed."""
     parent = mp.parent_process()
 
     def watch() -> None:

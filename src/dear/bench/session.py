@@ -41,7 +41,7 @@ from dear.train.evaluate import Evaluation
 
 @lru_cache(maxsize=1)
 def backbone(name: str, device: str) -> Clip:
-    """The backbone, loaded once a process."""
+    """The backbone, loaded once per process."""
     return load(name, device=device)
 
 

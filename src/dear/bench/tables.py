@@ -188,7 +188,7 @@ def _roles(cell: Cell) -> str:
 
 
 def shown_names(datasets: Iterable[str]) -> dict[str, str]:
-    """How datasets are called in tables: a path by its last part that says something, if that is its alone.
+    """Names of datasets in tables: a path is shown by its last telling part if no other dataset has the same.
 
     >>> list(shown_names(["/data/pets/index.csv", "/data/birds", "EuroSAT"]).values())
     ['pets', 'birds', 'EuroSAT']

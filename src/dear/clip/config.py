@@ -35,7 +35,7 @@ def _check(condition: bool, message: str) -> None:
 
 
 def last_third(layers: int) -> tuple[int, ...]:
-    """The last third of so many layers, counted from 1; at least one.
+    """The numbers of the last third of `layers` layers, counted from 1; at least one.
 
     >>> last_third(12), last_third(1)
     ((9, 10, 11, 12), (1,))

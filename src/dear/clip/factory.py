@@ -56,7 +56,7 @@ def load(
 
 
 def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
-    """The name a source goes by and the folder or file on this machine, downloaded first if need be."""
+    """The name of a source, and its folder or file on this machine, downloaded first if necessary."""
     text = os.fspath(source)
     path = Path(text).expanduser()
     if isinstance(source, str) and text in embedded():

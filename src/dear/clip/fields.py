@@ -67,7 +67,7 @@ def need(condition: bool, source: str, fault: str) -> None:
 def build(
     source: str, *, vision: dict[str, Any], text: dict[str, Any], embed_dim: int, images: dict[str, Any]
 ) -> ClipConfig:
-    """A `ClipConfig`, with the file's name put before whatever it refuses."""
+    """A `ClipConfig`; errors about its values name the file."""
     try:
         images = {**images, "mean": color(images["mean"], "mean"), "std": color(images["std"], "std")}
         return ClipConfig(VisionConfig(**vision), TextConfig(**text), embed_dim, **images)

@@ -33,7 +33,7 @@ class Grouped:
 
 
 def read_waterbirds(home: Path) -> Grouped:
-    """Landbirds and waterbirds on land and on water.
+    """Waterbirds: landbirds and waterbirds, in groups by background (land or water).
 
     Raises:
         DataError: the table is missing or malformed; the line is named.
@@ -47,7 +47,7 @@ def read_waterbirds(home: Path) -> Grouped:
 
 
 def read_celeba(home: Path, images: str) -> Grouped:
-    """Blond or not, women and men.
+    """CelebA: blond hair or not, in groups by sex.
 
     Raises:
         DataError: a list is missing or malformed; the line is named.

@@ -101,7 +101,7 @@ def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple
 
 
 def natural_key(text: str) -> tuple[object, ...]:
-    """Sorts as a person does: case does not matter, and "img2" comes before "img10"; no two texts are equal.
+    """Key for natural sorting: case does not matter, "img2" comes before "img10", different texts never tie.
 
     >>> sorted(["b10", "B2", "a"], key=natural_key)
     ['a', 'B2', 'b10']

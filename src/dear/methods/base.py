@@ -69,9 +69,8 @@ class Method(nn.Module):
     open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
     reads_feature: ClassVar[bool] = False  #: its frozen stage is the frozen image feature [B, E] alone
     quick: ClassVar[bool] = False  #: a training step runs neither tower once the frozen stage is known
-    cuda_graph_safe: ClassVar[bool] = (
-        False  #: every step launches the same kernels and never waits for the GPU
-    )
+    #: every step launches the same kernels and never waits for the GPU
+    cuda_graph_safe: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     presets: ClassVar[Mapping[str, Preset]] = {}  #: named settings, the recommended one first
     Config: ClassVar[type] = NoConfig  #: frozen dataclass; `earlier_values` says how fields are added later
@@ -244,13 +243,17 @@ class Method(nn.Module):
         """Logits [B, C]: columns of trained classes from the first tensor, all others from the second."""
         if self.all_trained:
             return trained
-        columns = [name in self.trained_classes for name in self.classes]
-        return torch.where(torch.tensor(columns, device=trained.device), trained, others)
+        columns = torch.tensor(self._trained_columns(), device=trained.device)
+        return torch.where(columns, trained, others)
+
+    def _trained_columns(self) -> list[bool]:
+        known = set(self.trained_classes)
+        return [name in known for name in self.classes]
 
     @property
     def all_trained(self) -> bool:
         """Whether every class is one that the learned tensors were made for."""
-        return set(self.classes) <= set(self.trained_classes)
+        return all(self._trained_columns())
 
     def pick_mode(self, mode: str | None) -> str:
         """The mode that is meant: the usual one for None.
@@ -313,10 +316,11 @@ class Method(nn.Module):
         own = None if self.calibration is None else self.calibration.modes.get(mode)
         if own is None or self._disabled:
             return None
-        trained = [name in self.trained_classes for name in self.classes]
-        with torch.no_grad():
-            every = all(trained)
-            gamma = torch.ones(len(trained)) if every else self.cached("distance ratio", self.distance_ratio)
+        trained = self._trained_columns()
+        gamma = torch.ones(len(trained))
+        if not all(trained):
+            with torch.no_grad():
+                gamma = self.cached("distance ratio", self.distance_ratio)
         return class_scales(own, trained, gamma)
 
     def distance_ratio(self) -> Tensor:

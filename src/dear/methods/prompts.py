@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear._io.printable import check_name
+from dear._io.printable import check_name, fill_template
 from dear.clip.edit import Edit
 from dear.clip.model import Clip
 from dear.errors import InputError, UsageError
@@ -37,17 +37,6 @@ def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
     return (1 - (adapted * frozen).sum(-1)).mean()
 
 
-def fill(template: str, name: str) -> str:
-    """The prompt of one class.
-
-    >>> fill("a photo of a {}, a type of pet.", "beagle")
-    'a photo of a beagle, a type of pet.'
-    """
-    if "{}" not in template:
-        raise UsageError(f"the template {template!r} has no {{}} for the class name")
-    return template.replace("{}", name)
-
-
 class ClassPrompts:
     """One prompt per class, as token ids, with the frozen work on them done once.
 
@@ -67,7 +56,7 @@ class ClassPrompts:
         self.clip = clip
         self.classes = tuple(check_name(name) for name in classes)
         self.template = template
-        self.texts = tuple(fill(template, name) for name in self.classes)
+        self.texts = tuple(fill_template(template, name) for name in self.classes)
         self.given = ids
         full = clip.tokenize(self.texts) if ids is None else ids
         if full.ndim != 2 or full.shape[0] != len(self.classes):

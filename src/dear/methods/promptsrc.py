@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear._io.printable import fill_template
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
 from dear.methods.learned import normal
-from dear.methods.prompts import fill, scores, unit
+from dear.methods.prompts import scores, unit
 
 # Sixty prompt templates of different wording, over which frozen text features are averaged.
 DIVERSE = tuple(
@@ -116,7 +117,7 @@ class PromptSRC(Method):
             if self.prompts.given is not None or not self.config.templates:
                 self._teacher = self.prompts.frozen
             else:
-                ways = [[fill(t, name) for name in self.classes] for t in self.config.templates]
+                ways = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
                 self._teacher = unit(torch.stack([self.clip.encode_text(way) for way in ways]).mean(dim=0))
         return self._teacher
 

@@ -15,10 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from dear._io.printable import fill_template
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Method
-from dear.methods.prompts import fill, unit
+from dear.methods.prompts import unit
 
 ENSEMBLE = (
     "itap of a {}.",
@@ -72,7 +73,9 @@ class ZeroShot(Method):
         """Unit mean over prompts of unit text features, [C, E]."""
         features = [self.prompts.frozen]
         for template in self.config.templates:
-            features.append(unit(self.clip.encode_text([fill(template, name) for name in self.classes])))
+            features.append(
+                unit(self.clip.encode_text([fill_template(template, name) for name in self.classes]))
+            )
         return unit(torch.stack(features).mean(dim=0))
 
     def merge(self) -> Clip:

@@ -46,7 +46,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Share of images answered rightly, by mode."""
+        """Share of images answered correctly, by mode."""
         return {mode: float((a == self.labels).double().mean()) for mode, a in self.answers.items()}
 
     @property
@@ -74,7 +74,7 @@ class Evaluation:
         }
 
     def per_group(self, mode: str | None = None) -> dict[str, float]:
-        """Share of images answered rightly in each group of class and value; empty where none are known."""
+        """Share of images answered correctly, by group of class and value; empty where there are no groups."""
         if self.groups is None:
             return {}
         right = (self.answers[self.pick(mode)] == self.labels).tolist()

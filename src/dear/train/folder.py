@@ -123,7 +123,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write_log(folder: Path, lines: list[Line]) -> None:
-    """Write the log, one line a JSON object."""
+    """Write the log, one JSON object per line."""
     write_atomic(folder / "log.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
 
@@ -137,14 +137,14 @@ def load_adapter(method: Method, folder: Path) -> None:
 
 
 def write_correction(folder: Path, correction: Correction | None) -> None:
-    """Write the tensors, where there are any."""
+    """Write the tensors of a correction, if there is one."""
     if correction is not None:
         tensors = {"matrix": correction.matrix.cpu(), "bias": correction.bias.cpu()}
         write_safetensors(folder / CORRECTION, tensors, {"dear": correction.digest})
 
 
 def read_correction(folder: Path, entry: Any) -> Correction | None:
-    """The correction that `config.json` of a run speaks of.
+    """The correction that `config.json` of a run describes; None where it has none.
 
     Raises:
         RunError: it is not as it should be, or the tensors are others than the run was trained with.
@@ -171,7 +171,7 @@ def read_correction(folder: Path, entry: Any) -> Correction | None:
 
 
 def write_calibration(folder: Path, calibration: Calibration | None) -> None:
-    """Leave the calibration in a run folder; None removes an older one."""
+    """Write the calibration to a run folder; None removes an older one."""
     if calibration is None:
         (folder / CALIBRATION).unlink(missing_ok=True)
     else:
@@ -192,7 +192,7 @@ def read_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; a second one is told so."""
+    """Lock the folder for this process; a second process gets an error."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: is a file; name a folder for the run")
     try:

@@ -160,7 +160,7 @@ class Loop:
         self._window.clear()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """All that is needed to continue: tensors by name, and words."""
+        """All that is needed to continue: tensors by name, and metadata as text."""
         tensors = {f"method.{name}": t for name, t in self.method.adapter_state().items()}
         for number, entries in self.optimizer.state_dict()["state"].items():
             for key, value in entries.items():

@@ -48,7 +48,7 @@ class Paused(RunError):  # noqa: N818 (a state, not a mistake)
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a training run came to."""
+    """The result of a training run."""
 
     method: Method
     steps: int
@@ -141,7 +141,7 @@ def train(
 
 @contextmanager
 def rollback_on_failure(folder: Path) -> Iterator[None]:
-    """Leave nothing of a run that failed before there was anything to continue from."""
+    """Remove the files of a run that failed before there was anything to continue from."""
     ours = [folder / name for name in ("config.json", "roles.json") if not (folder / name).exists()]
     try:
         yield

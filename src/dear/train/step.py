@@ -122,7 +122,7 @@ def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
 def make_step(
     parts: StepParts, steps: int, left: int, table: FeatureTable | None = None
 ) -> EagerStep | RecordedStep | TableStep:
-    """The kind of step that a run takes: recorded where that is allowed and wins back its time.
+    """The kind of step that a run takes: recorded where that is allowed and saves time.
 
     Args:
         parts: what a step works with.

@@ -56,7 +56,7 @@ class Board:
     def result(
         self, run: str, group: str, step: int, modes: Mapping[str, Mapping[str, float | None]]
     ) -> None:
-        """Write accuracies: a curve named `run`, a chart a column and mode.
+        """Write accuracies: a curve named `run`, one chart per column and mode.
 
         Args:
             run: name of the curve (a method).
@@ -78,7 +78,7 @@ class Board:
 
 @contextmanager
 def logged(folder: str | os.PathLike[str] | None, progress: OnStep | None = None) -> Iterator[OnStep]:
-    """A training's progress callback that also writes to TensorBoard; without a folder just the callback."""
+    """A training's step callback that also writes to TensorBoard; without a folder just the callback."""
 
     def quiet(step: int, steps: int, line: Mapping[str, float | int]) -> None:
         pass

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dear._io.memory import in_batches
+from dear._io.printable import fill_template
 from dear._io.progress import Progress
 from dear.clip.factory import load, pick_device
 from dear.clip.images import normalize
@@ -35,7 +36,6 @@ from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.methods.base import Method
-from dear.methods.prompts import fill
 from dear.train.evaluate import BATCH, fit_classes
 from dear.train.folder import load_run
 from dear.train.precision import in_precision
@@ -168,7 +168,7 @@ def audit(
     roles = role_map(asked.roles, clip)
     seen = _collected(clip, images, roles, progress)
     own = None if method is None else scores_of(method, images, asked.mode)
-    texts = clip.encode_text([fill(images.template, name) for name in images.classes]).float().cpu()
+    texts = clip.encode_text([fill_template(images.template, name) for name in images.classes]).float().cpu()
     findings, without = [], {}
     chosen = [concept for concept in concepts if asked.concepts or _readable(clip, concept)]
     for number, concept in enumerate(chosen):
