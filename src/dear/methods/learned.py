@@ -15,12 +15,12 @@ from dear.errors import RunError
 
 
 def normal(generator: torch.Generator, *shape: int, std: float = 0.02) -> Tensor:
-    """Normal numbers around 0; 0.02 is CLIP's own spread of token embeddings."""
+    """Normal random numbers around 0; 0.02 is the deviation of CLIP's token embeddings."""
     return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
 
 
 def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
-    """Uniform within 1/sqrt(inputs): how PyTorch starts the weight and bias of a linear layer.
+    """Uniform within 1/sqrt(inputs): how PyTorch initializes the weight and bias of a linear layer.
 
     >>> float(uniform(torch.Generator().manual_seed(0), 1000, inputs=4).abs().max()) < 0.5
     True
@@ -30,7 +30,7 @@ def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
 
 
 def linear(generator: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
-    """Weight [..., out, in] and bias [..., out] of a linear layer, as PyTorch starts them.
+    """Weight [..., out, in] and bias [..., out] of a linear layer, as PyTorch initializes them.
 
     >>> [list(t.shape) for t in linear(torch.Generator(), 3, 4)]
     [[3, 4], [3]]

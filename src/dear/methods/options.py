@@ -17,7 +17,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def added(default: Any) -> Any:
-    """A field that a configuration got later, with a default that is what earlier versions did.
+    """A field added to a configuration later, whose default is what earlier versions did.
 
     Keys of grids leave it out while it has that value, so that results computed before keep theirs.
     """
@@ -25,7 +25,7 @@ def added(default: Any) -> Any:
 
 
 def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` with every value as the field of its name in the dataclass `config` is annotated.
+    """`options` with every value converted to the type of its field in the dataclass `config`.
 
     Lists may be written with commas, `none` is None where a field may be None, and a whole number serves as
     a number. Fields of other kinds than numbers, truth values, texts and tuples of them take what is given.
@@ -45,7 +45,7 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def earlier_values(config: type) -> dict[str, Any]:
-    """What versions without them did of the fields of `config` that were added later.
+    """What earlier versions did where `config` has fields today that were added later, by field.
 
     Such a field says so as `field(default=..., metadata={"before": value})`.
 

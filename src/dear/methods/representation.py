@@ -26,7 +26,7 @@ from dear.methods.prompts import distance, scores, unit
 
 
 class RepresentationMethod(Method):
-    """Everything but where the tokens come from: a subclass writes `fresh_tokens` and `project_mean`.
+    """The base of MMRL and MMRL++: a subclass writes `fresh_tokens` and `project_mean`.
 
     Its `Config` has `tokens`, `width`, `first_layer`, `alpha` and `weight`.
     """

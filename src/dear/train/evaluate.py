@@ -74,7 +74,7 @@ class Evaluation:
         }
 
     def per_group(self, mode: str | None = None) -> dict[str, float]:
-        """Share of images answered correctly, by group of class and value; empty where there are no groups."""
+        """Share of images answered correctly, by group of class and value; empty without groups."""
         if self.groups is None:
             return {}
         right = (self.answers[self.pick(mode)] == self.labels).tolist()
