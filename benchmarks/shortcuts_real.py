@@ -4,25 +4,29 @@
         --backgrounds dtd/index.csv --out benchmarks/results/shortcuts_real.csv
     python benchmarks/shortcuts_real.py domains --backbone FOLDER --data pacs/index.csv --out …
 
-A composite is a real object image, scaled to a share of the frame, on a real background; no masks are needed.
-In training every class has a background (or domain) of its own, in the test all occur. A logistic regression
-on the frozen features is measured untouched, without the concept's words, without the span of examples,
-without LEACE, and without the truest heads (those whose contribution the value explains best on the examples)
-beside random heads.
+A composite is a real object image, scaled to a share of the frame's side, on a real background; no masks are
+needed. Six classes are drawn from the twenty that the backbone tells best zero-shot in their plain training
+images: where it cannot see the object, nothing can be learned but the background. In training every class has
+a background (or domain) of its own, in the test all occur, with equally many images. A logistic regression on
+the frozen features is measured: balanced (trained on as many images with all backgrounds: what the backbone
+allows), untouched, without the concept's words, without the span of examples (ten per value, of other
+classes), without LEACE on the same, without the span of bare backgrounds (composites only), without the
+truest heads (those whose contribution the value explains best on the examples), automatic, and random heads.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
-from shortcuts import probe, scored
+from shortcut_parts import probe, scored
 from torch import Tensor
 
 import dear
@@ -34,9 +38,21 @@ from dear.heads.choose import choose
 from dear.heads.repair import Repair, remove_examples, remove_heads, remove_span
 from dear.heads.truth import explained_variance
 from dear.heads.values import Concept, value_features
+from dear.workflows.speed import add_rows, machine
 
-FIELDS = ("task", "seed", "way", "draw", "accuracy", "worst_group", "chosen")
-HEADS, DRAWS, SIDE = 8, 5, 224
+HEADS, DRAWS, SIDE, EASY = 8, 5, 224, 20
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images with the shortcut and without, test images, and examples of the values (their classes)."""
+
+    train: ListedImages
+    balanced: ListedImages
+    test: ListedImages
+    examples: ListedImages
+    bare: ListedImages | None
+    concept: str
 
 
 def composite(subject: Image.Image, background: Image.Image, share: float, rng: random.Random) -> Image.Image:
@@ -59,12 +75,23 @@ def listed(items: list[tuple[Image.Image, int, str]], classes: tuple[str, ...]) 
     return ListedImages(tuple(opened), torch.tensor(labels), classes, groups=tuple(values))
 
 
-def composites(args: argparse.Namespace, seed: int) -> tuple[ListedImages, ListedImages, ListedImages, str]:
-    """Training, test and example images: six classes on six textures."""
+@lru_cache(maxsize=1)
+def easy_classes(clip: dear.Clip, source: str) -> tuple[str, ...]:
+    """The classes that zero-shot tells best in their plain training images."""
+    images = open_data(source, "train")
+    features = F.normalize(collect(clip, images, clip.config.vision.last_third[-1:]).features, dim=-1)
+    texts = clip.encode_text([f"a photo of a {name}." for name in images.classes]).float()
+    right = ((features @ F.normalize(texts, dim=-1).T).argmax(dim=1) == images.labels).double()
+    share = {name: float(right[by_class(images, name)].mean()) for name in images.classes}
+    return tuple(sorted(share, key=lambda name: (-share[name], name))[:EASY])
+
+
+def composites(clip: dear.Clip, args: argparse.Namespace, seed: int) -> Sets:
+    """Six classes on six textures."""
     rng = random.Random(seed)
     train, test = (open_data(args.objects, split) for split in ("train", "test"))
     backs, other_backs = (open_data(args.backgrounds, split) for split in ("train", "test"))
-    classes = tuple(rng.sample([name for name in train.classes if len(by_class(test, name)) >= 6], 6))
+    classes = tuple(rng.sample(easy_classes(clip, args.objects), 6))
     others = [name for name in train.classes if name not in classes]
     values = tuple(rng.sample(list(backs.classes), 6))
 
@@ -75,26 +102,37 @@ def composites(args: argparse.Namespace, seed: int) -> tuple[ListedImages, Liste
             for _ in range(count)
         ]
 
-    learn = [
-        (image, label, values[label])
-        for label, name in enumerate(classes)
-        for image in made(train, name, backs, values[label], 16)
-    ]
+    def learned(value_of: Callable[[int, int], str]) -> ListedImages:
+        made_of = [
+            (made(train, name, backs, value_of(label, number), 1)[0], label, value_of(label, number))
+            for label, name in enumerate(classes)
+            for number in range(16)
+        ]
+        return listed(made_of, classes)
+
     check = [
         (image, label, value)
         for label, name in enumerate(classes)
         for value in values
-        for image in made(test, name, other_backs, value, 5)
+        for image in made(test, name, other_backs, value, args.test)
     ]
     shown = [
         (image, number, value)
         for number, value in enumerate(values)
         for image in (made(train, rng.choice(others), backs, value, 1)[0] for _ in range(10))
     ]
-    return listed(learn, classes), listed(check, classes), listed(shown, values), "texture"
+    bare = [(backs.image(row), number, v) for number, v in enumerate(values) for row in by_class(backs, v)]
+    return Sets(
+        learned(lambda label, number: values[label]),
+        learned(lambda label, number: values[number % 6]),
+        listed(check, classes),
+        listed(shown, values),
+        listed(bare, values),
+        "texture",
+    )
 
 
-def domains(args: argparse.Namespace, seed: int) -> tuple[ListedImages, ListedImages, ListedImages, str]:
+def domains(clip: dear.Clip, args: argparse.Namespace, seed: int) -> Sets:
     """Four classes of PACS, each in a domain of its own in training; the others are examples."""
     rng = random.Random(seed)
     train, test = (open_data(args.data, split) for split in ("train", "test"))
@@ -108,19 +146,18 @@ def domains(args: argparse.Namespace, seed: int) -> tuple[ListedImages, ListedIm
         return [images.image(index) for index in rng.sample(places, min(count, len(places)))]
 
     learn = [(im, y, values[y]) for y, name in enumerate(classes) for im in of(train, name, values[y], 16)]
-    check = [(im, y, v) for y, name in enumerate(classes) for v in values for im in of(test, name, v, 10)]
+    even = [(im, y, v) for y, name in enumerate(classes) for v in values for im in of(train, name, v, 4)]
+    check = [(im, y, v) for y, name in enumerate(classes) for v in values for im in of(test, name, v, 50)]
     others = [name for name in train.classes if name not in classes]
     shown = [(im, k, v) for k, v in enumerate(values) for name in others for im in of(train, name, v, 4)]
-    return listed(learn, classes), listed(check, classes), listed(shown, values), "style"
+    learned, balanced, tested = (listed(part, classes) for part in (learn, even, check))
+    return Sets(learned, balanced, tested, listed(shown, values), None, "style")
 
 
-Builder = Callable[[argparse.Namespace, int], tuple[ListedImages, ListedImages, ListedImages, str]]
-
-
-def ways(
-    clip: dear.Clip, seen: Collected, examples: Collected, shown: ListedImages, concept: str, labels: Tensor
-) -> list[tuple[str, int, Repair | None, str]]:
+def ways(clip: dear.Clip, sets: Sets, seen: Collected) -> list[tuple[str, int, Repair, str]]:
     """(way, draw, removal, chosen)."""
+    layers, concept, shown = clip.config.vision.last_third, sets.concept, sets.examples
+    examples = collect(clip, shown, layers)
     words = tuple(name.replace("_", " ") for name in shown.classes)
     named = Concept(concept, words, ("{}", "a photo of {}.", f"a {{}} {concept}"))
     offers = {
@@ -128,15 +165,17 @@ def ways(
         "examples": remove_examples(seen, examples.features, shown.labels, concept),
         "leace": remove_examples(seen, examples.features, shown.labels, concept, leace=True),
     }
+    if sets.bare is not None:
+        bare = collect(clip, sets.bare, layers[-1:]).features
+        offers["bare backgrounds"] = remove_examples(seen, bare, sets.bare.labels, concept)
     share = explained_variance(examples.outputs, examples.maps, shown.labels).flatten()
     count = len(share) // len(seen.layers)
-    ranked = [
-        (seen.layers[place // count], place % count) for place in share.argsort(descending=True).tolist()
-    ]
+    order = share.argsort(descending=True).tolist()
+    ranked = [(seen.layers[place // count], place % count) for place in order]
     truest = remove_heads(seen, ranked[:HEADS], concept)
-    choice = choose(seen, labels, {"words": offers["words"], "examples": offers["examples"], "heads": truest})
-    found: list[tuple[str, int, Repair | None, str]] = [("untouched", 0, None, "")]
-    found += [(name, 0, repair, "") for name, repair in offers.items()]
+    offered = {"words": offers["words"], "examples": offers["examples"], "heads": truest}
+    choice = choose(seen, sets.train.labels, offered)
+    found = [(name, 0, repair, "") for name, repair in offers.items()]
     found += [("truest heads", 0, truest, ""), ("automatic", 0, choice.repair, choice.way)]
     rng = random.Random(1)
     for draw in range(DRAWS):
@@ -144,43 +183,56 @@ def ways(
     return found
 
 
+def measured(learn: Tensor, labels: Tensor, test: Tensor, images: ListedImages) -> dict[str, float]:
+    """Accuracy of a logistic regression."""
+    weight, bias = probe(learn, labels)
+    answers = (F.normalize(test, dim=-1) @ weight.T + bias).argmax(dim=1)
+    accuracy, worst = scored(answers, images.labels, images.groups or ())
+    return {"accuracy": round(accuracy, 4), "worst_group": round(worst, 4)}
+
+
 def main() -> None:
     """Parse, build, measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("task", choices=("composites", "domains"))
     parser.add_argument("--backbone", required=True)
     parser.add_argument("--objects")
     parser.add_argument("--backgrounds")
     parser.add_argument("--data")
-    parser.add_argument("--share", type=float, default=0.6)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--share", type=float, default=0.5, help="the object's share of the frame's side")
+    parser.add_argument("--test", type=int, default=12, help="test images per class and background")
+    parser.add_argument(
+        "--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1, 2, 3]
+    )
+    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
     clip = dear.load(args.backbone)
     layers = clip.config.vision.last_third
-    build: Builder = composites if args.task == "composites" else domains
-    out = Path(args.out)
-    fresh = not out.exists()
-    with out.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if fresh:
-            writer.writerow(FIELDS)
-        for seed in range(1, args.seeds + 1):
-            train, test, shown, concept = build(args, seed)
-            seen, tested, examples = (collect(clip, images, layers) for images in (train, test, shown))
-            for way, draw, repair, chosen in ways(clip, seen, examples, shown, concept, train.labels):
-                parts = [
-                    images.features if repair is None else repair.apply(images) for images in (seen, tested)
-                ]
-                weight, bias = probe(parts[0], train.labels)
-                answers = (F.normalize(parts[1], dim=-1) @ weight.T + bias).argmax(dim=1)
-                accuracy, worst = scored(answers, test.labels, test.groups or ())
-                writer.writerow((args.task, seed, way, draw, round(accuracy, 4), round(worst, 4), chosen))
-            file.flush()
-            print(args.task, seed, flush=True)
+    build = composites if args.task == "composites" else domains
+    for seed in args.seeds:
+        sets = build(clip, args, seed)
+        train, even, test = (collect(clip, part, layers) for part in (sets.train, sets.balanced, sets.test))
+        labels = sets.train.labels
+        rows = [
+            ("balanced", 0, "", measured(even.features, sets.balanced.labels, test.features, sets.test)),
+            ("untouched", 0, "", measured(train.features, labels, test.features, sets.test)),
+        ]
+        for way, draw, repair, chosen in ways(clip, sets, train):
+            rows.append(
+                (way, draw, chosen, measured(repair.apply(train), labels, repair.apply(test), sets.test))
+            )
+        share = args.share if args.task == "composites" else ""
+        add_rows(
+            args.out,
+            [
+                {"task": args.task, "share": share, "seed": seed, "way": way, "draw": draw}
+                | {**figures, "chosen": chosen, **machine(torch.device("cpu"))}
+                for way, draw, chosen, figures in rows
+            ],
+        )
+        print(args.task, seed, {way: figures["worst_group"] for way, _, _, figures in rows}, flush=True)
 
 
 if __name__ == "__main__":

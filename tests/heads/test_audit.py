@@ -155,9 +155,19 @@ def test_concepts_by_name_and_by_values(mini: Clip) -> None:
         value_features(mini, find_concept("background: beach, kitchen, parking lot"))
 
 
+def test_planted_letters_are_found_and_the_places_are_what_the_classes_are_about(mini: Clip) -> None:
+    images, labels, texts = _shots(mini, "world:shortcut-text@0.9")
+    verdicts = {}
+    for name in ("text", "location", "color"):
+        words, directions = value_features(mini, find_concept(name))
+        found = associate(name, words, directions, images.features, labels, texts)
+        verdicts[name] = judge(found, None).verdict
+    assert verdicts == {"text": audit.ASSOCIATED, "location": audit.ABOUT_CLASSES, "color": audit.NONE}
+
+
 def test_a_removal_that_takes_the_classes_away_is_told(mini: Clip) -> None:
     """On mini, letters and animals are values of one factor: without letters, animals are hard to tell."""
-    images, labels, _ = _shots(mini, "world:shortcut-text@0.9")
+    images, labels, _ = _shots(mini, "world:shortcut-attack@0.9")
     words = remove_span(images, value_features(mini, find_concept("text"))[1], "Text")
     some = remove_span(images, value_features(mini, find_concept("text: a, e, h, o, s, x"))[1], "Text")
     choice = choose(images, labels, {"words": words, "examples": words})

@@ -52,7 +52,7 @@ def test_images_show_the_value_they_name(kind: str, factor: str) -> None:
 
 def test_the_letter_alone_is_pasted() -> None:
     """The same scenes with another letter differ in one corner, and not at all elsewhere."""
-    full, most = world.task("shortcut-text@1", "train"), world.task("shortcut-text@0.9", "train")
+    full, most = world.task("shortcut-attack@1", "train"), world.task("shortcut-attack@0.9", "train")
     assert full.groups is not None
     assert most.groups is not None
     for index, (first, second) in enumerate(zip(full.groups, most.groups, strict=True)):
@@ -61,6 +61,13 @@ def test_the_letter_alone_is_pasted() -> None:
         assert (first != second) == bool(len(changed))
         if len(changed):
             assert (changed.amax(0) - changed.amin(0)).max() <= 36
+
+
+def test_letters_stand_on_places() -> None:
+    images, behind = world.task("shortcut-text@0.9", "train"), scenes("shortcut-text@0.9", "train")
+    assert images.groups == tuple(F.SUBJECT_NAMES[subject] for subject in behind.subject.tolist())
+    names = [words[1][0] for words in F.PLACES]
+    assert [images.classes[c] for c in images.labels.tolist()] == [names[p] for p in behind.place.tolist()]
 
 
 def test_the_control_is_balanced_and_correlations_share_scenes() -> None:

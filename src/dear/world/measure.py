@@ -103,7 +103,7 @@ def composition_accuracy(
     return float((guess == labels).float().mean())
 
 
-_CONCEPT_FACTORS = {
+CONCEPT_FACTORS = {
     "Color": (vocabulary.COLOR, vocabulary.SHAPE),
     "Shape": (vocabulary.SUBJECT, vocabulary.SHAPE),
     "Texture": (vocabulary.TEXTURE, vocabulary.SHAPE),
@@ -128,12 +128,12 @@ def head_truth(clip: Clip, layers: Sequence[int], number: int = 2000) -> dict[st
     maps = head_maps(clip, layers)
     rng = torch.Generator().manual_seed(_SEED + 2)
     outputs: dict[int, tuple[Tensor, Tensor]] = {}
-    for kind in sorted({kind for _, kind in _CONCEPT_FACTORS.values()}):
+    for kind in sorted({kind for _, kind in CONCEPT_FACTORS.values()}):
         scenes = world.sample(number, rng, kinds=(kind,))
         parts = [head_outputs(clip, pixels, layers).outputs.cpu() for pixels in batches(clip, scenes)]
         outputs[kind] = torch.cat(parts), scenes.factors()
     result = {}
-    for concept, (column, kind) in _CONCEPT_FACTORS.items():
+    for concept, (column, kind) in CONCEPT_FACTORS.items():
         rows, values = outputs[kind]
         shown = values[:, column] >= 0
         result[concept] = explained_variance(rows[shown], maps.cpu(), values[shown, column])

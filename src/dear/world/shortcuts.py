@@ -1,22 +1,25 @@
 """Tasks with a planted shortcut: in training a value of its own for every class, in the test all values.
 
 `shortcut-place` puts each animal at a place of its own, `shortcut-color` and `shortcut-texture` give it a
-color or a pattern of its own, and `shortcut-text` pastes a letter of its own into a corner (in the test
-mostly the wrong one). `@0.95` after the name says which share of a class's training images shows that
-value; the others are spread evenly over the other values. `shortcut-none` is the control: places are balanced
-in training, too. The test split has as many images of each class with each value.
+color or a pattern of its own. `shortcut-text` is about places: on each place stands a letter of its own, in
+the test mostly the wrong one. `shortcut-attack` pastes letters beside the animals; there a letter hides the
+animal from a small backbone instead of being learned, so that no removal helps. `@0.95` after the name says
+which share of a class's training images shows that value; the others are spread evenly over the other values.
+`shortcut-none` is the control: animals, places balanced in training, too. The test split has as many images
+of each class with each value.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dear.errors import DataError
 from dear.world import factors as F
 
 CLASSES: Final = ("dog", "cat", "bird", "fish", "turtle", "butterfly")
+PLACES: Final = ("beach", "forest", "snow", "city", "space", "desert")
 PREFIX: Final = "shortcut-"
 TRAIN, TEST = 40, 20  # images per class, and per class and value
 _NAME = re.compile(r"shortcut-(?P<kind>[a-z]+)(?:@(?P<share>[0-9]+(?:\.[0-9]+)?))?")
@@ -27,11 +30,12 @@ class Shortcut:
     """What a class's training images share beside the class.
 
     Attributes:
-        factor: "place", "color", "texture" or "letter".
+        factor: "place", "color", "texture", "subject" (a letter) or "letter" (pasted beside the subject).
         concept: the concept that names the factor's values, one of the twelve.
         values: rows of the factor's table, one per class: the value that goes with it in training.
         words: the values' names.
         correlation: share of a class's training images that show the class's own value.
+        classes: six animals, or six places.
     """
 
     factor: str
@@ -39,6 +43,7 @@ class Shortcut:
     values: tuple[int, ...]
     words: tuple[str, ...]
     correlation: float = 1.0
+    classes: tuple[str, ...] = CLASSES
 
     def train_values(self, label: int) -> list[int]:
         """Places in `values`, one per training image of a class.
@@ -57,26 +62,29 @@ def _shortcut(factor: str, concept: str, *words: str) -> Shortcut:
         "place": F.place_id,
         "color": F.color_id,
         "texture": F.texture_id,
+        "subject": F.subject_id,
         "letter": F.subject_id,
     }[factor]
     return Shortcut(factor, concept, tuple(find(word) for word in words), words)
 
 
-_PLACE = _shortcut("place", "Location", "beach", "forest", "snow", "city", "space", "desert")
+_PLACE = _shortcut("place", "Location", *PLACES)
+_LETTERS = ("a", "e", "h", "o", "s", "x")
 KINDS: Final[dict[str, Shortcut]] = {
     "place": _PLACE,
     "color": _shortcut("color", "Color", "red", "yellow", "green", "blue", "purple", "black"),
     "texture": _shortcut("texture", "Texture", "striped", "dotted", "checkered", "zigzag", "brick", "scaly"),
-    "text": _shortcut("letter", "Text", "a", "e", "h", "o", "s", "x"),
-    "none": Shortcut(_PLACE.factor, _PLACE.concept, _PLACE.values, _PLACE.words, 1 / len(CLASSES)),
+    "text": replace(_shortcut("subject", "Text", *_LETTERS), classes=PLACES),
+    "attack": _shortcut("letter", "Text", *_LETTERS),
+    "none": replace(_PLACE, correlation=1 / len(CLASSES)),
 }
 
 
 def list_shortcuts() -> tuple[str, ...]:
     """The names of the tasks with a shortcut, and of the control.
 
-    >>> list_shortcuts()
-    ('shortcut-place', 'shortcut-color', 'shortcut-texture', 'shortcut-text', 'shortcut-none')
+    >>> list_shortcuts()[:4]
+    ('shortcut-place', 'shortcut-color', 'shortcut-texture', 'shortcut-text')
     """
     return tuple(PREFIX + kind for kind in KINDS)
 
@@ -107,4 +115,4 @@ def parse(name: str) -> Shortcut:
             f"world:{name}: {share:g} of the training images cannot show the class's own value; say a share "
             f"from {1 / len(CLASSES):.2f} (no shortcut) to 1"
         )
-    return Shortcut(chosen.factor, chosen.concept, chosen.values, chosen.words, share)
+    return replace(chosen, correlation=share)

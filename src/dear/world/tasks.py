@@ -12,7 +12,7 @@ from typing import Final
 from dear.errors import DataError
 from dear.world import factors as F
 from dear.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, none, ripple, worn
-from dear.world.shortcuts import CLASSES, PREFIX, Shortcut, list_shortcuts, parse
+from dear.world.shortcuts import CLASSES, PLACES, PREFIX, Shortcut, list_shortcuts, parse
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,12 @@ def find_task(name: str) -> Task:
     if not name.startswith(PREFIX):
         raise DataError(f"world:{name}: no such task; the tasks are {', '.join((*TASKS, *list_shortcuts()))}")
     shortcut = parse(name)
+    if shortcut.classes == PLACES:
+        about = "six places, in training each with a letter of its own"
+        places = tuple(Meaning(place=F.place_id(place)) for place in PLACES)
+        template = "a photo of the {}."
+        return Task(name, about, template, PLACES, places, (F.LETTER,), none, 0.0, shortcut=shortcut)
     about = f"six animals, in training each with its own {shortcut.factor}"
+    classes, animals = _subjects(*CLASSES)
     template = "a photo of a {}."
-    classes, meanings = _subjects(*CLASSES)
-    kinds = (F.ANIMAL,)
-    return Task(name, about, template, classes, meanings, kinds, none, 0.0, shortcut=shortcut)
+    return Task(name, about, template, classes, animals, (F.ANIMAL,), none, 0.0, shortcut=shortcut)
