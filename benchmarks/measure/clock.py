@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.utils.benchmark import timer
 
+Clock = Callable[[], float]
+
 
 def wait(device: torch.device) -> None:
     """Until the device has done what was launched."""
@@ -15,15 +17,19 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """One run by PyTorch's clock, which waits for the device before it is read."""
-    began = timer()
+def seconds(work: Callable[[], object], clock: Clock = timer) -> float:
+    """One run; PyTorch's own clock waits for the device before it is read."""
+    began = clock()
     work()
-    return float(timer() - began)
+    return float(clock() - began)
 
 
 def medians(
-    works: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, warm_up: int = 3
+    works: Mapping[str, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    warm_up: int = 3,
+    clock: Clock = timer,
 ) -> dict[str, float]:
     """Median seconds of each work; they take turns, after some runs that are not counted.
 
@@ -36,7 +42,7 @@ def medians(
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
-            times[name].append(seconds(work))
+            times[name].append(seconds(work, clock))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

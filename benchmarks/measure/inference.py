@@ -7,19 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import timer
 
 from dear.clip.config import ClipConfig
 from dear.clip.gpu.recorded import Recorder
 from dear.methods.together import answer_together
 from dear.train.precision import cast_backbone, choose
-from measure.clock import medians
+from measure.clock import Clock, medians
 from measure.task import SpeedTask
 
 OTHERS = ("transformers", "timm", "timm compiled")  #: measured where the package is installed
 
 
 def inference(
-    task: SpeedTask, batches: Sequence[int], others: Sequence[str] = OTHERS, repeats: int = 10
+    task: SpeedTask,
+    batches: Sequence[int],
+    others: Sequence[str] = OTHERS,
+    repeats: int = 10,
+    clock: Clock = timer,
 ) -> list[dict[str, Any]]:
     """A row for each batch size and model; the models take turns.
 
@@ -48,7 +53,7 @@ def inference(
         for batch in batches:
             size = clip.config.vision.image_size
             pixels = torch.randn(batch, 3, size, size, device=device)
-            found = medians({n: _call(m, pixels) for n, m in models.items()}, repeats, device)
+            found = medians({n: _call(m, pixels) for n, m in models.items()}, repeats, device, clock=clock)
             base = found["dear, plain CLIP"]
             rows += [
                 {
