@@ -228,6 +228,23 @@ def test_a_method_that_answered_for_some_images_is_compared_on_those() -> None:
     assert best_of([slow, quick, poor], "trained") == [quick, slow]
 
 
+def test_for_later_classes_the_method_that_also_knows_the_present_ones_is_named() -> None:
+    from dear.workflows.verdict import Answers, Candidate, recommend
+
+    rows = torch.arange(96)
+
+    def answers(right: int) -> Answers:
+        return Answers(rows < right, rows)
+
+    probe = Candidate("probe", "Probe", trained=answers(94), seconds=1)
+    frozen = Candidate("frozen", "CLIP", trained=answers(50), new=answers(72), seconds=0.1)
+    tuned = Candidate("tuned", "DeAR", trained=answers(80), new=answers(71), seconds=60)  # one image less
+    worse = Candidate("worse", "CoOp", trained=answers(85), new=answers(60), seconds=60)
+    found = recommend([probe, frozen, tuned, worse], 1.0)
+    assert found.pick is probe
+    assert found.pick_for_new is tuned
+
+
 def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
     from dataclasses import replace
 

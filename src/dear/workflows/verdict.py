@@ -112,8 +112,8 @@ def better(first: Tensor, second: Tensor, doubt: float = 0.1) -> bool:
 def best_of(candidates: Sequence[Candidate], column: str) -> list[Candidate]:
     """The method with the highest accuracy and all that may be as good, fastest first.
 
-    A method may be as good as the best where chance explains the difference and it is at most one point. One
-    that answered for some of the images is compared with others on those.
+    A method may be as good as the best where chance explains the difference and it is at most one point, or
+    one image. One that answered for some of the images is compared with others on those.
     """
     found: dict[int, Answers] = {id(one): getattr(one, column) for one in candidates}
     most = max(len(answers.rows) for answers in found.values())
@@ -126,7 +126,7 @@ def best_of(candidates: Sequence[Candidate], column: str) -> list[Candidate]:
 
     def as_good(one: Candidate) -> bool:
         first, second = found[id(top)], found[id(one)]
-        near = level[id(top)] - level[id(one)] <= _ONE_POINT + 1e-9
+        near = level[id(top)] - level[id(one)] <= max(_ONE_POINT, 1 / len(second.rows)) + 1e-9
         return near and not better(first.on(second.rows), second.on(first.rows))
 
     return sorted([one for one in candidates if as_good(one)], key=lambda one: one.seconds)
@@ -190,7 +190,7 @@ def recommend(candidates: Sequence[Candidate], seconds: float, notes: Sequence[s
     later = None
     if open_ones:
         level = best_of(open_ones, "new")
-        later = pick if pick in level else level[0]
+        later = pick if pick in level else max(level, key=_accuracy)  # they are alike on new classes
         if later is pick:
             sentence += f" It is also the one to take if you will add classes later ({pick.new})."
         else:
