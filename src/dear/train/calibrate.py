@@ -24,6 +24,7 @@ from dear.train.crossval import HeldOut, LeftOut, Trials, class_folds, held_out,
 FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
 CLASS_FOLDS = 3  #: the same while half of the classes are left out
 LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
+LEAST_NEW = 4  #: classes left out in all turns; fewer say nothing about a temperature of new classes
 ENOUGH_IMAGES = 80  #: of a set of which one part is enough to hold out
 
 
@@ -149,32 +150,28 @@ def _common_scale(mode: str, own: ModeCalibration, in_turns: float, left: list[L
     The methods of the turns learned from fewer images and classes than the one to be calibrated, so what they
     say is taken relative to `in_turns`, their own temperature for trained classes.
 
-    Beside trained classes three ways are compared on the classes that were left out: as they are, with one
-    summand, and with their own temperature and one summand. One that changes more is taken only where its
-    balanced accuracy is higher by more than its standard error: with few classes the estimates are rough.
+    Beside trained classes they keep the temperature of those and get one summand, chosen on classes that were
+    left out, where balanced accuracy is higher with it by more than two standard errors: with few classes the
+    estimates are rough. (In one list, their own temperature lowered joint accuracy: docs/answers.md.)
     """
     new_in_turns = _temperature_of_new(mode, left) or in_turns
-    turn = ModeCalibration(temperature=in_turns, new_temperature=new_in_turns, joint_temperature=in_turns)
-    best, right = turn, _joint_right(mode, turn, left)
-    for temperature in (in_turns, new_in_turns):
-        other = msgspec.structs.replace(turn, joint_temperature=temperature)
-        scaled = [_scaled(mode, other, one) for one in left]
-        other = msgspec.structs.replace(other, new_bias=fit_bias(*_pooled(scaled, left)))
-        better = _joint_right(mode, other, left)
-        gain = better - right
-        if float(gain.sum()) > float(gain.square().sum().sqrt()):
-            best, right = other, better
-    ratio = own.temperature / in_turns
+    plain = ModeCalibration(temperature=in_turns, joint_temperature=in_turns)
+    scaled = [_scaled(mode, plain, turn) for turn in left]
+    other = msgspec.structs.replace(plain, new_bias=fit_bias(*_pooled(scaled, left)))
+    gain = _joint_right(mode, other, left) - _joint_right(mode, plain, left)
+    helps = float(gain.sum()) > 2 * float(gain.square().sum().sqrt())
     return msgspec.structs.replace(
         own,
-        new_temperature=new_in_turns * ratio,
-        joint_temperature=best.joint_temperature * ratio,
-        new_bias=best.new_bias,
+        new_temperature=new_in_turns * own.temperature / in_turns,
+        joint_temperature=own.temperature,
+        new_bias=other.new_bias if helps else 0.0,
     )
 
 
 def _temperature_of_new(mode: str, left: list[LeftOut]) -> float | None:
-    """From images of left-out classes, answered among those; None: none can be told apart."""
+    """From images of left-out classes, answered among those; None: too few classes were left out."""
+    if sum(len(turn.new) for turn in left) < LEAST_NEW:
+        return None
     turns = []
     for turn in left:
         first = len(turn.trained)
