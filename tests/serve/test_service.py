@@ -25,6 +25,7 @@ from dear.clip.images import normalize
 from dear.data.listed import ListedImages
 from dear.data.open import open_data
 from dear.errors import DearError
+from dear.methods.calibration import Calibration
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Upload
@@ -33,7 +34,7 @@ from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.serve.settings import Limits, ServeSettings
 from dear.serve.store import AdapterStore
-from dear.train.folder import load_run
+from dear.train.folder import load_run, write_calibration
 from dear.workflows.retrieve import retrieve
 
 QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05)
@@ -198,7 +199,11 @@ def test_runs_are_uploaded_unloaded_and_loaded(runs, made_runs, tmp_path):
     headers = {"Authorization": f"Bearer {MANAGE}"}
     open_key = {"Authorization": f"Bearer {OPEN_ALL}"}
     with client_of(runs, keys=Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"])], MANAGE))) as client:
-        fresh = client.put("/v1/models/fresh/upload", content=packed(made_runs / "coop"), headers=headers)
+        shutil.copytree(made_runs / "coop", tmp_path / "calibrated")
+        write_calibration(tmp_path / "calibrated", Calibration(images=4, folds=2))
+        fresh = client.put(
+            "/v1/models/fresh/upload", content=packed(tmp_path / "calibrated"), headers=headers
+        )
         assert fresh.json()["method"] == "coop"
         asked = client.post("/v1/models/fresh/classify", files=[file(1)], headers=open_key)
         assert asked.status_code == 200

@@ -269,7 +269,9 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     assert again.model.classes == opened.model.classes
     assert again.images.name == "world:vehicles"
     with zipfile.ZipFile(trainer.download()) as archive:
-        assert "run/adapter.safetensors" in archive.namelist()
+        assert {Path(name).name for name in archive.namelist()} == {
+            path.name for path in trainer.run.iterdir()
+        }
         assert not any("/" in name.removeprefix("run/") or ".." in name for name in archive.namelist())
         assert json.loads(archive.read("run/config.json"))["method"] == "dear"
 

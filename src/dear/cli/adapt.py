@@ -124,7 +124,8 @@ def adapt(
     """
     from dear.errors import UsageError
     from dear.methods import find_method
-    from dear.train.folder import check_folder
+    from dear.errors import DiskError
+    from dear.train.folder import add_metrics, check_folder
     from dear.train.tensorboard import logged
     from dear.workflows.adapt import run_plan
     from dear.workflows.estimate import estimate
@@ -165,6 +166,11 @@ def adapt(
         found = None
         if check and held_out is not None:
             found = held_out_accuracy(trained.method, held_out, told)
+            figures = {"accuracy": found.after, "zero_shot": found.before, "images": found.images}
+            try:
+                add_metrics(out, **{f"evaluation of {data} (held out)": figures})
+            except DiskError as error:  # the run is complete; only this note in its folder is missing
+                say(f"not added to the run's metrics: {error}")
     if as_json:
         print_json(_facts(plan, trained, found, held_out, out))
         return

@@ -10,10 +10,8 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from dear.serve.errors import Refused
+from dear.train.folder import FILES
 
-_FILES = frozenset(
-    "config.json adapter.safetensors roles.json metrics.json log.jsonl repair.safetensors".split()  # noqa: SIM905
-)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -42,9 +40,9 @@ def unpack_run(content: bytes, folder: Path, name: str, most_bytes: int) -> Path
     with archive:
         members = [info for info in archive.infolist() if not info.is_dir()]
         names = [PurePosixPath(info.filename) for info in members]
-        unknown = [path for path in names if path.name not in _FILES or len(path.parts) > 2]
+        unknown = [path for path in names if path.name not in FILES or len(path.parts) > 2]
         if unknown or len({path.name for path in names}) != len(names):
-            raise Refused(400, f"the archive must hold a run's own files alone ({', '.join(sorted(_FILES))})")
+            raise Refused(400, f"the archive must hold a run's own files alone ({', '.join(sorted(FILES))})")
         if sum(info.file_size for info in members) > most_bytes:
             raise Refused(413, f"the run is larger than {most_bytes:,} bytes")
         place.mkdir()

@@ -21,10 +21,9 @@ from dear.errors import DearError, RunError
 from dear.methods.base import Method
 from dear.serve.errors import Refused
 from dear.train.config import read_config
-from dear.train.folder import load_run, read_metrics
+from dear.train.folder import CALIBRATION, CORRECTION, REQUIRED_FILES, load_run, read_metrics
 from dear.train.precision import in_precision
 
-_FILES = ("config.json", "adapter.safetensors", "metrics.json")
 _MOST_CLASS_LISTS = 64  # per adapter: lists of other classes whose texts are kept
 
 
@@ -247,10 +246,12 @@ class AdapterStore:
 
 def _is_run(path: Path) -> bool:
     """Whether a folder holds a finished run; hidden ones are being written."""
-    return not path.name.startswith(".") and all((path / name).is_file() for name in _FILES)
+    return not path.name.startswith(".") and all((path / name).is_file() for name in REQUIRED_FILES)
 
 
 def _version(path: Path) -> str:
     """A word that changes when the run's files do."""
-    stamps = [(path / name).stat() for name in _FILES]
+    stamps = [
+        (path / name).stat() for name in (*REQUIRED_FILES, CORRECTION, CALIBRATION) if (path / name).is_file()
+    ]
     return "-".join(f"{stamp.st_mtime_ns:x}.{stamp.st_size:x}" for stamp in stamps)

@@ -26,10 +26,10 @@ from dear.report.page import render
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train import Paused, Recipe, evaluate, train
+from dear.train.folder import FILES
 from dear.workflows.plan import check_task
 
 _TESTED = 120  # images for the accuracy that is shown while training
-FILES = ("config.json", "adapter.safetensors", "roles.json", "metrics.json", "log.jsonl")
 
 
 AUTOMATIC, DISCOVER, MIXED = "automatic", "found on these images", "all heads mixed"

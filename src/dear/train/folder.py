@@ -42,6 +42,10 @@ from dear.train.config import RunConfig, RunIdentity, plain, read_config, roles_
 from dear.train.loop import Line
 
 CORRECTION, CALIBRATION = "correction.safetensors", "calibration.json"
+REQUIRED_FILES = ("config.json", "adapter.safetensors", "metrics.json")
+"""Files that every finished run has."""
+FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION)
+"""Files that a finished run may have."""
 _corrected_clips: WeakKeyDictionary[Clip, WeakValueDictionary[str, Clip]] = WeakKeyDictionary()
 
 
