@@ -122,9 +122,8 @@ def adapt(
 
     `dear adapt --data photos/ --out run --recipe lr=1e-4 --recipe precision=float32`
     """
-    from dear.errors import UsageError
+    from dear.errors import DiskError, UsageError
     from dear.methods import find_method
-    from dear.errors import DiskError
     from dear.train.folder import add_metrics, check_folder
     from dear.train.tensorboard import logged
     from dear.workflows.adapt import run_plan
