@@ -21,9 +21,9 @@ from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 import dear
+from dear._io import image_file
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
-from dear.data import images as images_module
 from dear.data import open_data
 from dear.errors import CheckpointError, DearError, InputError, RunError, TrainingError, UsageError
 from dear.heads.discover import discover_roles
@@ -258,7 +258,7 @@ def test_results_do_not_depend_on_the_number_of_threads_that_decode(
 ) -> None:
     expected = trained(photos, tmp_path / "a")
     pixels = open_data(photos, "all").pixels(range(21), 24)
-    monkeypatch.setattr(images_module.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(image_file.os, "cpu_count", lambda: cores)
     assert torch.equal(open_data(photos, "all").pixels(range(21), 24), pixels)
     assert trained(photos, tmp_path / "b") == expected
 

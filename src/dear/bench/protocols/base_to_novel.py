@@ -22,7 +22,7 @@ NOTES = {
     "joint": "Joint: each image is answered among base and novel classes together; joint HM is the harmonic "
     "mean of the accuracies on images of base and of novel classes.",
     "ece_base": "ECE: expected calibration error in percent (15 bins of equal width) under CLIP's own "
-    "temperature, without the calibration that `dear adapt` adds; lower is better.",
+    "temperature, without the calibration of an adapted run; lower is better.",
 }
 AVERAGE_NOTE = (
     "Average: accuracies are means over datasets; its first HM is the mean of the datasets' HM, its "
