@@ -49,7 +49,7 @@ from dear.heads.choose import choose
 from dear.heads.known import known_roles
 from dear.heads.repair import Repair, remove_examples, remove_heads, remove_span
 from dear.heads.values import find_concept, known_concepts, value_features
-from dear.methods import build_method
+from dear.methods import build_method, find_method
 from dear.train import Recipe, evaluate
 from dear.workflows.adapt import adapt
 from dear.workflows.speed import add_rows, machine
@@ -66,16 +66,17 @@ CELL = ("method", "shortcut", "correlation", "seed", "way", "draw")
 
 
 def removals(
-    kind: str, train_images: Collected, labels: Tensor, seed: int, device: str, draws: int
+    method: str, kind: str, train_images: Collected, labels: Tensor, seed: int, device: str, draws: int
 ) -> Iterator[tuple[str, int, Repair, str]]:
-    """(way, draw, removal, what automatic chose) of a task and a draw of its images."""
+    """(way, draw, removal, what automatic chose for the method) of a task and a draw of its images."""
     clip, concept = backbone(device), find_concept(KINDS[kind].concept)
     roles = known_roles(clip)
     assert roles is not None
     ways = ways_to_remove(clip, concept, train_images, roles)
     features, values = example_features(kind, seed, device)
     ways["examples"] = remove_examples(train_images, features, values, concept.name)
-    choice = choose(train_images, labels, ways)
+    inside = not find_method(method.partition("@")[0]).reads_feature
+    choice = choose(train_images, labels, ways, heads_first=inside)
     for way in ("words", "heads", "examples"):
         if way in ways:
             yield way, 0, ways[way], ""
@@ -146,7 +147,7 @@ def cell(args: argparse.Namespace, cell_key: tuple[str, str, str, str], known: d
     drawn, places = draw_of(name, int(seed))
     learn = rows(seen(name, "train", args.device), places)
     plans: list[tuple[str, int, Repair | None, str]] = [("balanced", 0, None, ""), ("untouched", 0, None, "")]
-    plans += removals(kind, learn, drawn.labels, int(seed), args.device, args.draws)
+    plans += removals(method, kind, learn, drawn.labels, int(seed), args.device, args.draws)
     for way, draw, repair, chosen in sorted(plans, key=lambda plan: WAYS.index(plan[0])):
         row = dict(zip(CELL, (*cell_key, way, str(draw)), strict=True)) | {"chosen": chosen}
         if way not in args.ways or tuple(row[key] for key in CELL) in known["rows"]:

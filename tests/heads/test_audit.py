@@ -136,6 +136,8 @@ def test_the_choice_finds_the_way_that_works(mini: Clip) -> None:
     assert choice.scores["words"] > choice.scores["heads"] + 0.03
     assert choose(images, labels, {"heads": ways["heads"]}).way == "heads"
     assert not choice.costly
+    # A method that learns inside the tower takes heads as well, never instead of what works.
+    assert choose(images, labels, ways, heads_first=True).way == "words+heads"
     with pytest.raises(UsageError, match="no way"):
         choose(images, labels, {})
 

@@ -21,7 +21,11 @@ from dear.heads.ablate import Collected
 from dear.heads.repair import Repair, combine
 
 ORDER = ("words", "examples", "leace", "heads")
-"""Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal."""
+"""Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal.
+
+For methods that learn inside the image tower, ways that leave out heads come first instead: such a method can
+learn to write what was taken from the last feature elsewhere in it, but cannot read what heads no longer add.
+"""
 
 CLOSE = 0.03
 COSTLY = 0.05  #: of cross-validated accuracy on the training images
@@ -64,7 +68,9 @@ def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
     return Collected(kept + (images.features - kept)[partner], outputs, images.maps, images.layers)
 
 
-def choose(images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: int = 1) -> Choice:
+def choose(
+    images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: int = 1, heads_first: bool = False
+) -> Choice:
     """The best of some ways to remove one concept, alone or two together.
 
     Args:
@@ -72,6 +78,8 @@ def choose(images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: 
         labels: int64 [n].
         ways: removals by name ("words", "heads", "examples" or "leace").
         seed: of the exchanges.
+        heads_first: of ways that are about equal, take one that leaves out heads, for a method that learns
+            inside the image tower.
 
     Raises:
         UsageError: there is no way.
@@ -93,7 +101,8 @@ def choose(images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: 
         for name, repair in candidates.items()
     }
     best = max(scores.values())
-    chosen = next(name for name in candidates if scores[name] >= best - CLOSE)
+    close = [name for name in candidates if scores[name] >= best - CLOSE]
+    chosen = next((name for name in close if heads_first and "heads" in name), close[0])
     nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
     before, after = (_accuracy(one, images, images, labels) for one in (nothing, candidates[chosen]))
     return Choice(chosen, candidates[chosen], scores, before, after)

@@ -79,7 +79,7 @@ def plan_adaptation(data: PathLike | ImageSet, asked: AdaptOptions, progress: Pr
         notices += more
     if asked.without is not None:
         without = Without.of(asked.without, examples=asked.examples)
-        removal = remove(clip, images, without, roles or asked.roles)
+        removal = remove(clip, images, without, roles or asked.roles, heads_first=not kind.reads_feature)
         clip = removal.clip
         notices += [f"Removed before training: {removal.repair.title}.", *removal.notices]
     method = build_method(

@@ -152,7 +152,7 @@ def repair_run(
     config = read_config(run)
     images = _training_images(run, config, data)
     chart = role_map(roles, old.clip)
-    removal = remove(old.clip.corrected(None), images, without, chart)
+    removal = remove(old.clip.corrected(None), images, without, chart, heads_first=not old.reads_feature)
     recipe = Recipe(**config.identity.recipe)
 
     def again(clip: Clip) -> Method:

@@ -134,7 +134,11 @@ class Removal:
 
 
 def remove(
-    clip: Clip, images: ImageSet, without: Without, roles: PathLike | RoleMap | None = None
+    clip: Clip,
+    images: ImageSet,
+    without: Without,
+    roles: PathLike | RoleMap | None = None,
+    heads_first: bool = False,
 ) -> Removal:
     """Remove concepts from a backbone, with everything measured on the training images.
 
@@ -143,6 +147,8 @@ def remove(
         images: the training images.
         without: which concepts, and how.
         roles: role map for the removal by heads; None: the backbone's own, where it has one.
+        heads_first: of ways that are about equal, take one that leaves out heads, for a method that learns
+            inside the image tower.
 
     Raises:
         UsageError: a concept is not known, or there is no way to remove it.
@@ -156,7 +162,11 @@ def remove(
     choices: dict[str, Choice] = {}
     for name, concept in plans.items():
         offers[name] = ways_to_remove(clip, concept, seen, chart, examples.get(name))
-        choices[name] = _chosen(concept.name, offers[name], without.way, seen, images.labels)
+        choices[name] = (
+            _best_way(concept.name, offers[name], seen, images.labels, heads_first)
+            if without.way == "auto"
+            else _asked_way(concept.name, offers[name], without.way)
+        )
     repair = combine(*(choice.repair for choice in choices.values()))
     return Removal(clip.corrected(repair.correction()), repair, choices, seen, offers)
 
@@ -211,15 +221,20 @@ def _features(clip: Clip, images: ImageSet) -> Tensor:
     return collect(clip, images, clip.config.vision.last_third[-1:]).features
 
 
-def _chosen(name: str, offers: Mapping[str, Repair], way: str, seen: Collected, labels: Tensor) -> Choice:
-    """The way asked for, or the best one."""
-    if way == "auto":
-        if not offers:
-            raise UsageError(
-                f"{name}: this backbone reads none of its words and the role map has no head for it; give "
-                "examples"
-            )
-        return choose(seen, labels, offers)
+def _best_way(
+    name: str, offers: Mapping[str, Repair], seen: Collected, labels: Tensor, heads_first: bool
+) -> Choice:
+    """The best way on the training images."""
+    if not offers:
+        raise UsageError(
+            f"{name}: this backbone reads none of its words and the role map has no head for it; give "
+            "examples"
+        )
+    return choose(seen, labels, offers, heads_first=heads_first)
+
+
+def _asked_way(name: str, offers: Mapping[str, Repair], way: str) -> Choice:
+    """The way asked for."""
     missing = [part for part in way.split("+") if part not in offers]
     if missing:
         reasons = {
