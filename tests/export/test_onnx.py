@@ -20,6 +20,8 @@ from dear.methods import DeAR, ZeroShot, build_method
 from dear.methods.calibration import Calibration, ModeCalibration
 
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+if torch.__version__.startswith("2.6."):
+    pytest.skip("PyTorch 2.6 loses the names of outputs; exporting refuses", allow_module_level=True)
 
 from dear.export.onnx import export_onnx
 from dear.export.runtime import OnnxModel, predict

@@ -158,6 +158,9 @@ def test_the_written_out_attention_gives_the_same(name: str) -> None:
     torch.testing.assert_close(method.logits(pixels), fused, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="its autocast keeps casts that were made without gradients"
+)
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", EVERY)
 def test_autocast_stays_finite(name: str, precision: torch.dtype) -> None:

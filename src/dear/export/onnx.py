@@ -141,7 +141,7 @@ def _trace(graph: Scores | Features, method: Method) -> Any:
     batch = torch.export.Dim("batch", min=1, max=65_535)
     try:
         with _quiet(), torch.no_grad():
-            return torch.onnx.export(
+            program = torch.onnx.export(
                 graph.eval(),
                 (blank(method.clip),),
                 input_names=["pixels"],
@@ -153,6 +153,12 @@ def _trace(graph: Scores | Features, method: Method) -> Any:
     except (torch.onnx.OnnxExporterError, NotImplementedError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise DearError(f"the method {method.name!r} cannot be written as ONNX ({reason})") from error
+    if [value.name for value in program.model.graph.outputs] != list(graph.names):
+        raise DearError(
+            f"PyTorch {torch.__version__} loses the names of the scores when it writes ONNX; export with a "
+            "newer PyTorch (2.13 is tested)"
+        )
+    return program
 
 
 @contextlib.contextmanager
