@@ -141,7 +141,7 @@ def _trace(graph: Scores | Features, method: Method) -> Any:
     batch = torch.export.Dim("batch", min=1, max=65_535)
     try:
         with _quiet(), torch.no_grad():
-            program = torch.onnx.export(
+            program: Any = torch.onnx.export(
                 graph.eval(),
                 (blank(method.clip),),
                 input_names=["pixels"],
