@@ -31,7 +31,8 @@ def script():
 
 def kept(config: Path) -> bool:
     status = cli.lint_imports(config_filename=str(config), no_cache=True)
-    logging.getLogger("dear").disabled = False  # import-linter's logging configuration disables all loggers
+    for name in list(logging.root.manager.loggerDict):  # import-linter's configuration disables them all
+        logging.getLogger(name).disabled = False
     return status == cli.EXIT_STATUS_SUCCESS
 
 
