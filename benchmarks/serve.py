@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py direct --device cuda --decoders 14        # decoder, queue, engine; no HTTP
     python benchmarks/serve.py direct --device cpu --backbone mini --largest 32 --batches 32 --requests 3000
-    python benchmarks/serve.py http --requests 300                       # `dear serve` beside plain FastAPI
+    python benchmarks/serve.py http --backbone mini --requests 300       # `dear serve` beside plain FastAPI
     python benchmarks/serve.py draft                                     # JPEG decoding at a reduced scale
     python benchmarks/serve.py threads --backbone mini                   # a CPU's threads and batch sizes
     python benchmarks/serve.py memory [--corrected]                      # a thousand run folders, loaded
@@ -101,7 +101,8 @@ def folders(options: argparse.Namespace) -> Rows:
 
 def http(options: argparse.Namespace) -> Rows:
     """Rows of `dear serve` and of a plain FastAPI program, over the loopback."""
-    yield from compare(options.requests, options.loads, options.adapters, options.threads)
+    shape = options.backbone, options.device
+    yield from compare(options.requests, options.loads, options.adapters, options.threads, *shape)
 
 
 def _backbone(options: argparse.Namespace, device: torch.device) -> tuple[dear.Clip, RoleMap | None]:

@@ -19,6 +19,8 @@ from typing import Any
 import httpx
 
 import dear
+from dear.clip.checkpoint import save_hf
+from dear.heads.roles import RoleMap
 from measure.serving import jpegs, waits
 
 _SERVE = "from dear.cli import main; main()"
@@ -26,26 +28,38 @@ _PLAIN = """
 import io, sys, dear, uvicorn
 from fastapi import FastAPI, UploadFile
 from PIL import Image
-model, app = dear.Classifier.load(sys.argv[1]), FastAPI()
+model, app = dear.Classifier.load(sys.argv[1], device=sys.argv[2]), FastAPI()
 @app.get("/health/ready")
 def ready(): return {}
 @app.post("/v1/models/{name}/classify")
 def classify(name: str, files: list[UploadFile]):
     return model.predict_proba([Image.open(io.BytesIO(one.file.read())) for one in files]).tolist()
-uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
+uvicorn.run(app, port=int(sys.argv[3]), log_level="error")
 """
 
 
 def compare(
-    requests: int, loads: Sequence[int], adapters: Sequence[int], threads: Sequence[int]
+    requests: int,
+    loads: Sequence[int],
+    adapters: Sequence[int],
+    threads: Sequence[int],
+    backbone: str = "mini",
+    device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
-    """Rows per server, threads, adapters and requests in flight; a request is one JPEG of 500 x 375."""
+    """Rows per server, threads, adapters and requests in flight; a request is one JPEG of 500 x 375.
+
+    The name of a shape as backbone ("ViT-B-16") means random weights.
+    """
     files = jpegs(16)
     with tempfile.TemporaryDirectory() as name:
         runs = Path(name) / "runs"
-        make_runs(runs, max(adapters))
-        plain = [sys.executable, "-c", _PLAIN, str(runs / "run-0")]
-        served = [sys.executable, "-c", _SERVE, "serve", str(runs), "--port"]
+        if backbone in dear.ClipConfig.names():
+            save_hf(dear.Clip(dear.ClipConfig.named(backbone)), Path(name) / "backbone")
+            backbone = str(Path(name) / "backbone")
+        make_runs(runs, max(adapters), backbone, device)
+        plain = [sys.executable, "-c", _PLAIN, str(runs / "run-0"), device]
+        served = [sys.executable, "-c", _SERVE, "serve", str(runs), "--backbone", backbone,
+                  "--device", device, "--port"]  # fmt: skip
         servers = (("plain FastAPI", plain, (1,)), ("dear serve", served, adapters))
         for used, (title, command, counts) in product(threads, servers):
             with server(command, threads=used) as address:
@@ -61,9 +75,12 @@ def compare(
                     }
 
 
-def make_runs(folder: Path, count: int) -> None:
+def make_runs(folder: Path, count: int, backbone: str = "mini", device: str = "cpu") -> None:
     """Run folders: one is trained shortly, the others are copies of it."""
-    classifier = dear.Classifier(method="dear", backbone="mini", shots=1, epochs=1, device="cpu")
+    roles = None if backbone == "mini" else RoleMap.table2()
+    classifier = dear.Classifier(
+        method="dear", backbone=backbone, roles=roles, shots=1, epochs=1, device=device
+    )
     folder.mkdir(parents=True)
     classifier.fit("world:vehicles").save(folder / "run-0")
     for number in range(1, count):
@@ -81,7 +98,8 @@ def server(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(Path(dear.__file__).parents[1])}
+    paths = os.pathsep.join([str(Path(dear.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     process = subprocess.Popen([*command, str(port)], env=environment, stderr=subprocess.DEVNULL)
