@@ -2,6 +2,10 @@
 
     python benchmarks/answers.py run --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
         --data-root DATA --small BACKBONE --roles roles.json
+    python benchmarks/answers.py run --keep kept --csv answers.csv --seeds 1,2,3 --device cuda --workers 14 \
+        --methods coop,clip-lora,mmrl,dear --data-root DATA --small BACKBONE --roles roles.json
+    python benchmarks/answers.py rows --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
+        --data-root DATA --small BACKBONE --methods coop,clip-lora,mmrl,dear
     python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --cpu-clock \
         --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py show benchmarks/results/answers.csv benchmarks/results/answers_choose.csv
@@ -12,7 +16,8 @@ and all classes before and after, beside the error that a perfectly calibrated m
 images; joint accuracy before and after the common scale; the share of known images refused at 5 % beside the
 stated interval; images of the new classes accepted as known. What the models answered stays in `--keep`, so
 that `rows` makes the table again without any training. Methods that learn from frozen features share them,
-without random crops; the others train as `dear adapt` does.
+without random crops; the others train as `dear adapt` does. `--workers` processes share the device, and each
+cell is written when it is done; where SciPy is missing `run` writes no rows, and `rows` makes them elsewhere.
 
 `choose` asks `dear choose` on the first half of the classes; `show` compares its pick with the test results
 of benchmarks/results/fair_table.csv on the same classes, images and seeds. With `--cpu-clock` the minutes are
@@ -25,15 +30,22 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
+import importlib.util
+import multiprocessing
+import os
 import platform
+import sys
 import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -66,7 +78,7 @@ from dear.workflows.options import AdaptOptions
 WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
 REAL = ("EuroSAT", "DescribableTextures", "OxfordPets", "Caltech101")
 CHEAP = "zeroshot,linear-probe,tip-adapter,tip-adapter-f,clip-adapter,lp-plus-plus,proker,prolip"
-SHOTS, TEST_SHOTS = 16, 50
+LARGE = ("Caltech101", "OxfordPets", "world:mixed", "world:emblems")  # their cells are started first
 
 
 class Task:
@@ -75,7 +87,7 @@ class Task:
     def __init__(self, name: str, asked: argparse.Namespace) -> None:
         world = name.startswith("world:")
         self.name, root = name, None if world else asked.data_root
-        self.clip: Clip = dear.load("mini" if world else asked.small)
+        self.clip: Clip = dear.load("mini" if world else asked.small, device=asked.device)
         self.roles = None if world else asked.roles
         self.whole = open_data(name, "train", root=root)
         self.base, self.novel = (
@@ -83,13 +95,14 @@ class Task:
         )
         test = open_data(name, "test", root=root)
         self.old, self.new = (
-            few_shot(test.select_classes(names), TEST_SHOTS, 1) for names in (self.base, self.novel)
+            few_shot(test.select_classes(names), asked.test_shots, 1) for names in (self.base, self.novel)
         )
+        self.asked = asked
         self.folder = asked.keep / name.replace(":", "_") if asked.keep else None
 
     def images(self, seed: int) -> ImageSet:
         """The training images."""
-        return few_shot(self.whole.select_classes(self.base), SHOTS, seed)
+        return few_shot(self.whole.select_classes(self.base), self.asked.shots, seed)
 
     def settings(self, seed: int) -> AdaptOptions:
         """Backbone, seed and roles."""
@@ -109,17 +122,29 @@ class Task:
                     reader.frozen_stage(read_pixels(self.clip, images, rows.tolist()))[0]
                     for rows in torch.arange(len(images)).split(64)
                 ]
-            torch.save(torch.cat(parts), file)
-        tokens: Tensor = torch.load(file)
+            save(torch.cat(parts).cpu(), file)
+        tokens: Tensor = torch.load(file).to(self.clip.device)
         if not method.reads_feature:
             return Stages(((tokens,),), (tokens,))
         return Stages.of_features(self.clip.visual.correct(self.clip.visual.into_space(tokens)))
 
 
+def kept(folder: Path, task: str, seed: int, method: str) -> Path:
+    """The file of what a method answered."""
+    return folder / task.replace(":", "_") / f"{method}.{seed}.answers.pt"
+
+
+def save(value: Any, file: Path) -> None:
+    """A file that other processes never see half written."""
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    torch.save(value, part)
+    part.replace(file)
+
+
 def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     """Train a method, and everything that its calibration needs; kept in a file."""
     assert task.folder is not None
-    file = task.folder / f"{name}.{seed}.answers.pt"
+    file = kept(task.asked.keep, task.name, seed, name)
     if file.exists():
         known: dict[str, Any] = torch.load(file, weights_only=False)
         return known
@@ -128,9 +153,12 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     stages = task.stages(method, images, f"train {seed}")
     if stages is not None:
         recipe = replace(recipe, augment=False, views=0)
-    began = time.process_time()
+    if task.asked.epochs:
+        recipe = replace(recipe, epochs=task.asked.epochs)
+    clock = time.perf_counter if task.clip.device.type == "cuda" else time.process_time
+    began = clock()
     train(method, images, recipe, features=stages)
-    trained = time.process_time()
+    trained = clock()
     trials = Trials(images, recipe, stages or stages_of(method, images, recipe, VIEWS))
     if method.quick:
         held = held_out(method, trials, FOLDS)
@@ -139,13 +167,15 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
         turn = some_left_out(method, trials)
         held, left = turn.of_trained(), [turn]
     found: dict[str, Any] = {
+        "hardware": hardware(task.clip.device.type),
+        "torch": torch.__version__,
         "preset": preset or "",
         "held": held,
         "left": left,
         "folds": FOLDS if method.quick else 1,
         "open": method.open_classes,
         "train_s": trained - began,
-        "calibrate_s": time.process_time() - trained,
+        "calibrate_s": clock() - trained,
     }
 
     def asked(classes: list[str], images: ImageSet, key: str) -> dict[str, Tensor]:
@@ -161,8 +191,14 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
         found["both"] = [asked(both, images, key) for images, key in ((task.old, "old"), (task.new, "new"))]
         with torch.no_grad():
             found["gamma"] = [method.with_classes(names).distance_ratio() for names in (task.novel, both)]
-    torch.save(found, file)
+    task.folder.mkdir(parents=True, exist_ok=True)
+    save(found, file)
     return found
+
+
+def hardware(device: str) -> str:
+    """What a cell was computed on."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, one thread"
 
 
 def ece(logits: Tensor, labels: Tensor) -> float:
@@ -188,8 +224,8 @@ def rows_of(task: Task, name: str, seed: int, found: dict[str, Any]) -> list[dic
     fitted = fit_calibration(found["held"], found["left"], found["open"], found["folds"])
     facts = {
         "date": date.today().isoformat(),
-        "hardware": f"{platform.machine()}, one thread",
-        "torch": torch.__version__,
+        "hardware": found.get("hardware", hardware("cpu")),
+        "torch": found.get("torch", torch.__version__),
         "backbone": task.clip.name,
         "dataset": task.name,
         "seed": seed,
@@ -252,7 +288,7 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
     return [
         {
             "date": date.today().isoformat(),
-            "hardware": f"{platform.machine()}, one thread",
+            "hardware": hardware("cpu"),
             "torch": torch.__version__,
             "backbone": task.clip.name,
             "dataset": task.name,
@@ -274,14 +310,23 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
 
 def append(path: Path, rows: list[dict[str, Any]]) -> None:
     """Add rows to the CSV; columns that are new come last."""
-    old = pd.read_csv(path).to_dict("records") if path.exists() else []
-    every = [*old, *rows]
+    every = [*recorded(path), *rows]
     columns = list(dict.fromkeys(key for row in every for key in row))
-    with path.open("w", newline="") as file:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w", newline="") as file:
         table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
         for row in every:
             table.writerow({k: _short(v) for k, v in row.items()})
+    part.replace(path)
+
+
+def recorded(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV, as text; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _short(value: Any) -> Any:
@@ -292,6 +337,8 @@ def _short(value: Any) -> Any:
 
 def show(answers: Path, choices: Path | None, fair: Path) -> None:
     """Tables in Markdown, in percent."""
+    import pandas as pd
+
     table = pd.read_csv(answers)
     table["kind"] = ["world" if name.startswith("world:") else "real" for name in table.dataset]
     columns = [
@@ -315,8 +362,10 @@ def show(answers: Path, choices: Path | None, fair: Path) -> None:
         show_choices(pd.read_csv(choices), pd.read_csv(fair))
 
 
-def show_choices(runs: pd.DataFrame, fair: pd.DataFrame) -> None:
-    """How good the picks of `dear choose` are on the test images."""
+def show_choices(runs: Any, fair: Any) -> None:
+    """How good the picks of `dear choose` are on the test images, of two tables of pandas."""
+    import pandas as pd
+
     fair = fair[fair["mode"].isin(["default", "auto"])]
     fair = fair.assign(method=fair.method.str.replace("dear@strong", "dear"))
     both = runs.merge(
@@ -356,7 +405,14 @@ def arguments() -> argparse.Namespace:
         own.add_argument("--data-root", help="folder of the real datasets in CoOp's layout")
         own.add_argument("--small", help="backbone for the real datasets")
         own.add_argument("--roles", help="its role map, for DeAR")
-        own.add_argument("--keep", type=Path, help="folder for what models answered")
+        own.add_argument(
+            "--keep", type=Path, required=kind != "choose", help="folder for what models answered"
+        )
+        own.add_argument("--device", default="cpu")
+        own.add_argument("--shots", type=int, default=16, help="training images per class")
+        own.add_argument("--test-shots", type=int, default=50, help="test images per class")
+        own.add_argument("--epochs", type=int, help="fewer than usual, to try the program out")
+        own.add_argument("--workers", type=int, default=1, help="processes; choose takes one")
         own.add_argument("--minutes", type=float, default=2.0)
         own.add_argument("--cpu-clock", action="store_true")
     own = kinds.add_parser("show")
@@ -364,6 +420,38 @@ def arguments() -> argparse.Namespace:
     own.add_argument("choices", type=Path, nargs="?")
     own.add_argument("--fair", type=Path, default=Path("benchmarks/results/fair_table.csv"))
     return parser.parse_args()
+
+
+@functools.cache
+def opened(name: str, asked: tuple[tuple[str, Any], ...]) -> Task:
+    """A task; a process opens each once."""
+    return Task(name, argparse.Namespace(**dict(asked)))
+
+
+def cell(name: str, seed: int, method: str, asked: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
+    """The rows of one method on one dataset; none where SciPy is missing, which they need."""
+    torch.set_num_threads(1)
+    task = opened(name, asked)
+    found = answered(task, method, seed)
+    return rows_of(task, method, seed, found) if importlib.util.find_spec("scipy") else []
+
+
+def computed(cells: list[tuple[str, int, str]], asked: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """The rows of every cell as it is done; one that fails is told and left out."""
+    options = tuple(vars(asked).items())
+    if asked.workers == 1:
+        for one in cells:
+            print(time.strftime("%H:%M:%S"), *one, flush=True)
+            yield cell(*one, options)
+        return
+    with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(cell, *one, options): one for one in cells}
+        for number, done in enumerate(as_completed(waiting), 1):
+            print(time.strftime("%H:%M:%S"), f"{number} of {len(cells)}", *waiting[done], flush=True)
+            try:
+                yield done.result()
+            except Exception:
+                traceback.print_exc(file=sys.stdout)
 
 
 def main() -> None:
@@ -376,24 +464,22 @@ def main() -> None:
         clock = SimpleNamespace(monotonic=time.process_time)
         dear.workflows.choose.time = dear.workflows.trying.time = clock
     methods = tuple(asked.methods.split(","))
-    names = ["dataset", "seed", "method"]
-    done = pd.read_csv(asked.csv) if asked.csv.exists() else pd.DataFrame(columns=names)
-    have = set(zip(*(done[name] for name in names), strict=True))
-    for name in asked.tasks.split(","):
-        task: Task | None = None
-        for seed in map(int, asked.seeds.split(",")):
-            wanted = [m for m in methods if (name, seed, m) not in have]
-            if not wanted:
-                continue
-            task = task or Task(name, asked)
-            if asked.kind == "choose":
-                append(asked.csv, chosen(task, seed, asked.minutes, methods))
-                continue
-            for method in wanted:
-                if asked.kind == "rows" and not (task.folder / f"{method}.{seed}.answers.pt").exists():
-                    continue
-                append(asked.csv, rows_of(task, method, seed, answered(task, method, seed)))
-                print(time.strftime("%H:%M:%S"), name, seed, method, flush=True)
+    have = {(row["dataset"], int(row["seed"]), row["method"]) for row in recorded(asked.csv)}
+    wanted = [
+        (name, seed, method)
+        for method in methods
+        for name in sorted(asked.tasks.split(","), key=lambda name: name not in LARGE)  # these take longest
+        for seed in map(int, asked.seeds.split(","))
+        if (name, seed, method) not in have
+    ]
+    if asked.kind == "choose":
+        for name, seed in dict.fromkeys((name, seed) for name, seed, _ in wanted):
+            append(asked.csv, chosen(Task(name, asked), seed, asked.minutes, methods))
+        return
+    if asked.kind == "rows":
+        wanted = [one for one in wanted if kept(asked.keep, *one).exists()]
+    for rows in computed(wanted, asked):
+        append(asked.csv, rows)
 
 
 if __name__ == "__main__":
