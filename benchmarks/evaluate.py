@@ -21,7 +21,7 @@ import dear
 from dear.clip.images import normalize
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.train.precision import in_precision
+from dear.methods.base import in_precision
 
 
 def main() -> None:

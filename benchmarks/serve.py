@@ -30,10 +30,10 @@ from measure.peft_mix import peft_batch_seconds
 from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters, memory, under_load
 
 import dear
+from dear.clip.model import matrix_dtype
 from dear.heads.known import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.serve.engine import Engine
-from dear.train.precision import choose
 from dear.workflows.speed import add_rows, machine
 
 COLUMNS = {
@@ -72,7 +72,7 @@ def direct(options: argparse.Namespace) -> Rows:
                **under_load(engine, methods, files, few, batching)}  # fmt: skip
     batch = options.batches[-1] if options.batches else 64
     for count in options.peft:
-        dtype = choose("auto", device)
+        dtype = matrix_dtype("auto", device)
         found = peft_batch_seconds(clip.config, count, batch, device, dtype, options.repeats)
         yield {"what": "peft LoRA rank 4", "adapters": count, "batch": batch,
                "images_per_s": round(batch / found, 1), "ms": round(1000 * found, 3)}  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 from measure.steps import matrix_rate, step_rows
 
 import dear
-from dear.train.precision import choose
+from dear.clip.model import matrix_dtype
 from dear.workflows.speed import add_rows, machine
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     device = torch.device(options.device)
     torch.manual_seed(0)
     clip = dear.Clip(dear.ClipConfig.named(options.shape)).to(device)
-    rate = matrix_rate(device, choose(options.precision, device))
+    rate = matrix_rate(device, matrix_dtype(options.precision, device))
     print(f"matrix products: {rate / 1e12:.2f} TFLOP/s")
     ways = ("literal", "dear, launched one by one", "dear") if options.one_by_one else ("literal", "dear")
     for batch in options.batch:

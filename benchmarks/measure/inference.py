@@ -11,8 +11,8 @@ from torch.utils.benchmark import timer
 
 from dear.clip.config import ClipConfig
 from dear.clip.gpu.recorded import Recorder
+from dear.clip.model import cast_backbone, matrix_dtype
 from dear.methods.together import answer_together
-from dear.train.precision import cast_backbone, choose
 from measure.clock import Clock, medians
 from measure.task import SpeedTask
 
@@ -32,7 +32,7 @@ def inference(
     part of the work.
     """
     clip, device = task.clip, task.device
-    dtype = choose(task.precision, device)
+    dtype = matrix_dtype(task.precision, device)
     plain = clip if dtype == torch.float32 else cast_backbone(clip, dtype)
     models: dict[str, Callable[[Tensor], object]] = {"dear, plain CLIP": plain.encode_image}
     for name in others:

@@ -18,11 +18,10 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Upload
 from dear.serve.engine import Engine, ImageJob
-from dear.train.precision import in_precision
 from measure.task import token_ids
 
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from dear.clip.config import ClipConfig, last_third
-from dear.clip.model import Clip
+from dear.clip.model import Clip, matrix_dtype
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.methods.base import Loss
+from dear.methods.base import Loss, in_precision
 from dear.train.frozen import steps_at_once
 from dear.train.loop import optimizer_of, rates_of
-from dear.train.precision import choose, in_precision
 from dear.train.recipe import Recipe
 from dear.train.recording import Inputs, Recording, can_record
 from measure.literal import LiteralStep
@@ -91,7 +90,7 @@ class SpeedTask:
 
     def literal(self, precision: str | None = None) -> Steps:
         """The step without savings, by autocast in the task's precision or another."""
-        dtype = choose(precision or self.precision, self.device)
+        dtype = matrix_dtype(precision or self.precision, self.device)
         step = LiteralStep(self.model, self.ids, self.clip)
         optimizer = torch.optim.AdamW(step.learned.values(), 1e-6)
 

@@ -17,9 +17,9 @@ from tiny import Colors, mixed_roles, tiny_clip
 from dear.clip import Clip
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, Method, ZeroShot, build_method, list_methods, method_modes
+from dear.methods.base import in_precision
 from dear.train import Recipe, load_run, train
 from dear.train.feed import Feed
-from dear.train.precision import in_precision
 
 OPTIONS: dict[str, dict[str, object]] = {}
 """Options that make a method small or quick enough for a tiny model."""

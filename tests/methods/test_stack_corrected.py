@@ -9,10 +9,11 @@ from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
+from dear.clip.model import kept_cast
 from dear.methods import DeAR, build_method
+from dear.methods.base import in_precision
 from dear.methods.together import answer_together
 from dear.train.folder import corrected_backbone
-from dear.train.precision import in_precision, kept_cast
 
 
 def correction(seed: int, width: int, heads: tuple[tuple[int, int], ...] = ()) -> Correction:

@@ -24,12 +24,12 @@ import dear
 from dear._io import image_file
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
+from dear.clip.model import cast_backbone
 from dear.data import open_data
 from dear.errors import CheckpointError, DearError, InputError, RunError, TrainingError, UsageError
 from dear.heads.discover import discover_roles
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, train
-from dear.train.precision import cast_backbone
 from dear.workflows.adapt import adapt
 from dear.workflows.predict import predict_run
 

@@ -10,9 +10,10 @@ import dear
 from dear.clip.attention import Attention
 from dear.clip.config import TextConfig
 from dear.clip.gpu import tower as fast
+from dear.clip.model import cast_backbone
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.train.precision import cast_backbone, in_precision
+from dear.methods.base import in_precision
 
 
 def test_packed_projections_are_the_three_and_follow_them() -> None:

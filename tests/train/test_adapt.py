@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny import Colors, mixed_roles, tiny_clip
 
+from dear.clip.model import cast_backbone, matrix_dtype
 from dear.errors import CheckpointError, DataError, InputError, RunError, UsageError
+from dear.methods.base import in_precision
 from dear.train import add_metrics, read_config
-from dear.train.precision import cast_backbone, choose, in_precision
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run
@@ -97,9 +98,9 @@ def test_a_cast_backbone_has_16_bit_matrices_and_shares_the_rest() -> None:
 
 
 def test_precision_by_name() -> None:
-    assert choose("auto", torch.device("cpu")) == torch.float32
+    assert matrix_dtype("auto", torch.device("cpu")) == torch.float32
     with pytest.raises(UsageError, match="precision 'half'"):
-        choose("half", torch.device("cpu"))
+        matrix_dtype("half", torch.device("cpu"))
     method = adapt(Colors(), backbone=CLIP, method="zeroshot").method
     bound = in_precision(method, "bfloat16")
     assert bound.clip.visual.dtype == torch.bfloat16

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
 from tiny import images, mixed_roles, tiny_clip
 
 from dear.methods import build_method
-from dear.train.precision import in_precision
+from dear.methods.base import in_precision
 
 
 def test_texts_are_encoded_once_and_again_after_training(monkeypatch) -> None:

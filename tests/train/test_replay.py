@@ -12,10 +12,10 @@ from torch import Tensor
 
 import dear
 from dear.clip.gpu import tower as fast
+from dear.clip.model import cast_backbone
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.train import Recipe, evaluate, load_run, train
-from dear.train.precision import cast_backbone
 from dear.train.recording import Recording
 
 pytestmark = pytest.mark.gpu

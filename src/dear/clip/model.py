@@ -8,24 +8,27 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.clip.attention import Linear
 from dear.clip.config import ClipConfig
 from dear.clip.correction import Correction, folded
 from dear.clip.initialize import initialize
 from dear.clip.text import TextTower
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
-from dear.clip.vision import VisionTower
+from dear.clip.vision import Patches, VisionTower
 from dear.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def _reads_clip_tokens(config: ClipConfig) -> bool:
@@ -227,6 +230,67 @@ class Clip(nn.Module):
         if len(ids) == 0:
             return torch.empty(0, self.config.embed_dim, device=self.device, dtype=self.dtype)
         return torch.cat([self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)])
+
+
+_Stamp = tuple[tuple[int, int], ...]
+_copies: WeakKeyDictionary[Clip, dict[torch.dtype, tuple[_Stamp, Clip]]] = WeakKeyDictionary()
+
+
+def matrix_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The precision of the matrices that "auto" or a name means on a device.
+
+    >>> matrix_dtype("auto", torch.device("cpu"))
+    torch.float32
+    """
+    if precision == "auto":
+        if device.type != "cuda":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    try:
+        return _PRECISIONS[precision]
+    except KeyError:
+        raise UsageError(
+            f"precision {precision!r} is not known; choose auto, {', '.join(_PRECISIONS)}"
+        ) from None
+
+
+def kept_cast(clip: Clip, dtype: torch.dtype) -> Clip:
+    """`cast_backbone`, made once per backbone and precision; corrections of one backbone share it."""
+    if clip.dtype == torch.float32 == dtype:
+        return clip
+    stamp = tuple((p.data_ptr(), p._version) for p in clip.parameters())
+    kept = _copies.setdefault(clip, {})
+    if dtype not in kept or kept[dtype][0] != stamp:
+        plain = clip.plain
+        cast = cast_backbone(clip, dtype) if plain is clip else kept_cast(plain, dtype)
+        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction))
+    return kept[dtype][1]
+
+
+def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
+    """A copy of the backbone with its matrices in `dtype` and the rest in float32.
+
+    Autocast would cast every frozen weight again at every use; here projections and MLPs, where the time
+    goes, are cast once. What is in float32 already is shared with the original.
+
+    Raises:
+        UsageError: a weight is larger than `dtype` holds.
+    """
+    fingerprint = clip.fingerprint  # of the original: the copy stands for it
+    source = clip if clip.dtype == torch.float32 else copy.deepcopy(clip).float()
+    matrices = {id(m.weight) for m in source.modules() if isinstance(m, Linear | Patches)}
+    matrices |= {id(m.bias) for m in source.modules() if isinstance(m, Linear)}
+    shared = {id(p): p for p in source.parameters() if id(p) not in matrices}
+    other = copy.deepcopy(source, dict(shared))
+    for name, module in other.named_modules():
+        if isinstance(module, Linear | Patches):
+            module.to(dtype)
+            if dtype == torch.float16 and not all(bool(p.isfinite().all()) for p in module.parameters()):
+                raise UsageError(
+                    f"{clip.name}: a weight of {name} is larger than float16 holds; use bfloat16 or float32"
+                )
+    other.__dict__["fingerprint"] = fingerprint
+    return other
 
 
 def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:

@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.gpu.recorded import Runner, recorder_of, run_eagerly
-from dear.clip.model import Clip
+from dear.clip.model import Clip, kept_cast, matrix_dtype
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.batch import Batch, Batches, Frozen, Loss
@@ -29,7 +30,7 @@ class NoConfig:
     """Options of a method that has none."""
 
 
-__all__ = ["Batch", "Batches", "Frozen", "Loss", "M", "Method", "NoConfig"]
+__all__ = ["Batch", "Batches", "Frozen", "Loss", "M", "Method", "NoConfig", "in_precision"]
 
 M = TypeVar("M", bound="Method")
 
@@ -410,3 +411,25 @@ class Method(nn.Module):
         if key not in self._cache or self._cache[key][0] != stamp:
             self._cache[key] = (stamp, compute())
         return self._cache[key][1]
+
+
+_texts: WeakKeyDictionary[Method, tuple[Clip, Any, Any, Any]] = WeakKeyDictionary()
+
+
+def in_precision(method: M, precision: str) -> M:
+    """`method` bound to its backbone in a precision; `method` itself stays as it is.
+
+    "auto" leaves a backbone that was loaded in another precision than float32 as it is. The copy of a
+    backbone is made once and kept as long as the backbone; what a method keeps of its texts on it is found
+    again, so that answers for one image after another encode texts once.
+    """
+    clip = method.clip
+    if precision != "auto" or clip.dtype == torch.float32:
+        clip = kept_cast(clip, matrix_dtype(precision, clip.device))
+    bound = method.bound(clip)
+    kept = _texts.get(method)
+    if kept is not None and kept[0] is clip and kept[1] is method.prompts:
+        bound.prompts, bound._cache = kept[2], kept[3]
+    else:
+        _texts[method] = (clip, method.prompts, bound.prompts, bound._cache)
+    return bound

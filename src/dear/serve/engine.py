@@ -10,14 +10,13 @@ from torch import Tensor
 
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.images import normalize
-from dear.clip.model import Clip
+from dear.clip.model import Clip, kept_cast, matrix_dtype
 from dear.heads.contributions import head_outputs
 from dear.methods.base import Method
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
 from dear.methods.together import answer_together
-from dear.train.precision import choose, kept_cast
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Engine:
     def __init__(self, clip: Clip, precision: str = "auto", run: Recorder | None = None) -> None:
         self.clip = clip
         kept = precision == "auto" and clip.dtype != torch.float32
-        self.tower = clip if kept else kept_cast(clip, choose(precision, clip.device))
+        self.tower = clip if kept else kept_cast(clip, matrix_dtype(precision, clip.device))
         self.run = Recorder() if run is None else run  # an empty one counts as false
 
     def prepare(self, methods: Sequence[Method], largest: int) -> int:

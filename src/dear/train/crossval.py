@@ -14,11 +14,10 @@ from torch import Tensor
 
 from dear._io.memory import in_batches
 from dear.data.images import ImageSet
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Frozen, Method, in_precision
 from dear.train.evaluate import BATCH, logits_of
 from dear.train.feed import stream
 from dear.train.frozen import Stages
-from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
 from dear.train.run import train
 

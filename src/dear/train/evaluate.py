@@ -15,10 +15,9 @@ from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.methods.calibration import rejection_score
 from dear.train.confidence import calibration_error
-from dear.train.precision import in_precision
 
 BATCH = 250  #: the supplement's test batch
 

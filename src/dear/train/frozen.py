@@ -18,12 +18,11 @@ from torch import Tensor
 
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Frozen, Method, in_precision
 from dear.methods.batch import FeatureBatch
 from dear.train.evaluate import read_pixels
 from dear.train.feature_cache import frozen_features
 from dear.train.feed import Feed
-from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
 
 IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on ViT-B/16

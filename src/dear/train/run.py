@@ -20,7 +20,7 @@ from dear._io.files import write_json, write_safetensors
 from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
 from dear.errors import RunError, UsageError
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.train.config import RunConfig, describe, plain
 from dear.train.feed import Feed
 from dear.train.folder import (
@@ -35,7 +35,6 @@ from dear.train.folder import (
 )
 from dear.train.frozen import Stages
 from dear.train.loop import Line, Loop, OnStep, Pause
-from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
 from dear.train.resume import restore, save_state
 

@@ -35,10 +35,9 @@ from dear.heads.audit import (
 from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.train.evaluate import BATCH, fit_classes
 from dear.train.folder import load_run
-from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
 from dear.workflows.without import role_map, ways_to_remove
 

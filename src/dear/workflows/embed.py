@@ -14,11 +14,10 @@ from dear._io.image_file import Size, open_image, resize_crop, threaded
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.images import normalize
-from dear.clip.model import Clip
+from dear.clip.model import Clip, cast_backbone, matrix_dtype
 from dear.errors import InputError
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.train.folder import load_run
-from dear.train.precision import cast_backbone, choose, in_precision
 from dear.workflows.shards import Compute, ShardJob, list_images, run_shards
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def _batches(clip: Clip, paths: Sequence[str]) -> list[tuple[list[int], Tensor, 
 def embedder(backbone: str, device: str) -> Compute:
     """From paths to a table `path, embedding, error`; unit length, null where an image cannot be read."""
     clip = load(backbone, device=device)
-    clip = cast_backbone(clip, choose("auto", clip.device))
+    clip = cast_backbone(clip, matrix_dtype("auto", clip.device))
 
     @torch.inference_mode()
     def compute(paths: Sequence[str]) -> pa.Table:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from dear.data.images import ImageSet
-from dear.methods.base import Loss, Method
+from dear.methods.base import Loss, Method, in_precision
 from dear.train.calibrate import trial_costs
 from dear.train.feature_cache import frozen_features
 from dear.train.feed import Feed
-from dear.train.precision import in_precision
 from dear.workflows.plan import Plan
 
 WORTH_MEASURING = 20  #: steps; shorter trainings are over before a measurement would help

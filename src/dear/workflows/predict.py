@@ -18,11 +18,10 @@ from dear.clip.factory import pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.errors import InputError, TrainingError, UsageError
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.methods.calibration import rejection_score, run_threshold
 from dear.train.evaluate import BATCH
 from dear.train.folder import load_run
-from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
 
 ImageLike = PathLike | Image.Image

@@ -26,13 +26,12 @@ from dear.data.images import ImageSet, is_utf8
 from dear.data.listed import ListedImages
 from dear.data.open import open_data
 from dear.errors import DataError, UsageError
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.methods.dear import DeAR
 from dear.methods.prompts import unit
 from dear.train.evaluate import read_pixels
 from dear.train.feature_cache import FeatureCache, learned_digest
 from dear.train.folder import load_run
-from dear.train.precision import in_precision
 from dear.workflows.options import PathLike
 from dear.workflows.predict import ImageLike, name_of, views
 

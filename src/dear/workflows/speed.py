@@ -33,10 +33,9 @@ from dear.errors import DataError, UsageError
 from dear.heads.names import CORE
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
-from dear.methods.base import Method
+from dear.methods.base import Method, in_precision
 from dear.train.feed import Feed
 from dear.train.loop import Loop
-from dear.train.precision import in_precision
 from dear.train.recipe import Recipe
 from dear.train.step import StepParts, make_step
 
