@@ -7,10 +7,10 @@ import torch
 from tiny import mixed_roles, tiny_clip, token_ids
 
 import dear
-from dear.clip.attention import Attention
 from dear.clip.config import TextConfig
 from dear.clip.gpu import tower as fast
 from dear.clip.model import cast_backbone
+from dear.clip.tower import Attention
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import in_precision

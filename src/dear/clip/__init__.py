@@ -2,10 +2,8 @@
 
 from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
 from dear.clip.edit import BlockMask, Edit, LayerEdit, LowRank
-from dear.clip.model import Clip
-from dear.clip.text import TextTower
+from dear.clip.model import Clip, TextTower, VisionTower
 from dear.clip.tower import Record, Tower
-from dear.clip.vision import VisionTower
 
 __all__ = [
     "BlockMask",

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.attention import take_rows
 from dear.clip.edit import Edit, LayerEdit
-from dear.clip.tower import Block, Record
+from dear.clip.tower import Block, Record, take_rows
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.clip.vision import VisionTower
+    from dear.clip.model import VisionTower
 
 
 class _HeadRows(Record):

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.clip.attention import Attention
 from dear.clip.model import Clip
-from dear.clip.tower import Block, Record
+from dear.clip.tower import Attention, Block, Record
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.heads.contributions import head_maps

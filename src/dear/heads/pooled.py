@@ -18,9 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dear.clip.model import Clip
+from dear.clip.model import AttentionPool, Clip
 from dear.clip.tower import Block, Record
-from dear.clip.vision import AttentionPool
 
 
 def _pool(clip: Clip) -> AttentionPool:

@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.edit import Edit, LayerEdit
-from dear.clip.model import Clip
-from dear.clip.text import TextTower
+from dear.clip.model import Clip, TextTower, VisionTower
 from dear.clip.tower import LayerNorm
-from dear.clip.vision import VisionTower
 from dear.clip.without import norm_without_heads
 from dear.methods.base import Method
 from dear.methods.headtools import fold

@@ -16,7 +16,7 @@ from torch import Tensor
 from dear.clip.edit import BlockMask
 
 if TYPE_CHECKING:
-    from dear.clip.attention import Attention
+    from dear.clip.tower import Attention
 
 
 @cache
@@ -31,7 +31,7 @@ def attention(
     attn: Attention, x: Tensor, read: Tensor | None, change: Tensor | BlockMask | None, extra: int
 ) -> Tensor:
     """All heads' outputs side by side, [B, R, D], from the normed input x [B, N, D]."""
-    from dear.clip.attention import full_mask, take_rows
+    from dear.clip.tower import full_mask, take_rows
 
     width = x.shape[-1]
     weight, bias = attn.packed()

@@ -77,7 +77,7 @@ def run(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read:
 
 def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
     """The stream is kept as x plus a change that the next norm adds."""
-    from dear.clip.attention import take_rows
+    from dear.clip.tower import take_rows
 
     pending: Tensor | None = None
     for layer in range(first, last + 1):
