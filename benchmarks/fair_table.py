@@ -30,8 +30,7 @@ from dear.bench.grid import Grid, Summary
 from dear.bench.plan import Request, plan
 from dear.bench.protocols import compute
 from dear.bench.session import backbone, starting_roles
-from dear.data.benchmarks import BENCHMARKS
-from dear.data.open import open_data
+from dear.data.open import BENCHMARKS, open_data
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, find_method
 

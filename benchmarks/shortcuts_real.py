@@ -31,8 +31,7 @@ from torch import Tensor
 
 import dear
 from dear.data import open_data
-from dear.data.images import ImageSet
-from dear.data.listed import ListedImages
+from dear.data.images import ImageSet, ListedImages
 from dear.heads.ablate import Collected, collect
 from dear.heads.choose import choose
 from dear.heads.repair import Repair, remove_examples, remove_heads, remove_span

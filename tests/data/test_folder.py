@@ -6,7 +6,7 @@ import pytest
 
 from dear.data import check_images, open_data
 from dear.data.check import class_counts, describe_balance
-from dear.data.folder import open_folder
+from dear.data.open import open_folder
 from dear.errors import DataError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dear.data.check_dataset import check_dataset
+from dear.data.check import check_dataset
 from dear.data.images import FileImages, group_names, values_of
 from dear.data.open import open_data
 from dear.errors import DataError

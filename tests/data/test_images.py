@@ -9,7 +9,7 @@ from tiny import tiny_clip
 from dear._io.image_file import resize_crop
 from dear.clip.images import augment_batch
 from dear.data import FileImages, ImageSet, check_images, select_domains
-from dear.data.listed import ListedImages
+from dear.data.images import ListedImages
 from dear.errors import DataError, InputError, UsageError
 from dear.train.feed import Feed, TrainingPixels
 from dear.train.recipe import Recipe

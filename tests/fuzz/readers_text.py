@@ -14,9 +14,8 @@ from dear._io.files import read_json
 from dear._io.printable import fill_template, unprintable
 from dear._io.strict_json import parse_json
 from dear.clip.tokenizer import tokenize
-from dear.data.benchmarks import BENCHMARKS, open_benchmark
-from dear.data.images import FileImages
-from dear.data.names import check_template, readable
+from dear.data.images import FileImages, check_template, readable
+from dear.data.open import BENCHMARKS, open_benchmark
 from dear.data.shots import read_draw
 from dear.data.table import open_table
 from dear.heads.corpus import load_corpus

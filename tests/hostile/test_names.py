@@ -20,8 +20,8 @@ from dear.bench.grid import Grid, Outcome
 from dear.bench.outputs import write_protocol
 from dear.clip.tokenizer import tokenize
 from dear.data import open_data
-from dear.data.benchmarks import BENCHMARKS, open_benchmark
-from dear.data.names import readable
+from dear.data.images import readable
+from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.heads.roles import Role, RoleMap
 from dear.methods import METHODS, DeAR, build_method

@@ -12,7 +12,7 @@ from PIL import Image
 import dear
 from dear._io.image_file import open_image
 from dear.data import open_data
-from dear.data.benchmarks import BENCHMARKS, open_benchmark
+from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError
 from dear.export.runtime import OnnxModel
 from dear.heads.roles import RoleMap

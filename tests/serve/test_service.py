@@ -22,7 +22,7 @@ import dear
 from conftest import RUNS, image_bytes, make_run
 from dear._io.image_file import open_image, resize_crop
 from dear.clip.images import normalize
-from dear.data.listed import ListedImages
+from dear.data.images import ListedImages
 from dear.data.open import open_data
 from dear.errors import DearError
 from dear.methods.calibration import Calibration

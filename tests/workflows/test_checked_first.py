@@ -11,7 +11,7 @@ from PIL import Image
 from test_wrong_uses import dear
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.data.benchmarks import BENCHMARKS
+from dear.data.open import BENCHMARKS
 from dear.errors import DiskError, UsageError
 from dear.train import run as training
 from dear.workflows import adapt as adapting

@@ -10,7 +10,7 @@ from dear.bench.ablations import Study, Variant
 from dear.bench.cells import Cell, as_written
 from dear.bench.protocols import find_protocol
 from dear.bench.session import derive, draw_path, file_mark
-from dear.data.names import check_template
+from dear.data.images import check_template
 from dear.errors import RoleError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method

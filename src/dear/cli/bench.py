@@ -288,7 +288,7 @@ def _prepare(
 
 def _datasets(text: str | None) -> list[str]:
     """Comma-separated datasets; paths are made absolute, since workers start elsewhere."""
-    from dear.data.benchmarks import find_benchmark
+    from dear.data.open import find_benchmark
 
     return [
         str(Path(name).resolve()) if find_benchmark(name) is None and Path(name).exists() else name

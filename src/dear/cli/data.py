@@ -50,8 +50,8 @@ def check(
 
     `dear data check photos/`
     """
-    from dear.data.benchmarks import find_benchmark
-    from dear.data.check_dataset import check_dataset
+    from dear.data.check import check_dataset
+    from dear.data.open import find_benchmark
 
     if find_benchmark(name) is not None and not Path(name).is_dir():
         found = check_dataset(name, data_root or ".")

@@ -1,15 +1,22 @@
-"""Checks a user's own dataset: images that cannot be read, and how evenly classes are filled."""
+"""Checks of data: images that cannot be read, how evenly classes are filled, what of a benchmark is there."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from PIL import Image
+from torch import Tensor
 
-from dear._io.image_file import threaded
-from dear.data.images import ImageSet
-from dear.data.names import natural_key
+from dear._io.image_file import Size, side_of, threaded
+from dear.data.images import ImageSet, natural_key
+from dear.data.layouts import Benchmark
+from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark
 from dear.errors import DataError, InputError, UsageError
 
 _SHOWN = 20
@@ -108,3 +115,192 @@ def find_unreadable(images: ImageSet, places: Sequence[int]) -> tuple[Unreadable
         return None
 
     return tuple(found for found in threaded(problem, list(places)) if found is not None)
+
+
+@dataclass(frozen=True)
+class DatasetCheck:
+    """What a benchmark's folder holds.
+
+    Attributes:
+        name: the benchmark.
+        home: its folder.
+        present: files and folders that are there.
+        missing: files and folders that are not, or what is wrong with them.
+        classes: how many were found.
+        expected_classes: how many were published.
+        images: by split, how many are listed.
+        absent: by split, how many of those are not there.
+        source: where the field gets it.
+    """
+
+    name: str
+    home: str
+    present: tuple[str, ...]
+    missing: tuple[str, ...]
+    classes: int
+    expected_classes: int
+    images: dict[str, int]
+    absent: dict[str, int]
+    source: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        whole = self.classes == self.expected_classes
+        return whole and not self.missing and not any(self.absent.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**self.__dict__, "complete": self.complete}
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} in {self.home}: {'complete' if self.complete else 'incomplete'}"]
+        lines += [f"  there    {item}" for item in self.present]
+        lines += [f"  missing  {item}" for item in self.missing]
+        if self.images:
+            lines.append(f"  classes  {self.classes} of {self.expected_classes}")
+        for split, count in self.images.items():
+            gone = f", {self.absent[split]} of them missing" if self.absent[split] else ""
+            lines.append(f"  {split:8} {count} images{gone}")
+        if not self.complete:
+            lines += ["where the field gets it:", *(f"  {place}" for place in self.source)]
+        return "\n".join(lines)
+
+
+def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
+    """Look for a benchmark under `root`.
+
+    Raises:
+        UsageError: no such benchmark.
+    """
+    benchmark = find_benchmark(name)
+    if benchmark is None:
+        raise UsageError(f"{name}: no such benchmark; there are {', '.join(BENCHMARKS)}")
+    home = Path(root) / benchmark.folder
+    parts = _parts(benchmark)
+    present = tuple(part for part in parts if (home / part).exists())
+    missing = [part for part in parts if part not in present]
+    if "classnames.txt" in missing and (home.parent / "imagenet" / "classnames.txt").is_file():
+        missing.remove("classnames.txt")
+    images: dict[str, int] = {}
+    absent: dict[str, int] = {}
+    classes = 0
+    try:
+        listing = list_benchmark(benchmark, Path(root))
+    except DataError as error:
+        if not missing:
+            missing.append(str(error))
+    else:
+        classes = len(listing.classes)
+        for split, rows in listing.splits.items():
+            images[split] = len(rows)
+            absent[split] = sum(not (listing.root / path).is_file() for path, _ in rows)
+        if listing.domains is not None:
+            images = dict(Counter(listing.domains.values()))
+            absent = dict.fromkeys(images, 0)
+    return DatasetCheck(
+        name=benchmark.name,
+        home=str(home),
+        present=present,
+        missing=tuple(missing),
+        classes=classes,
+        expected_classes=benchmark.classes,
+        images=images,
+        absent=absent,
+        source=benchmark.source,
+    )
+
+
+def _parts(benchmark: Benchmark) -> list[str]:
+    """Files and folders that a benchmark's folder must hold."""
+    match benchmark.kind:
+        case "split":
+            return [part for part in (benchmark.split, benchmark.images) if part]
+        case "imagenet":
+            return ["classnames.txt", f"{benchmark.images}/train", f"{benchmark.images}/val"]
+        case "imagenet-test":
+            return ["classnames.txt", benchmark.images]
+        case "aircraft":
+            lists = [f"images_variant_{split}.txt" for split in ("train", "val", "test")]
+            return [benchmark.images, "variants.txt", *lists]
+        case "waterbirds":
+            return ["metadata.csv"]
+        case "celeba":
+            return [benchmark.images]
+        case _:
+            return list(benchmark.domains)
+
+
+class Readable:
+    """An image set whose damaged images are found while the others are used: each is decoded once.
+
+    Under "stop" the first damaged image ends the work; the remaining images are then checked, so that the
+    error names all of them. Under "skip" a damaged image is black; `problems` has its place and the reason.
+
+    Args:
+        images: the set.
+        policy: "stop" or "skip".
+    """
+
+    def __init__(self, images: ImageSet, policy: str = "stop") -> None:
+        if policy not in ("stop", "skip"):
+            raise UsageError(f"unreadable images: the policy is stop or skip, not {policy!r}")
+        self.images, self.policy = images, policy
+        self.problems: dict[int, str] = {}  #: place of an image -> why it cannot be read
+        self.name, self.classes, self.template = images.name, images.classes, images.template
+        self.labels, self.domains = images.labels, images.domains
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
+        """The evaluation view, uint8 [b, 3, size, size]."""
+        try:
+            return self.images.pixels(indices, size)
+        except InputError:
+            if self.policy == "stop":
+                self._refuse(min(int(index) for index in indices))
+                raise  # it can be read now
+        return torch.stack([self._one(int(index), size) for index in indices])
+
+    def _refuse(self, first: int) -> None:
+        """Name all images from `first` on that cannot be read; those before it were read."""
+        bad = find_unreadable(self.images, range(first, len(self.images)))
+        if bad:
+            report = ImageReport(len(self.images), bad, self.images)
+            raise DataError(f"{self.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
+
+    def _one(self, index: int, size: Size) -> Tensor:
+        try:
+            return self.images.pixels([index], size)[0]
+        except InputError as error:
+            self.problems[index] = str(error)
+            return torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8)
+
+    def readable(self) -> list[int]:
+        """Places of the images that could be read, after all were asked for.
+
+        Raises:
+            DataError: there is none.
+        """
+        if len(self.problems) == len(self) > 0:
+            raise DataError(
+                f"{self.name}: none of its {len(self)} images can be read; the first: {self.problems[0]}"
+            )
+        return [index for index in range(len(self)) if index not in self.problems]
+
+    def image(self, index: int) -> Image.Image:
+        """A whole image, RGB."""
+        return self.images.image(index)
+
+    def key(self, index: int) -> str:
+        """A name of the image that does not change when others come or go."""
+        return self.images.key(index)
+
+    def subset(self, indices: Sequence[int]) -> ImageSet:
+        """The images at `indices`, in that order, with the same classes."""
+        return self.images.subset(indices)
+
+    def select_classes(self, names: Sequence[str]) -> ImageSet:
+        """The images of some classes; labels count into `names`."""
+        return self.images.select_classes(names)

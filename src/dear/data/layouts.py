@@ -1,21 +1,37 @@
-"""How each kind of benchmark folder (see `benchmarks`) is read: from its files to images and labels."""
+"""How each kind of benchmark folder is read: from its files to images and labels.
+
+- `split`: `split_zhou_*.json`, three lists of [path, label, class name];
+- `imagenet`: folders by WordNet id under `train` and `val` (the test split), names in `classnames.txt`;
+- `imagenet-test`: ImageNet's variants, test split only; A and R have their own 200 of the classes;
+- `aircraft`: lists of `image class` by split, classes in `variants.txt`;
+- `domains`: `domain/class/image`; no split is published, a fifth of each class of each domain is held out;
+- `waterbirds` (Sagawa et al., ICLR 2020): `metadata.csv` with `img_filename`, `y` (0 landbird, 1 waterbird),
+  `split` (0 train, 1 val, 2 test) and `place` (0 land, 1 water), images beside it;
+- `celeba` (Liu et al., ICCV 2015): `list_attr_celeba` and `list_eval_partition`, as the authors' `.txt`
+  or the later `.csv`, images in `img_align_celeba`; the class is Blond_Hair, the value beside it Male.
+
+Underscores in class names are read as spaces, and nothing else is changed, as the field does.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dear._io.files import read_json, read_text
 from dear._io.image_file import image_paths
-from dear.data.grouped import read_celeba, read_waterbirds
-from dear.data.names import spaced
+from dear.data.images import spaced
 from dear.data.paths import Inside
 from dear.errors import DataError, DearError
 
 COOP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
+_SPLITS = {"0": "train", "1": "val", "2": "test"}
+_MAX_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -182,11 +198,6 @@ def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
     return Listing(home, tuple(spaced(name) for name in classes), {"all": rows}, domains)
 
 
-def _read_grouped(benchmark: Benchmark, home: Path) -> Listing:
-    found = read_waterbirds(home) if benchmark.kind == "waterbirds" else read_celeba(home, benchmark.images)
-    return Listing(found.root, found.classes, found.splits, groups=found.groups)
-
-
 def _folders(folder: Path) -> Iterable[str]:
     return sorted(
         entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
@@ -201,12 +212,110 @@ def _lines(file: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+def _read_waterbirds(benchmark: Benchmark, home: Path) -> Listing:
+    """Waterbirds: landbirds and waterbirds, in groups by background (land or water).
+
+    Raises:
+        DataError: the table is missing or malformed; the line is named.
+    """
+    file = home / "metadata.csv"
+    rows = _table(file, ("img_filename", "y", "split", "place"))
+    birds, places = {"0": 0, "1": 1}, {"0": "land", "1": "water"}
+    picked = ((where, r["img_filename"], birds.get(r["y"]), _SPLITS.get(r["split"]), places.get(r["place"]))
+              for where, r in rows)  # fmt: skip
+    return _collect(home, ("landbird", "waterbird"), picked)
+
+
+def _read_celeba(benchmark: Benchmark, home: Path) -> Listing:
+    """CelebA: blond hair or not, in groups by sex.
+
+    Raises:
+        DataError: a list is missing or malformed; the line is named.
+    """
+    split_of = {
+        row["image_id"]: row["partition"]
+        for _, row in _either(home, "list_eval_partition", ("image_id", "partition"))
+    }
+    blond, sex = {"-1": 0, "1": 1}, {"-1": "female", "1": "male"}
+    rows = _either(home, "list_attr_celeba", ("image_id", "Blond_Hair", "Male"))
+    picked = ((where, r["image_id"], blond.get(r["Blond_Hair"]), _SPLITS.get(split_of.get(r["image_id"], "")),
+               sex.get(r["Male"])) for where, r in rows)  # fmt: skip
+    return _collect(home / benchmark.images, ("person without blond hair", "person with blond hair"), picked)
+
+
+Picked = tuple[str, str, int | None, str | None, str | None]
+
+
+def _collect(root: Path, classes: tuple[str, ...], rows: Iterable[Picked]) -> Listing:
+    """Rows of (where, path, label, split, value), all known, by split."""
+    inside = Inside(root)
+    splits: dict[str, list[tuple[str, int]]] = {name: [] for name in _SPLITS.values()}
+    groups: dict[str, str] = {}
+    for where, name, label, split, value in rows:
+        if label is None or split is None or value is None:
+            raise DataError(
+                f"{where}: the class, the split or the group of {name!r} is none of those published"
+            )
+        path = inside.check(name, where)
+        if path in groups:
+            raise DataError(f"{where}: the image {path!r} is listed twice")
+        groups[path] = value
+        splits[split].append((path, label))
+    if not groups:
+        raise DataError(f"{root}: lists no images")
+    return Listing(inside.root, classes, splits, groups=groups)
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_text(file, "list of images", _MAX_BYTES, "utf-8-sig")
+    except DearError as error:
+        raise DataError(str(error)) from error
+
+
+def _table(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Place and cells of each line of a CSV file that has these columns."""
+    reader = csv.DictReader(io.StringIO(_text(file), newline=""), strict=True)
+    try:
+        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        if missing:
+            raise DataError(f"{file}: has no column {missing[0]}")
+        for row in reader:
+            cells = {column: (row[column] or "").strip() for column in columns}
+            yield f"{file}, line {reader.line_num}", cells
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.line_num}: is not valid CSV ({error})") from error
+
+
+def _either(home: Path, name: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The lines of a CelebA list: `.csv` where it is there, else the authors' `.txt`."""
+    if (home / f"{name}.csv").is_file():
+        yield from _table(home / f"{name}.csv", columns)
+        return
+    file = home / f"{name}.txt"
+    lines = _text(file).splitlines()
+    if name == "list_eval_partition":  # image and number, no header
+        header, first = list(columns), 0
+    else:  # the number of images, then the attributes' names
+        header, first = ["image_id", *(lines[1].split() if len(lines) > 1 else [])], 2
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise DataError(f"{file}: has no column {missing[0]}")
+    for number, line in enumerate(lines[first:], first + 1):
+        cells = line.split()
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            raise DataError(f"{file}, line {number}: has {len(cells)} entries instead of {len(header)}")
+        yield f"{file}, line {number}", dict(zip(header, cells, strict=True))
+
+
 READERS: Final[dict[str, Callable[[Benchmark, Path], Listing]]] = {
     "split": _read_split,
     "imagenet": _read_imagenet,
     "imagenet-test": _read_imagenet_test,
     "aircraft": _read_aircraft,
     "domains": _read_domains,
-    "waterbirds": _read_grouped,
-    "celeba": _read_grouped,
+    "waterbirds": _read_waterbirds,
+    "celeba": _read_celeba,
 }

@@ -28,8 +28,15 @@ import torch
 from dear._io.files import read_text
 from dear._io.printable import check_name
 from dear._io.strict_json import parse_json
-from dear.data.images import FileImages
-from dear.data.names import TEMPLATE, check_classes, check_template, natural_key, readable, spaced
+from dear.data.images import (
+    TEMPLATE,
+    FileImages,
+    check_classes,
+    check_template,
+    natural_key,
+    readable,
+    spaced,
+)
 from dear.data.paths import Inside
 from dear.data.shots import pick_split
 from dear.errors import DataError, DearError, InputError

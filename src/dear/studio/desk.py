@@ -184,7 +184,7 @@ def open_desk(
 
 def examples(each: int = _EACH) -> ImageSet:
     """Images of several tasks of the attribute world as one set."""
-    from dear.data.listed import ListedImages
+    from dear.data.images import ListedImages
 
     items: list[Image.Image] = []
     names: list[str] = []

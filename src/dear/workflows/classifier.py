@@ -19,9 +19,7 @@ from sklearn.exceptions import NotFittedError
 
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
-from dear.data.listed import ListedImages
-from dear.data.names import TEMPLATE
+from dear.data.images import TEMPLATE, ImageSet, ListedImages
 from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap

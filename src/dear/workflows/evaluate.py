@@ -7,9 +7,9 @@ from dataclasses import replace
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
+from dear.data.check import Readable
 from dear.data.images import ImageSet
 from dear.data.open import open_data
-from dear.data.readable import Readable
 from dear.methods.base import Method
 from dear.train.evaluate import Evaluation, evaluate
 from dear.train.feature_cache import FeatureCache

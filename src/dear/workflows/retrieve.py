@@ -21,10 +21,8 @@ from dear._io.memory import in_batches
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
-from dear.data.benchmarks import find_benchmark
-from dear.data.images import ImageSet, is_utf8
-from dear.data.listed import ListedImages
-from dear.data.open import open_data
+from dear.data.images import ImageSet, ListedImages, is_utf8
+from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method, in_precision
 from dear.methods.dear import DeAR

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dear._io.progress import Progress
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
-from dear.data.listed import ListedImages
+from dear.data.images import ImageSet, ListedImages
 from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.neighbors import ALIKE, SAME, attribute_heads, head_space, shared

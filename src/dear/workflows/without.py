@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.folder import open_folder
 from dear.data.images import ImageSet
+from dear.data.open import open_folder
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.choose import ORDER, Choice, choose

@@ -9,9 +9,8 @@ from dear.bench import published
 from dear.bench.cells import Cell
 from dear.bench.protocols.base import SEEDS_NOTE, Name, Protocol, Setting, Shown
 from dear.bench.tables import Line, Row, Sheet, average, grouped
-from dear.data.benchmarks import find_benchmark
 from dear.data.images import ImageSet, select_domains
-from dear.data.open import open_data
+from dear.data.open import find_benchmark, open_data
 from dear.data.shots import hold_out
 from dear.errors import DataError
 
