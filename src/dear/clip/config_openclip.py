@@ -5,8 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig
-from dear.clip.fields import Section, build, flag, need, real, section, side, whole
+from dear.clip.config import (
+    CLIP_MEAN,
+    CLIP_STD,
+    ClipConfig,
+    Section,
+    build_config,
+    flag,
+    need,
+    real,
+    section,
+    side,
+    whole,
+)
 from dear.errors import CheckpointError
 
 # What OpenCLIP assumes; a key that is not here must have the value that switches its feature off.
@@ -72,7 +83,7 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
     trunk = vision.get("timm_model_name")
     activation = "quick_gelu" if quick else "gelu"
     image = _own_vision(vision, activation, source) if trunk is None else _timm_vision(vision, source)
-    return build(
+    return build_config(
         source,
         vision=image,
         text=_text(text, activation, source),

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig
-from dear.clip.fields import build, need
+from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig, build_config, need
 from dear.errors import CheckpointError
 
 _PERCEPTION = {"rotary": True, "pool": "attention", "pool_heads": 8}
@@ -59,7 +58,7 @@ def from_shapes(tensors: Mapping[str, Tensor], activation: str, source: str) -> 
     side = math.isqrt(max(positions - 1, 0))
     vocab, text_width = shape("token_embedding.weight", 2)
     perception = "visual.attn_pool.probe" in tensors
-    return build(
+    return build_config(
         source,
         vision={
             **tower("visual.", width),
