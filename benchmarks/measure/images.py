@@ -13,7 +13,7 @@ from dear.clip.model import Clip
 from dear.data import open_data
 from dear.train.feed import Feed
 from dear.train.frozen import steps_at_once
-from dear.train.recipe import Recipe
+from dear.train.loop import Recipe
 from dear.workflows.speed import photo_folder
 from measure.clock import wait
 

@@ -12,7 +12,7 @@ from dear.data import FileImages, ImageSet, check_images, select_domains
 from dear.data.images import ListedImages
 from dear.errors import DataError, InputError, UsageError
 from dear.train.feed import Feed, TrainingPixels
-from dear.train.recipe import Recipe
+from dear.train.loop import Recipe
 
 
 @pytest.fixture

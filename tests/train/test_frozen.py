@@ -13,7 +13,7 @@ from dear.methods import DeAR, Method, build_method
 from dear.train import Paused, train
 from dear.train.feed import Feed
 from dear.train.frozen import FrozenAhead, KeptViews
-from dear.train.recipe import Recipe
+from dear.train.loop import Recipe
 
 
 def task(batch: int = 5) -> tuple[DeAR, Feed]:

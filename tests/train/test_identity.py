@@ -17,8 +17,7 @@ from dear.errors import RunError
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, build_method
 from dear.train import Paused, Recipe, RunIdentity, load_run, read_config, train
-from dear.train.config import roles_digest
-from dear.train.folder import read_metrics
+from dear.train.folder import read_metrics, roles_digest
 
 CLASSES = ("red", "green", "blue")
 RECIPE = Recipe(epochs=2, batch=5)

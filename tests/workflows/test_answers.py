@@ -250,7 +250,7 @@ def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
 
     from dear.train.crossval import answers_of
     from dear.train.frozen import stages_of
-    from dear.train.recipe import Recipe
+    from dear.train.loop import Recipe
     from dear.train.run import train
 
     images, rows = Colors(classes=3, each=4), torch.tensor([0, 2, 3, 5, 8, 9, 11])

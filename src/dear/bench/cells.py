@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dear.methods.options import earlier_values
-from dear.train.config import canonical, digest
+from dear.train.folder import canonical, digest
 
 SCHEMA = 2  #: of a cell's file
 _KEY_SCHEMA = 1  # part of every key: stays

@@ -21,7 +21,7 @@ from dear._io.strict_json import Strict, Whole, check
 from dear.bench.cells import SCHEMA, Cell, Outcome, Place
 from dear.bench.protocols import PROTOCOLS
 from dear.errors import DearError, RunError
-from dear.train.config import digest
+from dear.train.folder import digest
 
 WHAT = "cell of a grid"
 Text = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]  # datasets may be paths

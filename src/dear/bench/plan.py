@@ -16,7 +16,7 @@ from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.methods.base import Method
 from dear.train import Recipe
-from dear.train.config import roles_digest
+from dear.train.folder import roles_digest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,8 +35,8 @@ from dear.heads.rules import rerule
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.train import Recipe, confidence, evaluate, train
-from dear.train.config import roles_digest
 from dear.train.evaluate import Evaluation
+from dear.train.folder import roles_digest
 
 
 @lru_cache(maxsize=1)

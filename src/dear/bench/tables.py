@@ -19,7 +19,7 @@ from typing import Any
 from dear._io.files import write_atomic
 from dear.bench.cells import Cell, as_written
 from dear.bench.published import Number
-from dear.train.config import canonical
+from dear.train.folder import canonical
 
 Result = Mapping[str, Any]
 Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value

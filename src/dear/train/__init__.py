@@ -1,9 +1,8 @@
 """The training loop, schedules, precision and run folders."""
 
-from dear.train.config import RunConfig, RunIdentity, read_config
 from dear.train.evaluate import Evaluation, evaluate
-from dear.train.folder import add_metrics, load_run
-from dear.train.recipe import Recipe
+from dear.train.folder import RunConfig, RunIdentity, add_metrics, load_run, read_config
+from dear.train.loop import Recipe
 from dear.train.run import Paused, Trained, train
 
 __all__ = [

@@ -18,7 +18,7 @@ from dear.methods.base import Frozen, Method, in_precision
 from dear.train.evaluate import BATCH, logits_of
 from dear.train.feed import stream
 from dear.train.frozen import Stages
-from dear.train.recipe import Recipe
+from dear.train.loop import Recipe
 from dear.train.run import train
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]

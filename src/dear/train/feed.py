@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DataError
 from dear.methods.base import Batch
-from dear.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from dear.train.loop import Recipe
 
 
 class TrainingPixels:

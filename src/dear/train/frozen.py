@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ from dear.methods.batch import FeatureBatch
 from dear.train.evaluate import read_pixels
 from dear.train.feature_cache import frozen_features
 from dear.train.feed import Feed
-from dear.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from dear.train.loop import Recipe
 
 IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on ViT-B/16
 _BATCH = 64  # images whose stage is computed at once

@@ -1,27 +1,233 @@
-"""The training loop: a method, batches and a recipe in, learned tensors out; it knows no files."""
+"""The training loop: a method, batches and a recipe in, learned tensors out; it knows no files.
+
+A step is launched kernel by kernel or replayed from a recording; which of the two is chosen once per run.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dear.errors import TrainingError
-from dear.methods.base import Method
+from dear.errors import TrainingError, UsageError
+from dear.methods.base import Loss, Method
+from dear.methods.options import fit_options
 from dear.train.feed import Feed, stream
-from dear.train.frozen import FeatureTable, Stages
-from dear.train.recipe import Recipe
-from dear.train.step import Step, StepParts, make_step
+from dear.train.frozen import FeatureTable, FrozenAhead, KeptViews, Stages, StepInputs
+from dear.train.recording import Inputs, Recording, can_record
 
+OPTIMIZERS = ("adamw", "sgd")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+_WORTH_RECORDING = 50  # steps
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
 Line = dict[str, float | int]
 OnStep = Callable[
     [int, int, Mapping[str, float | int]], None
 ]  #: (steps done, steps in all, last line of the log)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The training recipe (supplement A), fixed for all datasets.
+
+    The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
+    `lr` toward 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
+    run of no more epochs than the warm-up has none, for it would end before it learned anything.
+
+    With `views` = N each image has N random views, taken in turn epoch by epoch; what the frozen backbone
+    makes of them is computed once and kept, so that later epochs cost only what is learned.
+
+    >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
+    (1e-05, 0.001)
+    """
+
+    epochs: int = 10
+    batch: int = 16
+    lr: float = 1e-3
+    weight_decay: float = 5e-4
+    optimizer: str = "adamw"  #: or "sgd" with momentum
+    momentum: float = 0.9  #: of sgd
+    warmup_epochs: int = 1
+    warmup_lr: float = 1e-5
+    cosine_by: str = "step"  #: or "epoch"
+    scale: tuple[float, float] = (0.5, 1.0)  #: share of the image's area that a training crop covers
+    flip: float = 0.5
+    #: random crops and flips; False trains on CLIP's own view, whose frozen features are computed once
+    augment: bool = field(default=True, metadata={"before": True})
+    precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
+    deterministic: bool = False  #: refuse kernels whose result may differ from run to run
+    replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
+    seed: int = 1
+    views: int = field(default=0, metadata={"before": 0})  #: see `KeptViews`; 0: new views in every epoch
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", tuple(self.scale))
+
+        def demand(good: bool, message: str) -> None:
+            if not good:
+                raise UsageError(message)
+
+        demand(self.epochs >= 0, f"epochs = {self.epochs} cannot be negative")
+        demand(self.batch >= 1, f"batch = {self.batch} must be at least 1")
+        demand(self.lr > 0 and math.isfinite(self.lr), f"lr = {self.lr} must be positive")
+        demand(self.warmup_lr >= 0 and self.warmup_epochs >= 0, "the warm-up cannot be negative")
+        demand(self.weight_decay >= 0, f"weight_decay = {self.weight_decay} cannot be negative")
+        demand(0 < self.scale[0] <= self.scale[1] <= 1, f"scale = {self.scale} must lie in (0, 1]")
+        demand(self.views >= 0, f"views = {self.views} cannot be negative")
+        demand(0 <= self.flip <= 1, f"flip = {self.flip} is not a probability")
+        for name, value, known in (
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("precision", self.precision, PRECISIONS),
+            ("cosine_by", self.cosine_by, ("step", "epoch")),
+        ):
+            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
+
+    @classmethod
+    def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:
+        """The recipe of a method: the usual one, what the method's paper changes, then `changes`.
+
+        Raises:
+            UsageError: a change names no field of the recipe, or is of another kind than the field.
+        """
+        known = {each.name for each in fields(cls)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise UsageError(f"the recipe has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        return cls(**{**method.recipe, **fit_options(cls, changes)})
+
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        epoch = step // steps_per_epoch
+        warmup = self.warmup_epochs if self.epochs > self.warmup_epochs else 0
+        if epoch < warmup:
+            return self.warmup_lr
+        start, end = warmup * steps_per_epoch, self.epochs * steps_per_epoch
+        at = step if self.cosine_by == "step" else epoch * steps_per_epoch
+        return 0.5 * self.lr * (1 + math.cos(math.pi * (at - start) / (end - start)))
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step works with."""
+
+    method: Method  #: bound to the backbone it trains with
+    feed: Feed
+    learned: Sequence[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    def gradients(self, inputs: StepInputs) -> Loss:
+        """The loss of a step's inputs, with gradients left on the learned tensors."""
+        loss = self.method.loss_from_frozen(*inputs)
+        self.method.backward(loss, self.scaler.scale)
+        return loss
+
+    def update(self) -> None:
+        """Change the learned tensors by their gradients."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class Step(Protocol):
+    """Takes training steps by number (from 0)."""
+
+    def __call__(self, number: int) -> Loss:
+        """Gradients of the step's batch and the update they make; the loss before the update."""
+        ...
+
+
+class EagerStep:
+    """A step launched kernel by kernel, without the frozen stage where `kept` has it."""
+
+    def __init__(self, parts: StepParts, kept: KeptViews | FeatureTable | None = None) -> None:
+        self.parts, self.kept = parts, kept
+
+    def __call__(self, number: int) -> Loss:
+        """Take step `number`."""
+        parts = self.parts
+        parts.optimizer.zero_grad(set_to_none=True)
+        if self.kept is None:
+            loss = parts.method.loss(*parts.feed.at(number))
+            parts.method.backward(loss, parts.scaler.scale)
+        else:
+            loss = parts.gradients(self.kept.at(number))
+        parts.update()
+        return loss
+
+
+class RecordedStep:
+    """On a GPU: the frozen stage ahead of time for several steps, the rest recorded once and replayed.
+
+    Batches that are not whole are launched kernel by kernel.
+    """
+
+    def __init__(self, parts: StepParts, inputs: FrozenAhead | KeptViews) -> None:
+        self.parts, self.inputs = parts, inputs
+        self.recording: Recording | None = None
+        self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
+
+    def __call__(self, number: int) -> Loss:
+        """Take step `number`."""
+        parts, inputs = self.parts, self.inputs.at(number)
+        if len(inputs.labels) != parts.feed.recipe.batch:
+            parts.optimizer.zero_grad(set_to_none=True)
+            loss = parts.gradients(inputs)
+            parts.update()
+            return loss
+        flat = (*inputs.frozen, inputs.labels, inputs.domains)
+        if self.recording is None:
+            optimizer = parts.optimizer if self._updates else None
+            self.recording = Recording(self._recorded, flat, parts.learned, optimizer)
+        loss = self.recording(flat)
+        if not self._updates:
+            parts.update()
+        return loss
+
+    def _recorded(self, inputs: Inputs) -> Loss:
+        *frozen, labels, domains = inputs
+        assert labels is not None
+        return self.parts.gradients(StepInputs(tuple(_present(frozen)), labels, domains))
+
+
+def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def make_step(
+    parts: StepParts, steps: int, left: int, table: FeatureTable | None = None
+) -> EagerStep | RecordedStep:
+    """The kind of step that a run takes: recorded where that is allowed and saves time.
+
+    Args:
+        parts: what a step works with.
+        steps: how many steps the run has.
+        left: how many of them are still to be taken.
+        table: the frozen features of all images, where they are known.
+    """
+    if table is not None:
+        return EagerStep(parts, table)
+    splits = type(parts.method).loss is Method.loss  # one that replaces both stages cannot be split
+    if parts.feed.recipe.views and not splits:
+        raise UsageError(
+            f"the method {parts.method.name!r} has no frozen stage to keep: set the recipe's views to 0"
+        )
+    kept = KeptViews(parts.method, parts.feed) if parts.feed.recipe.views else None
+    recorded = (
+        parts.feed.recipe.replay
+        and parts.method.cuda_graph_safe
+        and splits
+        and parts.feed.device.type == "cuda"
+        and not parts.scaler.is_enabled()
+        and left >= _WORTH_RECORDING
+    )
+    if recorded:
+        return RecordedStep(parts, kept or FrozenAhead(parts.method, parts.feed, steps))
+    return EagerStep(parts, kept)
 
 
 @dataclass(frozen=True)
@@ -50,6 +256,7 @@ class Loop:
         self.method, self.feed, self.recipe = method, feed, recipe
         self.dtype = method.clip.visual.dtype  # of the backbone's matrices
         self.steps = recipe.epochs * feed.steps_per_epoch
+        self.rates = [recipe.rate(step, feed.steps_per_epoch) for step in range(self.steps)]
         self.step = 0
         self.learned = [p for p in method.parameters() if p.requires_grad]
         if not self.learned:
@@ -110,7 +317,7 @@ class Loop:
     def _one(self) -> None:
         """One step."""
         torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
-        rate = self.recipe.rate(self.step, self.feed.steps_per_epoch)
+        rate = self.rates[self.step]
         for group in self.optimizer.param_groups:
             own = rate * group["multiple"]
             if isinstance(group["lr"], Tensor):
@@ -137,7 +344,7 @@ class Loop:
             if broken:
                 at = self.step - len(rows) + place + 1
                 part = next((n for n in broken if n != "loss"), "loss")
-                rate = self.recipe.rate(at - 1, self.feed.steps_per_epoch)
+                rate = self.rates[at - 1]
                 wider = "" if self.dtype == torch.float32 else ", or set its precision to float32"
                 raise TrainingError(
                     f"training stopped: {part} is not a finite number at step {at} of {self.steps} "
@@ -152,8 +359,7 @@ class Loop:
         if not rows:
             return
         epoch = (self.step - 1) // self.feed.steps_per_epoch + 1
-        line: Line = {"step": self.step, "epoch": epoch}
-        line["lr"] = self.recipe.rate(self.step - 1, self.feed.steps_per_epoch)
+        line: Line = {"step": self.step, "epoch": epoch, "lr": self.rates[self.step - 1]}
         for column, name in enumerate(self._names):
             line[name] = math.fsum(row[column] for row in rows) / len(rows)
         self.lines.append(line)

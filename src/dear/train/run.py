@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,19 @@ import msgspec
 import torch
 from torch import Tensor
 
-from dear._io.files import write_json, write_safetensors
+from dear._io.files import read_safetensors, require_finite, write_json, write_safetensors
 from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
 from dear.errors import RunError, UsageError
 from dear.methods.base import Method, in_precision
-from dear.train.config import RunConfig, describe, plain
 from dear.train.feed import Feed
 from dear.train.folder import (
+    RunConfig,
+    describe,
     load_adapter,
     locked,
     open_folder,
+    plain,
     read_log,
     read_metrics,
     write_calibration,
@@ -34,9 +38,7 @@ from dear.train.folder import (
     write_log,
 )
 from dear.train.frozen import Stages
-from dear.train.loop import Line, Loop, OnStep, Pause
-from dear.train.recipe import Recipe
-from dear.train.resume import restore, save_state
+from dear.train.loop import Line, Loop, OnStep, Pause, Recipe
 
 
 class Paused(RunError):  # noqa: N818 (a state, not a mistake)
@@ -273,3 +275,52 @@ def _deterministic(wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def save_state(loop: Loop, folder: Path, seconds: float) -> None:
+    """Save the log and all that is needed to continue; `seconds` of training so far."""
+    tensors, words = loop.state()
+    write_log(folder, loop.lines)
+    write_safetensors(folder / "resume.safetensors", tensors, {**words, "seconds": f"{seconds:.3f}"})
+
+
+def restore(loop: Loop, folder: Path) -> float:
+    """Continue from the folder's saved state; returns the seconds that earlier processes trained for."""
+    path = folder / "resume.safetensors"
+    tensors, words = read_safetensors(path, "saved training state")
+    require_finite(tensors, str(path))
+    if not any(name.startswith("optimizer.") for name in tensors):  # earlier versions spelled it otherwise
+        tensors = {re.sub("^optimiser", "optimizer", name): tensor for name, tensor in tensors.items()}
+    try:
+        _check_words(loop, tensors.get("window"), words)
+        loop.restore(tensors, words, read_log(folder))
+        _check_optimizer(loop, [name for name in tensors if name.startswith("optimizer.")])
+        seconds = float(words.get("seconds", 0.0))
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"{seconds} seconds of training")
+        return seconds
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise RunError(f"{path}: is damaged ({error}); delete it to start again") from error
+
+
+def _check_words(loop: Loop, window: Tensor | None, words: Mapping[str, str]) -> None:
+    """Refuse a saved state from another place than this run can be at."""
+    if not 0 < int(words["step"]) <= loop.steps:
+        raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
+    if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
+        raise ValueError("its losses do not fit their names")
+
+
+def _check_optimizer(loop: Loop, names: list[str]) -> None:
+    """Refuse an optimizer's state that would only fail some steps later."""
+    whole = {"momentum_buffer"} if loop.recipe.optimizer == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
+    found = 0
+    for parameter in loop.learned:
+        state = loop.optimizer.state.get(parameter, {})
+        found += len(state)
+        if state and set(state) != whole:
+            raise ValueError("the optimizer's state is not whole")
+        if any(value.shape not in (parameter.shape, torch.Size([])) for value in state.values()):
+            raise ValueError("the optimizer's state does not fit the learned tensors")
+    if found != len(names):
+        raise ValueError("the optimizer's state is of more tensors than are learned")

@@ -19,11 +19,10 @@ from dear.data.shots import few_shot
 from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
-from dear.train.config import RunConfig, read_config
 from dear.train.evaluate import evaluate
 from dear.train.feature_cache import frozen_features
-from dear.train.folder import load_run
-from dear.train.recipe import Recipe
+from dear.train.folder import RunConfig, load_run, read_config
+from dear.train.loop import Recipe
 from dear.train.run import Trained, train
 from dear.workflows.options import PathLike
 from dear.workflows.run_data import run_images
