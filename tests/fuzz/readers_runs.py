@@ -16,7 +16,7 @@ from fuzzing import Target
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
-from dear._io.printable import unprintable
+from dear._io.text import unprintable
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid, Outcome
 from dear.export.runtime import OnnxModel, _parse

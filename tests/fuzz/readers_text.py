@@ -11,8 +11,7 @@ import torch
 from fuzzing import Target
 
 from dear._io.files import read_json
-from dear._io.printable import fill_template, unprintable
-from dear._io.strict_json import parse_json
+from dear._io.text import fill_template, parse_json, unprintable
 from dear.clip.tokenizer import tokenize
 from dear.data.images import FileImages, check_template, readable
 from dear.data.open import BENCHMARKS, open_benchmark

@@ -11,7 +11,7 @@ import readers
 
 from dear._io import files
 from dear._io.files import read_json
-from dear._io.strict_json import parse_json
+from dear._io.text import parse_json
 from dear.errors import DearError
 
 # Readers whose input is one JSON document, or lines of them.

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear._io.printable import fill_template
+from dear._io.text import fill_template
 from dear.bench.cells import Cell
 from dear.bench.grid import Grid, Outcome
 from dear.bench.outputs import write_protocol

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from msgspec import Meta
 
-from dear._io.strict_json import Line, Strict, Whole, Word, check, decode
+from dear._io.text import Line, Strict, Whole, Word, check, decode
 from dear.errors import DearError, RunError
 
 

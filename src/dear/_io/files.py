@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dear._io.strict_json import parse_json
+from dear._io.text import parse_json
 from dear.errors import DearError, DiskError, UsageError
 
 try:

@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from dear._io.files import read_json, require_writable, write_atomic, write_json
-from dear._io.printable import PRINTABLE
-from dear._io.strict_json import Strict, Whole, check
+from dear._io.text import PRINTABLE, Strict, Whole, check
 from dear.bench.cells import SCHEMA, Cell, Outcome, Place
 from dear.bench.protocols import PROTOCOLS
 from dear.errors import DearError, RunError

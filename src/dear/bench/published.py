@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from dear._io.strict_json import parse_json
+from dear._io.text import parse_json
 from dear.errors import UsageError
 
 

@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
     try:
-        from dear._io.printable import shown
+        from dear._io.text import shown
         from dear.cli.app import app
         from dear.cli.hints import sentence
         from dear.errors import DearError
@@ -32,7 +32,7 @@ def _show_notes() -> None:
     """Print what the library's logger says, notes included, on standard error."""
     import logging
 
-    from dear._io.printable import shown
+    from dear._io.text import shown
 
     class Printed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear._io.printable import shown
+from dear._io.text import shown
 from dear.cli.common import (
     DataRoot,
     Device,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dear._io.printable import shown, unprintable
 from dear._io.progress import Progress
+from dear._io.text import shown, unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console

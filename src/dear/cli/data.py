@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dear._io.printable import shown
+from dear._io.text import shown
 from dear.cli.common import DataRoot, Json, print_json
 
 group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from dear._io.printable import shown
+from dear._io.text import shown
 from dear.cli.common import (
     Device,
     Json,

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear._io.image_file import Size, open_image, resize_crop, side_of, threaded
-from dear._io.printable import check_name, check_shown
+from dear._io.text import check_name, check_shown
 from dear.errors import DataError, InputError
 
 TEMPLATE = "a photo of a {}."

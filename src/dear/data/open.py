@@ -30,7 +30,7 @@ import torch
 from dear._io.files import read_json
 from dear._io.image_file import image_paths, is_image_name, is_own_name
 from dear._io.notes import warn
-from dear._io.printable import check_name
+from dear._io.text import check_name
 from dear.data.images import (
     TEMPLATE,
     FileImages,

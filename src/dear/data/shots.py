@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from dear._io.files import read_text
 from dear._io.notes import note
-from dear._io.strict_json import parse_json
+from dear._io.text import parse_json
 from dear.data.images import ImageSet
 from dear.errors import DataError, DearError
 

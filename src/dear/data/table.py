@@ -26,8 +26,7 @@ from typing import Any
 import torch
 
 from dear._io.files import read_text
-from dear._io.printable import check_name
-from dear._io.strict_json import parse_json
+from dear._io.text import check_name, parse_json
 from dear.data.images import (
     TEMPLATE,
     FileImages,

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from dear._io.image_file import View, open_image, square
-from dear._io.printable import check_name
-from dear._io.strict_json import Line, Strict, check, parse_json
+from dear._io.text import Line, Strict, check, check_name, parse_json
 from dear.errors import DearError, UsageError
 
 ImageLike = str | os.PathLike[str] | bytes | Image

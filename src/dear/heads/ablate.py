@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.printable import fill_template
+from dear._io.text import fill_template
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.batches import Images, batches

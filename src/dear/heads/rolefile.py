@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dear._io.strict_json import Line, Strict, Whole, Word, check
+from dear._io.text import Line, Strict, Whole, Word, check
 from dear.errors import RoleError
 
 if TYPE_CHECKING:

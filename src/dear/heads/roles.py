@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dear._io.files import read_json, write_atomic
-from dear._io.strict_json import parse_json
+from dear._io.text import parse_json
 from dear.errors import RoleError
 from dear.heads import rolefile
 from dear.heads.names import CORE, KINDS

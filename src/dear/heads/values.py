@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear._io.files import read_json
-from dear._io.printable import unprintable
+from dear._io.text import unprintable
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.names import CONCEPTS

@@ -24,7 +24,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from dear._io.strict_json import Strict, Whole
+from dear._io.text import Strict, Whole
 from dear.errors import UsageError
 
 NEIGHBORS = 10  #: trained classes that the distance of a new class is averaged over

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear._io.printable import check_name, fill_template
+from dear._io.text import check_name, fill_template
 from dear.clip.edit import Edit
 from dear.clip.model import Clip
 from dear.errors import InputError, UsageError

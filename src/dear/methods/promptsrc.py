@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear._io.printable import fill_template
+from dear._io.text import fill_template
 from dear.methods.base import Frozen, Loss, Method
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images

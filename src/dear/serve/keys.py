@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dear._io.strict_json import decode
+from dear._io.text import decode
 from dear.errors import UsageError
 from dear.serve.errors import Refused
 

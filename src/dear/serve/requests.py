@@ -9,8 +9,7 @@ from fastapi import Request
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from dear._io.printable import check_name
-from dear._io.strict_json import decode
+from dear._io.text import check_name, decode
 from dear.errors import DearError
 from dear.serve.decode import Upload, from_base64
 from dear.serve.errors import Refused

@@ -34,7 +34,7 @@ from dear._io.files import (
     write_json,
     write_safetensors,
 )
-from dear._io.strict_json import Strict, Whole, check, decode, parse_json
+from dear._io.text import Strict, Whole, check, decode, parse_json
 from dear.clip.correction import Correction
 from dear.clip.factory import load
 from dear.clip.model import Clip

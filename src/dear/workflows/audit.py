@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dear._io.memory import in_batches
-from dear._io.printable import fill_template
 from dear._io.progress import Progress
+from dear._io.text import fill_template
 from dear.clip.factory import load, pick_device
 from dear.clip.images import normalize
 from dear.clip.model import Clip

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear._io.printable import fill_template
+from dear._io.text import fill_template
 from dear.clip.model import Clip
 from dear.data import few_shot, open_data
 from dear.data.images import ImageSet, group_names

@@ -21,7 +21,7 @@ import msgspec
 from dear._io.files import read_text, write_atomic, write_json
 from dear._io.image_file import is_image_name
 from dear._io.progress import Progress, silent
-from dear._io.strict_json import decode
+from dear._io.text import decode
 from dear.errors import DataError, RunError, UsageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from dear._io.printable import PRINTABLE
-from dear._io.strict_json import Strict
+from dear._io.text import PRINTABLE, Strict
 from dear.bench.cells import Cell
 from dear.bench.tables import Line, Result, Sheet, gather, variant_names
 from dear.errors import UsageError

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dear._io.files import read_text
-from dear._io.printable import unprintable
-from dear._io.strict_json import parse_json
+from dear._io.text import parse_json, unprintable
 from dear.errors import DearError, InputError
 from dear.heads.corpus.build import Phrase, general
 
