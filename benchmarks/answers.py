@@ -66,9 +66,9 @@ from dear.methods.calibration import (
 )
 from dear.methods.prolip import ProLIP
 from dear.train.calibrate import CLASS_FOLDS, FOLDS, fit_calibration
-from dear.train.confidence import auroc, calibration_error
+from dear.train.confidence import auroc
 from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
-from dear.train.evaluate import read_pixels
+from dear.train.evaluate import calibration_error, read_pixels
 from dear.train.frozen import Stages, stages_of
 from dear.train.run import train
 from dear.workflows.calibrate import VIEWS

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dear.bench.cells import Cell, as_configured
-from dear.bench.grid import Grid
-from dear.bench.protocols import find_protocol
+from dear.bench.grid import Grid, find_protocol
 from dear.bench.tables import preset_of, shown_names
 from dear.methods import find_method
 from dear.train import Recipe

@@ -24,12 +24,9 @@ from pathlib import Path
 import collect
 import pandas as pd
 
-from dear.bench.cells import Cell, Place
-from dear.bench.engines import Local
-from dear.bench.grid import Grid, Summary
-from dear.bench.plan import Request, plan
-from dear.bench.protocols import compute
-from dear.bench.session import backbone, starting_roles
+from dear.bench.cells import Cell, Place, backbone, starting_roles
+from dear.bench.engines import Local, compute
+from dear.bench.grid import Grid, Request, Summary, plan
 from dear.data.open import BENCHMARKS, open_data
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, find_method

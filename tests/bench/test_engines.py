@@ -145,8 +145,8 @@ def test_wrong_engines_are_refused(name, options, message):
 
 def test_real_cells_on_ray_agree_with_this_process(tmp_path, backbone, table, roles_file, ray):
     import dear
-    from dear.bench.plan import Request, plan
-    from dear.bench.protocols import compute
+    from dear.bench.engines import compute
+    from dear.bench.grid import Request, plan
     from dear.heads.roles import RoleMap
 
     request = Request(

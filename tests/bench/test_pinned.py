@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 import dear
-from dear.bench.cells import Cell, Place, as_configured, as_written
-from dear.bench.grid import read_cell
-from dear.bench.plan import Request, plan
-from dear.bench.protocols import compute
-from dear.bench.session import starting_roles
+from dear.bench.cells import Cell, Place, as_configured, as_written, starting_roles
+from dear.bench.engines import compute
+from dear.bench.grid import Request, plan, read_cell
 from dear.methods import find_method
 
 PINNED = json.loads(Path(__file__).with_name("pinned.json").read_text())

@@ -8,12 +8,10 @@ import torch
 
 import dear
 from dear.bench.ablations import STUDIES, study
-from dear.bench.cells import Place
-from dear.bench.engines import Local
-from dear.bench.grid import Grid
-from dear.bench.plan import Request, plan, plan_study
-from dear.bench.protocols import compute, held_out
-from dear.bench.session import Session
+from dear.bench.cells import Place, Session
+from dear.bench.engines import Local, compute
+from dear.bench.grid import Grid, Request, plan, plan_study
+from dear.bench.protocols import held_out
 from dear.bench.tables import variant_names
 from dear.data.open import open_data
 from dear.errors import DataError, RoleError, RunError, UsageError

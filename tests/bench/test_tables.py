@@ -12,9 +12,8 @@ import pytest
 from dear.bench.ablations import STUDIES
 from dear.bench.ablations import table as ablation
 from dear.bench.cells import Cell, Outcome
-from dear.bench.grid import Grid
+from dear.bench.grid import PROTOCOLS, Grid
 from dear.bench.outputs import fusion_weights, write_protocol, write_studies
-from dear.bench.protocols import PROTOCOLS
 from dear.bench.tables import average, latex, markdown, to_csv
 from dear.report import results_plots as plots
 

@@ -20,8 +20,9 @@ from dear.methods.calibration import (
     threshold,
 )
 from dear.train.calibrate import fit_calibration
-from dear.train.confidence import auroc, calibration_error, fit_bias, fit_temperature, share_interval
+from dear.train.confidence import auroc, fit_bias, fit_temperature, share_interval
 from dear.train.crossval import HeldOut, LeftOut
+from dear.train.evaluate import calibration_error
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dear.bench import published
-from dear.bench.protocols.base import SEEDS_NOTE
+from dear.bench.protocols import SEEDS_NOTE
 from dear.bench.protocols.base_to_novel import column_headings, column_notes, entries, paper_entries
 from dear.bench.tables import Line, Row, Sheet, average
 from dear.clip.config import last_third
@@ -22,7 +22,7 @@ class Variant:
     Attributes:
         name: as in tables.
         options: options of the method that differ from the defaults.
-        roles: change of the role map, see `dear.bench.session.derive`; "{seed}" stands for the seed.
+        roles: change of the role map, see `dear.heads.rules.derive_roles`; "{seed}" stands for the seed.
         mode: the way to predict; None: the study's.
         recipe: parts of the training recipe that differ from the method's own.
         fixed: whether options and recipe hold against what a user asks for, as in a study.

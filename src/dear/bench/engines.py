@@ -14,11 +14,32 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from dear.bench.cells import Cell, Outcome, Place
-from dear.bench.grid import Engine, Report
+import torch
+
+from dear.bench.cells import Cell, Outcome, Place, Session
+from dear.bench.grid import PROTOCOLS, Engine, Report
 from dear.errors import DearError, UsageError
+from dear.train import Paused
 
 Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]  #: (cell, place) -> result, plain JSON
+
+
+def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    """The result of a cell: plain values in, plain values out, the same on every engine.
+
+    Raises:
+        DearError: what the user can correct (missing data, a role map that does not fit).
+        KeyboardInterrupt: the user stopped training.
+    """
+    task, where = Cell(**cell), Place(**place)
+    before = torch.get_num_threads()
+    torch.set_num_threads(where.threads)  # the order of sums depends on it
+    try:
+        return PROTOCOLS[task.protocol].run(Session(task, where))
+    except Paused:
+        raise KeyboardInterrupt from None
+    finally:
+        torch.set_num_threads(before)
 
 
 def attempt(work: Work, cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:

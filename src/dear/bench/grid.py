@@ -1,6 +1,8 @@
-"""A grid: cells on disk, one file each; existing results are kept, missing ones are computed.
+"""A grid: the protocols by name, the cells that a request asks for, and their results on disk.
 
-A cell's file has a declared schema, checked before its results reach a table or a page.
+`plan` and `plan_study` turn a request into cells with every default written out. A `Grid` keeps one file per
+cell: existing results are kept, missing ones are computed. A cell's file has a declared schema, checked
+before its results reach a table or a page.
 """
 
 from __future__ import annotations
@@ -10,52 +12,252 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
+from typing import Protocol as Interface
 
 import msgspec
 from msgspec import Meta
 
 from dear._io.files import read_json, require_writable, write_atomic, write_json
-from dear._io.text import PRINTABLE, Strict, Whole, check
-from dear.bench.cells import SCHEMA, Cell, Outcome, Place
-from dear.bench.protocols import PROTOCOLS
-from dear.errors import DearError, RunError
-from dear.train.folder import digest
+from dear._io.text import Strict, Whole, check
+from dear.bench.ablations import Study, Variant
+from dear.bench.cells import SCHEMA, Cell, Outcome, Place, as_written, draw_path, file_mark
+from dear.bench.protocols import Name, Protocol
+from dear.bench.protocols.base_to_novel import BaseToNovel
+from dear.bench.protocols.few_shot import FewShot
+from dear.bench.protocols.held_out import HeldOut
+from dear.bench.protocols.transfer import CROSS_DATASET, DOMAIN_SHIFT
+from dear.data.images import check_template
+from dear.errors import DearError, RoleError, RunError, UsageError
+from dear.heads.roles import RoleMap
+from dear.heads.rules import derive_roles
+from dear.methods import find_method
+from dear.methods.base import Method
+from dear.train import Recipe
+from dear.train.folder import digest, roles_digest
 
 WHAT = "cell of a grid"
-Text = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]  # datasets may be paths
 Share = Annotated[float, Meta(ge=0, le=1)]
 _RENAMED = {"trainable_numbers": "trainable_parameters"}  # names in results of schema 1
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    protocol.name: protocol for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOut())
+}
+"""Every protocol by name."""
+
+
+def find_protocol(name: str) -> Protocol:
+    """A protocol by name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in PROTOCOLS:
+        raise UsageError(f"no protocol {name!r}; choose from {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks of a grid.
+
+    Attributes:
+        backbone: name of the backbone, for people.
+        fingerprint: of its weights.
+        roles: the role map to start from; None where no method needs one.
+        methods: names of methods; METHOD@PRESET takes the method with a preset of options and recipe.
+        datasets: datasets to train on.
+        seeds: one cell each.
+        shots: images per class; None: the protocol's own (16; 1 to 16 for few-shot; all for domains).
+        targets: datasets to test on (cross-dataset, domain shift); None: the paper's.
+        options: options of methods, by method name.
+        recipe: changes of the training recipe, for all methods.
+        templates: prompt template of a dataset, where it is not the dataset's own.
+        data_root: where benchmark datasets are kept.
+        draws: folder of imported few-shot draws; None: they are drawn.
+    """
+
+    backbone: str
+    fingerprint: str
+    roles: RoleMap | None = None
+    methods: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+    seeds: Sequence[int] = (1, 2, 3)
+    shots: Sequence[int] | None = None
+    targets: Sequence[str] | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+    data_root: str | None = None
+    draws: str | None = None
+
+    def options_of(self, method: str) -> Mapping[str, Any]:
+        """Options for a method; upper and lower case are the same."""
+        found = {name.lower(): values for name, values in self.options.items()}
+        return found.get(method.lower(), {})
+
+    def check(self, methods: Sequence[str]) -> None:
+        """Refuse what would have no effect.
+
+        Raises:
+            UsageError: an option is for a method, or a template for a dataset, that is not planned.
+        """
+        planned = {_method(name)[0].name.lower() for name in methods}
+        for name in self.options:
+            if name.lower() not in planned:
+                raise UsageError(
+                    f"options are given for the method {name!r}, which is not planned; planned: "
+                    f"{', '.join(sorted(planned))}"
+                )
+        for dataset, template in self.templates.items():
+            if dataset not in self.datasets:
+                raise UsageError(
+                    f"a template is given for the dataset {dataset!r}, which is not planned; planned: "
+                    f"{', '.join(self.datasets) or 'none'}"
+                )
+            check_template(template)
+        if "seed" in self.recipe:
+            raise UsageError("the recipe's seed is the cell's: name seeds, not a seed of the recipe")
+
+
+def plan(protocol: str, request: Request) -> list[Cell]:
+    """The cells of a protocol, in the order in which tables show them.
+
+    Raises:
+        UsageError: the request does not fit the protocol.
+    """
+    found = find_protocol(protocol)
+    if not request.methods or not request.seeds:
+        raise UsageError("name at least one method and one seed")
+    request.check(request.methods)
+    shots = found.shots if request.shots is None else tuple(request.shots)
+    methods = [_method(name) for name in request.methods]
+    return [
+        _cell(found.name, request, kind, dataset, seed, count, setting, preset)
+        for dataset, setting in found.settings(request)
+        for kind, preset in methods
+        for count in shots
+        for seed in request.seeds
+    ]
+
+
+def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]]]:
+    """The cells of an ablation: for each variant those of all datasets and seeds.
+
+    They are cells of the base-to-novel protocol, so what two studies share is computed once.
+
+    Raises:
+        UsageError: the request does not fit the study.
+    """
+    found = find_protocol(study.protocol)
+    request.check([study.method])
+    kind, _ = _method(study.method)
+    shots = found.shots if request.shots is None else tuple(request.shots)
+    if len(shots) > 1:
+        raise UsageError(f"a study compares its variants at one number of shots; got {len(shots)}")
+    return [
+        (
+            variant,
+            [
+                _cell(found.name, request, kind, dataset, seed, count, setting, variant)
+                for dataset, setting in found.settings(request)
+                for count in shots
+                for seed in request.seeds
+            ],
+        )
+        for variant in study.variants
+    ]
+
+
+def _method(name: str) -> tuple[type[Method], Variant]:
+    """The class of METHOD or METHOD@PRESET, and the preset's options and recipe.
+
+    Raises:
+        UsageError: there is no such method or preset.
+    """
+    method, at, preset = name.partition("@")
+    kind = find_method(method)
+    if not at:
+        return kind, Variant(kind.name)
+    chosen = kind.preset(preset)
+    return kind, Variant(name, chosen.options, recipe=chosen.recipe, fixed=False)
+
+
+def _cell(
+    protocol: str,
+    request: Request,
+    kind: type[Method],
+    dataset: str,
+    seed: int,
+    shots: int,
+    setting: Mapping[str, Any],
+    variant: Variant,
+) -> Cell:
+    """One cell with the method's options and the recipe written out in full."""
+    asked = request.options_of(kind.name)
+    given = {**asked, **variant.options} if variant.fixed else {**variant.options, **asked}
+    changes = {**request.recipe, **variant.recipe} if variant.fixed else {**variant.recipe, **request.recipe}
+    recipe = as_written(Recipe.of(kind, **changes))
+    del recipe["seed"]
+    extra = dict(setting)
+    if dataset in request.templates:
+        extra["template"] = request.templates[dataset]
+    if request.draws is not None:
+        if not shots:
+            raise UsageError("imported few-shot draws have no effect where all images are taken (0 shots)")
+        extra["draw"] = file_mark(draw_path(request.draws, dataset, shots, seed))
+    return Cell(
+        protocol=protocol,
+        method=kind.name,
+        dataset=dataset,
+        seed=seed,
+        shots=shots,
+        backbone=request.backbone,
+        fingerprint=request.fingerprint,
+        options=as_written(kind.configure(given)),
+        recipe=recipe,
+        roles=_roles(request, variant.roles.format(seed=seed)) if kind.uses_roles else {},
+        setting=extra,
+    )
+
+
+def _roles(request: Request, spec: str) -> dict[str, str]:
+    """The role map of a cell: how it is made from the given one, and its hash."""
+    if request.roles is None:
+        raise RoleError(
+            f"{request.backbone} needs a role map for this: compute one with discover_roles", hint="roles"
+        )
+    return {"spec": spec, "digest": roles_digest(derive_roles(request.roles, spec))}
 
 
 class Configuration(Strict, frozen=True):
     """The part `cell` of a file; the fields of `Cell`."""
 
-    protocol: Text
-    method: Text
-    dataset: Text
+    protocol: Name
+    method: Name
+    dataset: Name
     seed: Whole
     shots: Whole
-    backbone: Text
-    fingerprint: Text
-    options: dict[Text, Any] = msgspec.field(default_factory=dict)
-    recipe: dict[Text, Any] = msgspec.field(default_factory=dict)
-    roles: dict[Text, Any] = msgspec.field(default_factory=dict)
-    setting: dict[Text, Any] = msgspec.field(default_factory=dict)
+    backbone: Name
+    fingerprint: Name
+    options: dict[Name, Any] = msgspec.field(default_factory=dict)
+    recipe: dict[Name, Any] = msgspec.field(default_factory=dict)
+    roles: dict[Name, Any] = msgspec.field(default_factory=dict)
+    setting: dict[Name, Any] = msgspec.field(default_factory=dict)
 
 
 class MadeWith(msgspec.Struct, frozen=True):
     """Versions and machine; more names are allowed."""
 
-    dear: Text
-    torch: Text
-    hardware: Text
+    dear: Name
+    torch: Name
+    hardware: Name
 
 
 class Facts(msgspec.Struct, frozen=True):
     """What a method tells of itself; more names are allowed, and shown nowhere."""
 
-    fusion_weights: dict[Text, float] = {}
+    fusion_weights: dict[Name, float] = {}
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -65,9 +267,9 @@ class Result(msgspec.Struct, frozen=True):
         modes: mode -> column -> a fraction of 1, or null where nothing could be measured.
     """
 
-    modes: Annotated[dict[Text, dict[Text, Share | None]], Meta(min_length=1)]
+    modes: Annotated[dict[Name, dict[Name, Share | None]], Meta(min_length=1)]
     facts: Facts = Facts()
-    seconds: dict[Text, float] = {}
+    seconds: dict[Name, float] = {}
     trainable_parameters: Whole = 0
     adapter_bytes: Whole = 0
     steps: Whole = 0
@@ -78,7 +280,7 @@ class Document(Strict, frozen=True):
     """A whole file."""
 
     schema: int
-    key: Text
+    key: Name
     cell: Configuration
     result: Result
 
@@ -138,7 +340,7 @@ def _check_columns(cell: Cell, result: Result, source: str) -> None:
 Report = Callable[[Outcome], None]  #: called when a cell is done or has failed
 
 
-class Engine(Protocol):
+class Engine(Interface):
     """Something that computes cells, in any order, anywhere."""
 
     def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:

@@ -11,9 +11,8 @@ from dear._io.files import write_atomic
 from dear.bench.ablations import Study, Variant
 from dear.bench.ablations import table as study_table
 from dear.bench.cells import Cell
-from dear.bench.grid import Grid
-from dear.bench.protocols import find_protocol
-from dear.bench.protocols.base import Shown
+from dear.bench.grid import Grid, find_protocol
+from dear.bench.protocols import Shown
 from dear.bench.tables import Line, Result, Sheet, shown_names, text, variant_names, write_tables
 from dear.errors import RunError
 from dear.report import results_plots as plots

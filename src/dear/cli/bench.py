@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dear.bench.cells import Cell, Outcome, Place
-    from dear.bench.grid import Engine, Grid, Summary
-    from dear.bench.plan import Request
+    from dear.bench.grid import Engine, Grid, Request, Summary
 
 Out = Annotated[
     Path, typer.Option("--out", "-o", help="Folder of the grid; what is there is not computed again.")
@@ -129,9 +128,8 @@ def bench(
     """
     from dataclasses import replace
 
+    from dear.bench.grid import find_protocol, plan
     from dear.bench.outputs import write_protocol
-    from dear.bench.plan import plan
-    from dear.bench.protocols import find_protocol
 
     find_protocol(protocol)
     asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
@@ -184,9 +182,9 @@ def ablate(
     """
     from dear.bench.ablations import STUDIES
     from dear.bench.ablations import study as find
+    from dear.bench.cells import backbone as open_backbone
+    from dear.bench.grid import plan_study
     from dear.bench.outputs import write_studies
-    from dear.bench.plan import plan_study
-    from dear.bench.session import backbone as open_backbone
 
     names = list(STUDIES) if study == "all" else _names(study)
     methods = [find(name).method for name in names]
@@ -240,10 +238,9 @@ def _prepare(
     templates: Sequence[str] | None,
 ) -> tuple[Request, Place]:
     """What is asked for, and where it is computed; wrong use is refused before the backbone is loaded."""
-    from dear.bench.cells import Place
-    from dear.bench.plan import Request
-    from dear.bench.session import backbone as open_backbone
-    from dear.bench.session import starting_roles
+    from dear.bench.cells import Place, starting_roles
+    from dear.bench.cells import backbone as open_backbone
+    from dear.bench.grid import Request
     from dear.errors import UsageError
     from dear.methods import find_method
 
@@ -319,8 +316,7 @@ def _numbers(text: str, option: str) -> list[int]:
 
 
 def _engine(asked: _Asked, name: str, address: str | None, workers: int | None, gpus: float | None) -> Engine:
-    from dear.bench.engines import make_engine
-    from dear.bench.protocols import compute
+    from dear.bench.engines import compute, make_engine
     from dear.errors import UsageError
 
     if asked.threads < 1:

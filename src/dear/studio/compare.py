@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dear.bench.cells import Cell
-from dear.bench.grid import read_cell
+from dear.bench.grid import PROTOCOLS, read_cell
 from dear.bench.outputs import figures_of, texts_of
-from dear.bench.protocols import PROTOCOLS
 from dear.bench.tables import Result, Sheet
 from dear.errors import DearError, UsageError
 from dear.report.page import render

@@ -1,4 +1,4 @@
-"""Measures of confidence: calibration error, temperatures, areas under curves, intervals of shares."""
+"""Measures of confidence: temperatures, areas under curves, intervals of shares."""
 
 from __future__ import annotations
 
@@ -7,25 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-BINS = 15
 RANGE = (0.02, 50.0)  #: temperatures that are searched
-
-
-def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: |accuracy - confidence| of bins of equal width, weighted by their images.
-
-    Args:
-        confidence: probability of the answer, [n].
-        right: whether it was right, [n].
-        bins: how many; a bin is (a, b].
-
-    >>> calibration_error(torch.tensor([0.9, 0.9, 0.5]), torch.tensor([True, False, True]))
-    0.4333333...
-    """
-    sure = confidence.double()
-    place = (sure * bins).ceil().clamp(1, bins).long() - 1
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double() - sure)
-    return float(gaps.abs().sum() / len(sure))
 
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

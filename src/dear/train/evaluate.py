@@ -17,9 +17,9 @@ from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method, in_precision
 from dear.methods.calibration import rejection_score
-from dear.train.confidence import calibration_error
 
 BATCH = 250  #: the supplement's test batch
+BINS = 15  #: of the calibration error
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,23 @@ class Evaluation:
             **self.calibration_errors(mode),
             **worst,
         }
+
+
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error: |accuracy - confidence| of bins of equal width, weighted by their images.
+
+    Args:
+        confidence: probability of the answer, [n].
+        right: whether it was right, [n].
+        bins: how many; a bin is (a, b].
+
+    >>> calibration_error(torch.tensor([0.9, 0.9, 0.5]), torch.tensor([True, False, True]))
+    0.4333333...
+    """
+    sure = confidence.double()
+    place = (sure * bins).ceil().clamp(1, bins).long() - 1
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double() - sure)
+    return float(gaps.abs().sum() / len(sure))
 
 
 def fit_classes(method: Method, images: ImageSet, template: str | None = None) -> tuple[Method, Tensor]:

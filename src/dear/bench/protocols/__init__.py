@@ -1,54 +1,104 @@
-"""The protocols by name, and the work of one cell as engines call it."""
+"""Base class of protocols: plan, work on one cell, table and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from dear.bench.cells import Cell, Place
-from dear.bench.protocols.base import Protocol
-from dear.bench.protocols.base_to_novel import BaseToNovel
-from dear.bench.protocols.few_shot import FewShot
-from dear.bench.protocols.held_out import HeldOut
-from dear.bench.protocols.transfer import CROSS_DATASET, DOMAIN_SHIFT
+from msgspec import Meta
+
+from dear._io.text import PRINTABLE, Strict
+from dear.bench.cells import Cell, Session
+from dear.bench.tables import Line, Result, Sheet, gather, variant_names
 from dear.errors import UsageError
 
-PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOut())
-}
-"""Every protocol by name."""
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from dear.bench.grid import Request
+
+Name = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]
+Shown = list[tuple[str, str, "go.Figure"]]  #: heading, sentence and figure
+SEEDS_NOTE = "Percent; mean ± sample standard deviation over seeds."
+PAPER_NOTE = (
+    "Rows marked *published* are the paper's (ViT-B/16 of CLIP, its own runs); the others were run here."
+)
 
 
-def find_protocol(name: str) -> Protocol:
-    """A protocol by name.
+class Setting(Strict, frozen=True):
+    """What a cell needs beside its dataset, method, shots and seed.
 
-    Raises:
-        UsageError: there is none of that name.
+    Attributes:
+        draw: hash of an imported few-shot draw.
+        template: prompt template of the dataset, where it is not the dataset's own.
     """
-    if name not in PROTOCOLS:
-        raise UsageError(f"no protocol {name!r}; choose from {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name]
+
+    draw: Name | None = None
+    template: Name | None = None
 
 
-def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """The result of a cell: plain values in, plain values out, the same on every engine.
+class Protocol(ABC):
+    """One way to train and test. Everything that differs between protocols is in these methods.
 
-    Raises:
-        DearError: what the user can correct (missing data, a role map that does not fit).
-        KeyboardInterrupt: the user stopped training.
+    Attributes:
+        name: as in `Cell.protocol` and on the command line.
+        title: heading of its table.
+        shots: images per class where the user names none; 0 takes all.
+        setting: schema of `Cell.setting`.
+        shots_are_columns: whether its table tells the numbers of shots apart by itself.
     """
-    import torch
 
-    from dear.bench.session import Session
-    from dear.train import Paused
+    name: str
+    title: str
+    shots: ClassVar[tuple[int, ...]] = (16,)
+    setting: ClassVar[type[Setting]] = Setting
+    shots_are_columns: ClassVar[bool] = False
 
-    task, where = Cell(**cell), Place(**place)
-    protocol = find_protocol(task.protocol)
-    before = torch.get_num_threads()
-    torch.set_num_threads(where.threads)  # the order of sums depends on it
-    try:
-        return protocol.run(Session(task, where))
-    except Paused:
-        raise KeyboardInterrupt from None
-    finally:
-        torch.set_num_threads(before)
+    def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
+        """The plan: each dataset to train on, with what the protocol needs beside it.
+
+        Raises:
+            UsageError: the request does not fit the protocol.
+        """
+        if request.targets is not None:
+            raise UsageError(f"{self.name} takes no targets: it tests on the datasets it trains on")
+        if not request.datasets:
+            raise UsageError(f"{self.name}: name the datasets", hint="datasets")
+        return [(dataset, {}) for dataset in request.datasets]
+
+    @abstractmethod
+    def run(self, session: Session) -> dict[str, Any]:
+        """Compute one cell."""
+
+    def columns(self, cell: Cell) -> set[str] | None:
+        """The columns that a result of this cell may have; None where any may be there."""
+        return None
+
+    def place(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
+        """(dataset, column) under which a value of a cell is shown.
+
+        Args:
+            cell: the cell.
+            column: the column of its result.
+            shown: name of each dataset in tables.
+        """
+        return shown[cell.dataset], column
+
+    def gather(
+        self, results: Iterable[tuple[Cell, Result]], names: Mapping[str, str] | None = None
+    ) -> list[Line]:
+        """Lines of this protocol's cells, see `dear.bench.tables.gather`."""
+        results = list(results)
+        names = variant_names([cell for cell, _ in results]) if names is None else names
+        if len({cell.shots for cell, _ in results}) > 1 and not self.shots_are_columns:
+            names = {cell.key: f"{names[cell.key]}, {cell.shots or 'all'} shots" for cell, _ in results}
+        return gather(results, self.place, names)
+
+    @abstractmethod
+    def table(self, lines: Sequence[Line]) -> Sheet:
+        """The table of some lines, with the paper's rows where it has any."""
+
+    @abstractmethod
+    def figures(self, lines: Sequence[Line]) -> Shown:
+        """The figures of some lines."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dear.bench import published
-from dear.bench.protocols.base import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
+from dear.bench.cells import Session, of_labels
+from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
 from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
 from dear.data.shots import halves
 from dear.errors import DataError
-
-if TYPE_CHECKING:
-    from dear.bench.session import Session
-    from dear.train.evaluate import Evaluation
+from dear.train.evaluate import Evaluation
 
 HM_SEEDS, HM_MEANS = "HM (each seed, averaged)", "HM of means"
 JOINT = {"joint": "Joint", "joint_base": "Joint, base", "joint_novel": "Joint, novel", "joint_hm": "Joint HM"}
@@ -41,8 +39,6 @@ class BaseToNovel(Protocol):
         A result of an earlier version has the columns base, novel and hm alone; tables leave out a column
         that no cell has.
         """
-        from dear.bench.session import of_labels
-
         whole = session.open("train")
         base, novel = halves(range(len(whole.classes)))
         if not novel:
@@ -94,23 +90,19 @@ class BaseToNovel(Protocol):
 
 def _halves(mode: str, seen: Evaluation, unseen: Evaluation | None) -> dict[str, float | None]:
     """Columns of images answered among the classes of their own half."""
-    from dear.bench.session import calibration_error
-
     base = seen.accuracy[mode]
     novel = None if unseen is None else unseen.accuracy[mode]
     return {
         "base": base,
         "novel": novel,
         "hm": None if novel is None else harmonic_mean(base, novel),
-        "ece_base": calibration_error(seen, mode),
-        "ece_novel": None if unseen is None else calibration_error(unseen, mode),
+        "ece_base": seen.calibration_errors(mode)["ece"],
+        "ece_novel": None if unseen is None else unseen.calibration_errors(mode)["ece"],
     }
 
 
 def _joint(mode: str, joint: Evaluation | None, bases: int) -> dict[str, float | None]:
     """Columns of images answered among all classes, of which the first `bases` were trained."""
-    from dear.bench.session import calibration_error
-
     if joint is None:
         return dict.fromkeys([*JOINT, "ece_joint"])
     right = (joint.answers[mode] == joint.labels).double()
@@ -121,7 +113,7 @@ def _joint(mode: str, joint: Evaluation | None, bases: int) -> dict[str, float |
         "joint_base": base,
         "joint_novel": novel,
         "joint_hm": harmonic_mean(base, novel),
-        "ece_joint": calibration_error(joint, mode),
+        "ece_joint": joint.calibration_errors(mode)["ece"],
     }
 
 

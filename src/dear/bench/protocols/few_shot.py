@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from dear.bench.protocols.base import SEEDS_NOTE, Protocol, Shown
+from dear.bench.cells import Session
+from dear.bench.protocols import SEEDS_NOTE, Protocol, Shown
 from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
-
-if TYPE_CHECKING:
-    from dear.bench.session import Session
 
 
 class FewShot(Protocol):

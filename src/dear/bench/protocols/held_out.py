@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dear.bench import published
-from dear.bench.cells import Cell
-from dear.bench.protocols.base import SEEDS_NOTE, Name, Protocol, Setting, Shown
+from dear.bench.cells import Cell, Session
+from dear.bench.protocols import SEEDS_NOTE, Name, Protocol, Setting, Shown
 from dear.bench.tables import Line, Row, Sheet, average, grouped
 from dear.data.images import ImageSet, select_domains
 from dear.data.open import find_benchmark, open_data
@@ -15,8 +15,7 @@ from dear.data.shots import hold_out
 from dear.errors import DataError
 
 if TYPE_CHECKING:
-    from dear.bench.plan import Request
-    from dear.bench.session import Session
+    from dear.bench.grid import Request
 
 VALIDATION = 0.2  #: share of the sources kept for validation
 

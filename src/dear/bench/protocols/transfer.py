@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta
 
 from dear.bench import published
-from dear.bench.cells import Cell
-from dear.bench.protocols.base import PAPER_NOTE, SEEDS_NOTE, Name, Protocol, Setting, Shown
+from dear.bench.cells import Cell, Session
+from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Name, Protocol, Setting, Shown
 from dear.bench.tables import Line, Row, Sheet, average, grouped
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.bench.plan import Request
-    from dear.bench.session import Session
+    from dear.bench.grid import Request
 
 SOURCE = "ImageNet"
 TARGETS = (
