@@ -11,7 +11,7 @@ from dear.clip.model import cast_backbone
 from dear.errors import RunError, UsageError
 from dear.methods import METHODS, DeAR, Method, build_method, find_method
 from dear.methods.base import in_precision
-from dear.methods.masks import layer_mask
+from dear.methods.dear import layer_mask
 from dear.train import Recipe, evaluate, train
 from dear.train.recording import mark_changed
 

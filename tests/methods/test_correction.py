@@ -13,7 +13,7 @@ from dear.clip import Clip
 from dear.clip.correction import Correction
 from dear.errors import RunError, UsageError
 from dear.methods import METHODS
-from dear.methods.prompts import scores
+from dear.methods.base import scores
 from dear.train import Recipe, evaluate, load_run, train
 
 

@@ -9,7 +9,7 @@ from tiny import mixed_roles
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CORE
 from dear.heads.roles import RoleMap
-from dear.methods.masks import draw_mask, find_attribute, layer_mask
+from dear.methods.dear import draw_mask, find_attribute, layer_mask
 
 
 @pytest.mark.parametrize("isolation", ["bidirectional", "readonly"])

@@ -154,7 +154,7 @@ def show(
         )
         return
     if masks:
-        from dear.methods.masks import draw_mask, layer_mask
+        from dear.methods.dear import draw_mask, layer_mask
 
         for layer in roles.layers:
             typer.echo(f"layer {layer}   rows read columns; or = class token and patches, # seen, · hidden")

@@ -13,16 +13,15 @@ from dear.methods.clip_adapter import CLIPAdapter
 from dear.methods.clip_lora import CLIPLoRA
 from dear.methods.cocoop import CoCoOp
 from dear.methods.coop import CoOp
-from dear.methods.dear import DeAR, DeARConfig
+from dear.methods.dear import DeAR, DeARConfig, layer_mask
 from dear.methods.headtools import HeadLoRA, combine, fold, head_gates, head_masks
 from dear.methods.kgcoop import KgCoOp
 from dear.methods.linear_probe import LinearProbe
 from dear.methods.lp_plus_plus import LPPlusPlus
 from dear.methods.maple import MaPLe
-from dear.methods.masks import layer_mask
 from dear.methods.mmrl import MMRL
 from dear.methods.mmrlpp import MMRLpp
-from dear.methods.presets import Preset, find_preset
+from dear.methods.options import Preset
 from dear.methods.prograd import ProGrad
 from dear.methods.proker import ProKeR
 from dear.methods.prolip import ProLIP
@@ -121,7 +120,6 @@ __all__ = [
     "build_method",
     "combine",
     "find_method",
-    "find_preset",
     "fold",
     "head_gates",
     "head_masks",

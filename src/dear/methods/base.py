@@ -1,4 +1,8 @@
-"""Base class of methods: learned tensors, logits and a loss, in a frozen stage and a learned stage."""
+"""Base class of methods: learned tensors, logits and a loss, in a frozen stage and a learned stage.
+
+Beside it stands what methods are written with: the prompts of the classes, random numbers to start from, and
+the types of a training step's input and output.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,184 @@ import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear._io.text import check_name, fill_template
+from dear.clip.edit import Edit
 from dear.clip.gpu.recorded import Runner, recorder_of, run_eagerly
 from dear.clip.model import Clip, kept_cast, matrix_dtype
-from dear.errors import UsageError
+from dear.errors import InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.batch import Batch, Batches, Frozen, Loss
 from dear.methods.calibration import Calibration, apply_scales, class_scales, distance_ratio
-from dear.methods.learned import load_state
-from dear.methods.options import configured
-from dear.methods.presets import Preset, find_preset
-from dear.methods.prompts import TEMPLATE, ClassPrompts, scores, unit
+from dear.methods.options import Preset, configured
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """What is minimized, and its named parts (unweighted, for the log)."""
+
+    total: Tensor  #: scalar
+    parts: Mapping[str, Tensor]  #: name -> scalar, detached
+
+
+class Batch(NamedTuple):
+    """Normalized pixels [B, 3, S, S], labels [B] and, where the dataset has them, domain numbers [B]."""
+
+    pixels: Tensor
+    labels: Tensor
+    domains: Tensor | None = None
+
+
+class FeatureBatch(NamedTuple):
+    """A batch whose frozen image features [B, E] are known already, in place of its pixels."""
+
+    features: Tensor
+    labels: Tensor
+    domains: Tensor | None = None
+
+
+Batches = Callable[[bool], Iterator[Batch | FeatureBatch]]  #: batches(augment) walks the training set once
+
+
+def features_of(clip: Clip, batch: Batch | FeatureBatch) -> Tensor:
+    """Frozen image features [B, E] of a batch: the known ones, or computed from its pixels."""
+    return batch.features if isinstance(batch, FeatureBatch) else clip.encode_image(batch.pixels)
+
+
+Frozen = tuple[Tensor, ...]  #: what `Method.frozen_stage` returns: tensors [B, ...]
+
+
+TEMPLATE = "a photo of a {}."
+_CLASSES_AT_ONCE = 256  # bounds the memory of the frozen passes over long class lists
+
+
+def unit(x: Tensor) -> Tensor:
+    """Features [..., E] at length 1, in float32 (float64 stays): cosines and logits need the precision."""
+    return F.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1)
+
+
+def scores(clip: Clip, images: Tensor, texts: Tensor) -> Tensor:
+    """CLIP's logits [B, C]: temperature times the cosines of features [B, E] and [C, E]."""
+    return clip.logit_scale * unit(images) @ unit(texts).T
+
+
+def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
+    """1 - cosine, the mean over rows of unit features [n, E].
+
+    >>> float(distance(torch.eye(2), torch.eye(2).flip(0)))
+    1.0
+    """
+    return (1 - (adapted * frozen).sum(-1)).mean()
+
+
+class ClassPrompts:
+    """One prompt per class, as token ids, with the frozen work on them done once.
+
+    Args:
+        clip: the backbone whose text tower reads the prompts.
+        classes: names of the classes.
+        template: the sentence around a name, with `{}` in its place.
+        ids: token ids [C, T] to use instead of tokenizing the sentences.
+    """
+
+    def __init__(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None = None) -> None:
+        if isinstance(classes, str) or not classes:
+            raise UsageError(f"classes must be a list of at least one name; got {classes!r}")
+        nameless = [c for c in classes if not isinstance(c, str) or not c.strip()]
+        if nameless:
+            raise UsageError(f"a class name must be text that is not empty; got {nameless[0]!r}")
+        self.clip = clip
+        self.classes = tuple(check_name(name) for name in classes)
+        self.template = template
+        self.texts = tuple(fill_template(template, name) for name in self.classes)
+        self.given = ids
+        full = clip.tokenize(self.texts) if ids is None else ids
+        if full.ndim != 2 or full.shape[0] != len(self.classes):
+            raise InputError(
+                f"ids must be [{len(self.classes)}, T], one row per class; got {list(full.shape)}"
+            )
+        if full.numel() == 0 or not 0 <= int(full.min()) <= int(full.max()) < clip.config.text.vocab:
+            raise InputError(f"ids must be token numbers from 0 to {clip.config.text.vocab - 1}")
+        self.ids = clip.text.cut(full).to(clip.device)  # [C, T]
+        self.eot = clip.text.eot(self.ids)  # [C]
+        self._frozen: Tensor | None = None
+        self._prefix: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def on(self, clip: Clip) -> ClassPrompts:
+        """The same prompts read by a copy of the backbone; the frozen features stay those of the first."""
+        other = copy.copy(self)
+        other._frozen = self.frozen
+        if clip is not self.clip:
+            other.clip, other._prefix = clip, {}
+        else:
+            other._prefix = dict(self._prefix)
+        return other
+
+    @property
+    def frozen(self) -> Tensor:
+        """Unit features of the prompts under the frozen text tower, [C, E]."""
+        if self._frozen is None:
+            with torch.no_grad():
+                self._frozen = unit(self.clip.encode_text(self.ids))
+        return self._frozen
+
+    def prefix(self, last: int) -> Tensor:
+        """What layer `last` of the frozen text tower gives, [C, T, D] (0: the embeddings); kept."""
+        if last not in self._prefix:
+            with torch.no_grad():
+                tower = self.clip.text
+                parts = [tower.run(tower.embed(i), last=last) for i in self.ids.split(_CLASSES_AT_ONCE)]
+                self._prefix[last] = torch.cat(parts)
+        return self._prefix[last]
+
+    def features(self, edit: Edit, first: int = 1) -> Tensor:
+        """Features [C, E] (not unit) of the text tower under `edit`, which starts to act at layer `first`.
+
+        Layers before `first` are the kept prefix; the last layer computes EOT's row alone.
+        """
+        end = self.eot + (edit.count if edit.at is not None else 0)
+        tower = self.clip.text
+        x = tower.run(self.prefix(first - 1), first=first, edit=edit, read=end[:, None])  # [C, 1, D]
+        return tower.project(x[:, 0])
+
+
+def normal(generator: torch.Generator, *shape: int, std: float = 0.02) -> Tensor:
+    """Normal random numbers around 0; 0.02 is the deviation of CLIP's token embeddings."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
+
+
+def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
+    """Uniform within 1/sqrt(inputs): how PyTorch initializes the weight and bias of a linear layer.
+
+    >>> float(uniform(torch.Generator().manual_seed(0), 1000, inputs=4).abs().max()) < 0.5
+    True
+    """
+    bound = max(1, inputs) ** -0.5
+    return torch.rand(*shape, generator=generator, dtype=torch.float64).mul(2).sub(1).mul(bound)
+
+
+def linear(generator: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
+    """Weight [..., out, in] and bias [..., out] of a linear layer, as PyTorch initializes them.
+
+    >>> [list(t.shape) for t in linear(torch.Generator(), 3, 4)]
+    [[3, 4], [3]]
+    """
+    return uniform(generator, *shape, inputs=shape[-1]), uniform(generator, *shape[:-1], inputs=shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class NoConfig:
     """Options of a method that has none."""
 
-
-__all__ = ["Batch", "Batches", "Frozen", "Loss", "M", "Method", "NoConfig", "in_precision"]
 
 M = TypeVar("M", bound="Method")
 
@@ -123,7 +280,12 @@ class Method(nn.Module):
             UsageError: the method has no such preset.
         """
         name = cls.recommended() if name is None else name
-        return Preset("the method's own values") if name is None else find_preset(cls.name, cls.presets, name)
+        if name is None:
+            return Preset("the method's own values")
+        if name not in cls.presets:
+            offer = f"it has {', '.join(cls.presets)}" if cls.presets else "it has none"
+            raise UsageError(f"the method {cls.name!r} has no preset {name!r}; {offer}")
+        return cls.presets[name]
 
     @classmethod
     def recommended(cls) -> str | None:
@@ -350,7 +512,28 @@ class Method(nn.Module):
         Raises:
             RunError: naming the tensors that are missing, surplus or of another shape; nothing is changed.
         """
-        load_state(self, state, self.state_shapes(state), self.name, source)
+        own = self.state_dict(keep_vars=True)
+        shapes = {name: tensor.shape for name, tensor in own.items()}
+        shapes |= {name: torch.Size(shape) for name, shape in self.state_shapes(state).items()}
+        complaints = [f"{name} is missing" for name in own if name not in state]
+        complaints += [f"{name} is not part of the method {self.name!r}" for name in state if name not in own]
+        both = [(name, tensor, state[name]) for name, tensor in own.items() if name in state]
+        complaints += [
+            f"{name} is {list(new.shape)} where {list(shapes[name])} is expected"
+            for name, _, new in both
+            if new.shape != shapes[name]
+        ]
+        complaints += [
+            f"{name} is {str(new.dtype).removeprefix('torch.')}, another kind of number than expected"
+            for name, tensor, new in both
+            if new.is_floating_point() != tensor.is_floating_point()
+        ]
+        if complaints:
+            raise RunError(f"{source} does not fit: {'; '.join(complaints)}")
+        for name, tensor in own.items():
+            if tensor.shape != shapes[name]:  # the tensor object stays: an optimizer may hold it
+                tensor.data = tensor.data.new_zeros(shapes[name])
+        self.load_state_dict(dict(state))
 
     def with_classes(
         self, classes: Sequence[str], template: str | None = None, ids: Tensor | None = None

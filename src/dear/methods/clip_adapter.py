@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method
-from dear.methods.learned import uniform
+from dear.methods.base import Frozen, Method, uniform
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,8 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Loss, Method
+from dear.methods.base import Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
-from dear.methods.learned import uniform
-from dear.methods.prompts import scores
 
 TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
 

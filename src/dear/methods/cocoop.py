@@ -17,10 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Frozen, Method, linear, unit
 from dear.methods.context import WORDS, ContextPrompts
-from dear.methods.learned import linear
-from dear.methods.prompts import unit
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Loss, Method
-from dear.methods.learned import normal
-from dear.methods.prompts import ClassPrompts, distance, scores, unit
+from dear.methods.base import ClassPrompts, Frozen, Loss, Method, distance, normal, scores, unit
 
 WORDS = "a photo of a"  #: what contexts start as
 _TEXTS_AT_ONCE = 1024  # bounds the memory where every image has prompts of its own

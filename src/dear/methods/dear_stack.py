@@ -17,8 +17,7 @@ from torch import Tensor
 
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.recorded import Runner
-from dear.methods.base import Frozen
-from dear.methods.prompts import ClassPrompts, unit
+from dear.methods.base import ClassPrompts, Frozen, unit
 
 if TYPE_CHECKING:
     from dear.methods.dear import DeAR

@@ -18,7 +18,7 @@ from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.clip.tower import Tower
 from dear.errors import UsageError
-from dear.methods.learned import uniform
+from dear.methods.base import uniform
 
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 

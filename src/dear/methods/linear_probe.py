@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Method
-from dear.methods.prompts import unit
+from dear.methods.base import Frozen, Method, unit
 
 
 @dataclass(frozen=True)

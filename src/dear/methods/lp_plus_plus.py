@@ -25,9 +25,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method
-from dear.methods.batch import features_of
-from dear.methods.prompts import unit
+from dear.methods.base import Batches, Frozen, Method, features_of, unit
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha
 _ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part

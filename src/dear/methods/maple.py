@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Frozen, Method, linear
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.learned import linear
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.learned import linear, normal
+from dear.methods.base import linear, normal
 from dear.methods.representation import RepresentationMethod
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.learned import uniform
+from dear.methods.base import uniform
 from dear.methods.representation import RepresentationMethod
 
 

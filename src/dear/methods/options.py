@@ -1,4 +1,4 @@
-"""Parses options given as text into the types of a configuration's fields; others are refused."""
+"""Options of a method: presets, and values given as text read as the types of a configuration's fields."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from dear.errors import UsageError
@@ -115,3 +116,18 @@ def _plain(name: str, value: Any, kind: type) -> Any:
     if isinstance(value, kind) and (kind is str or kind is bool or (kind is int and number)):
         return value
     raise UsageError(f"{name} = {value!r} is not possible: {_KINDS[kind]} is expected")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named setting of a method.
+
+    Attributes:
+        about: what it is, in one sentence.
+        options: options of the method that differ from its `Config`.
+        recipe: values of the training recipe that differ from the method's own recipe.
+    """
+
+    about: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)

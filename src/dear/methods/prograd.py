@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method
+from dear.methods.base import Frozen, Loss, Method, scores
 from dear.methods.context import ContextPrompts
-from dear.methods.prompts import scores
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method
-from dear.methods.prompts import unit
+from dear.methods.base import Batches, Frozen, Method, unit
 from dear.methods.tip_adapter import make_cache
 
 

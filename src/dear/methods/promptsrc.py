@@ -23,11 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear._io.text import fill_template
-from dear.methods.base import Frozen, Loss, Method
+from dear.methods.base import Frozen, Loss, Method, normal, scores, unit
 from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.learned import normal
-from dear.methods.prompts import scores, unit
 
 # Sixty prompt templates of different wording, over which frozen text features are averaged.
 DIVERSE = tuple(

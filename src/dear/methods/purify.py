@@ -7,8 +7,8 @@ domains' class-token features of every layer, mean over pairs; its gradient reac
 LoRA folds into q and v and the gates into the output projection: a plain CLIP at exactly its cost.
 
 Departures: AdamW, lr 0.001, 10 epochs, batch 32, w = 1 and five Gaussian kernels around the median distance
-are this package's choice and may differ from the authors'. Gates stay soft; hard ones (`gates(top=...)`,
-`hard_logits`) are for inspection.
+are this package's choice and may differ from the authors'. Gates stay soft; hard ones (`gates(top=...)`)
+are for inspection.
 
 One forward pass serves both losses: the MMD is differentiated by the gates alone, and enters the sum as its
 value with that gradient, which is the same as running a second pass on detached LoRA pairs.
@@ -28,13 +28,10 @@ from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.clip.tower import Record
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Loss, Method
+from dear.methods.base import Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
-from dear.methods.learned import uniform
 from dear.methods.mmd import mmd
-from dear.methods.options import added
-from dear.methods.presets import Preset
-from dear.methods.prompts import scores
+from dear.methods.options import Preset, added
 
 _ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
 
@@ -124,9 +121,9 @@ class Purify(Method):
         strongest = self.scalars.detach().topk(top, dim=-1).indices
         return torch.zeros_like(self.scalars).scatter(1, strongest, 1.0)
 
-    def edit(self, gates: Tensor | None = None) -> Edit:
-        """What changes in the image tower; `gates` [L, H] instead of the learned ones."""
-        gates = self.gates() if gates is None else gates
+    def edit(self) -> Edit:
+        """What changes in the image tower."""
+        gates = self.gates()
         layers = {}
         for layer in range(1, self.clip.config.vision.layers + 1):
             q, v = (self._pair(f"{p}{layer}") for p in ("q", "v"))
@@ -147,12 +144,6 @@ class Purify(Method):
     def images_from_frozen(self, frozen: Frozen, record: Record | None = None) -> Tensor:
         """Features [B, E] of the purified image tower."""
         return self.clip.visual.features_from(frozen[0], edit=self.edit(), record=record)
-
-    @torch.no_grad()
-    def hard_logits(self, pixels: Tensor, top: int) -> Tensor:
-        """Logits [B, C] with hard gates: only the `top` strongest heads of each layer, at gate 1."""
-        images = self.clip.visual(pixels.to(self.clip.device), self.edit(self.gates(top)))
-        return scores(self.clip, images, self.prompts.frozen)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + w MMD; without domain numbers the cross-entropy alone."""

@@ -19,10 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.edit import Edit, LayerEdit
-from dear.methods.base import Frozen, Loss, Method
+from dear.methods.base import Frozen, Loss, Method, distance, normal, scores, unit
 from dear.methods.deep import depth_of
-from dear.methods.learned import normal
-from dear.methods.prompts import distance, scores, unit
 
 
 class RepresentationMethod(Method):

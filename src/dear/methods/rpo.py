@@ -21,9 +21,7 @@ from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
-from dear.methods.base import Frozen, Method
-from dear.methods.learned import normal
-from dear.methods.prompts import unit
+from dear.methods.base import Frozen, Method, normal, unit
 
 
 @dataclass(frozen=True)

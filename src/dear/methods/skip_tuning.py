@@ -24,9 +24,8 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Loss, Method
+from dear.methods.base import Frozen, Loss, Method, scores, unit
 from dear.methods.layer_changes import LayerChanges, fold_changes
-from dear.methods.prompts import scores, unit
 
 _TAIL_END = 5.0  # the exponential is read from 0 to here over the later ranks
 

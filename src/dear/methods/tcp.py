@@ -22,10 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method
+from dear.methods.base import Frozen, Loss, Method, linear
 from dear.methods.context import WORDS, ContextPrompts, knowledge_loss
 from dear.methods.deep import depth_of
-from dear.methods.learned import linear
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method
-from dear.methods.batch import features_of
-from dear.methods.prompts import scores, unit
+from dear.methods.base import Batches, Frozen, Method, features_of, scores, unit
 
 
 @dataclass(frozen=True)

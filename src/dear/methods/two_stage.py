@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Frozen, Method, unit
 from dear.methods.layer_changes import LayerChanges
-from dear.methods.prompts import unit
 
 
 @dataclass(frozen=True)

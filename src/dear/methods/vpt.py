@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Frozen, Method, normal
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.learned import normal
 
 
 @dataclass(frozen=True)

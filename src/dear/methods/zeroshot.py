@@ -18,8 +18,7 @@ from torch import Tensor
 from dear._io.text import fill_template
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Method
-from dear.methods.prompts import unit
+from dear.methods.base import Frozen, Method, unit
 
 ENSEMBLE = (
     "itap of a {}.",

@@ -12,10 +12,9 @@ from dear.clip.gpu.recorded import Recorder
 from dear.clip.images import normalize
 from dear.clip.model import Clip, kept_cast, matrix_dtype
 from dear.heads.contributions import head_outputs
-from dear.methods.base import Method
+from dear.methods.base import Method, unit
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
-from dear.methods.prompts import unit
 from dear.methods.together import answer_together
 
 

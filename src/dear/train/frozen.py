@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Method, in_precision
-from dear.methods.batch import FeatureBatch
+from dear.methods.base import FeatureBatch, Frozen, Method, in_precision
 from dear.train.evaluate import read_pixels
 from dear.train.feature_cache import frozen_features
 from dear.train.feed import Feed

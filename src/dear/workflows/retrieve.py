@@ -24,9 +24,8 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method, in_precision, unit
 from dear.methods.dear import DeAR
-from dear.methods.prompts import unit
 from dear.train.evaluate import read_pixels
 from dear.train.feature_cache import FeatureCache, learned_digest
 from dear.train.folder import load_run
