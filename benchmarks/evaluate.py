@@ -8,20 +8,17 @@ Decoding is not in it: images are bytes already. The rates of docs/scaling.md co
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
-import platform
-import statistics
-import time
 from pathlib import Path
 
 import torch
+from measure.clock import medians
 
 import dear
 from dear.clip.images import normalize
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import in_precision
+from dear.workflows.speed import add_rows, machine
 
 
 def main() -> None:
@@ -44,27 +41,16 @@ def main() -> None:
     model = DeAR(clip, [f"class {n}" for n in range(options.classes)], roles=RoleMap.table2(), ids=ids)
     pixels = torch.randint(0, 256, (options.batch, 3, 224, 224), dtype=torch.uint8, device=device)
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    seconds = []
     model = in_precision(model, options.precision)
+
+    def answer() -> None:
+        for scores in model.all_logits(normalize(pixels, clip.config.mean, clip.config.std)).values():
+            scores.argmax(dim=-1)
+
     with torch.no_grad():
-        for _ in range(options.repeats + 2):  # the first two warm up
-            wait()
-            began = time.perf_counter()
-            for scores in model.all_logits(normalize(pixels, clip.config.mean, clip.config.std)).values():
-                scores.argmax(dim=-1)
-            wait()
-            seconds.append(time.perf_counter() - began)
-    rate = options.batch / statistics.median(seconds[2:])
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+        rate = options.batch / medians({"answer": answer}, options.repeats)["answer"]
     row = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine,
-        "torch": torch.__version__,
-        "dear": dear.__version__,
+        **machine(device),
         "shape": "ViT-B-16",
         "batch": options.batch,
         "classes": options.classes,
@@ -73,12 +59,7 @@ def main() -> None:
     }
     print(", ".join(f"{key}: {value}" for key, value in row.items()))
     if options.csv:
-        fresh = not options.csv.exists()
-        with options.csv.open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(row))
-            if fresh:
-                writer.writeheader()
-            writer.writerow(row)
+        add_rows(options.csv, [row])
 
 
 if __name__ == "__main__":

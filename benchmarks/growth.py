@@ -44,7 +44,7 @@ def measure(clip: dear.Clip, at: dict[str, int], repeats: int) -> dict[str, Any]
     steps = task.ours()
     held = peak(steps.run, clip.device)
     warm_up = 3 if clip.device.type == "cuda" else 1
-    value = medians({"step": steps.run}, repeats, clip.device, warm_up)["step"] / steps.count
+    value = medians({"step": steps.run}, repeats, warm_up)["step"] / steps.count
     words = int(task.ids.argmax(-1).max()) + 1
     count = dear_step(clip.config, at["batch"], at["classes"], words, tokens=5 * at["tokens"])
     shares = {f"share_{name}": round(n / count.total, 4) for name, n in vars(count).items()}

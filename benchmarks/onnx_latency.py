@@ -9,25 +9,19 @@ counts is the ratio. PyTorch runs its fused attention and all savings of the ord
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
-import io
-import platform
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
+from measure.clock import medians
 
 import dear
-from dear._io.files import write_atomic
 from dear.export.onnx import export_onnx
 from dear.export.runtime import OnnxModel
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, Method
+from dear.workflows.speed import add_rows, machine
 
 
 def model_named(name: str, classes: int) -> Method:
@@ -38,20 +32,6 @@ def model_named(name: str, classes: int) -> Method:
     table2 = (clip.config.vision.layers, heads) == (12, 12)
     roles = RoleMap.table2() if table2 else RoleMap.uniform("mixed", clip.config.vision.last_third, heads)
     return DeAR(clip, [f"class {number}" for number in range(classes)], roles=roles)
-
-
-def in_turns(works: list[Callable[[], object]], seconds: float) -> list[float]:
-    """Median seconds of each, measured alternately after a warm-up."""
-    times: list[list[float]] = [[] for _ in works]
-    for work in works:
-        work()
-    began = time.perf_counter()
-    while len(times[0]) < 5 or time.perf_counter() - began < seconds:
-        for work, kept in zip(works, times, strict=True):
-            start = time.perf_counter()
-            work()
-            kept.append(time.perf_counter() - start)
-    return [statistics.median(kept) for kept in times]
 
 
 def main() -> None:
@@ -76,15 +56,11 @@ def main() -> None:
         for batch in options.batches:
             size = method.clip.config.vision.image_size
             pixels = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
-            eager, runtime = in_turns(
-                [partial(method.all_logits, pixels), partial(model.run, pixels.numpy())], options.seconds
-            )
+            works = {"eager": partial(method.all_logits, pixels), "onnx": partial(model.run, pixels.numpy())}
+            eager, runtime = medians(works, 5, warm_up=1, at_least=options.seconds).values()
             rows.append(
                 {
-                    "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-                    "machine": platform.processor() or platform.machine(),
-                    "threads": options.threads,
-                    "torch": torch.__version__,
+                    **{name: value for name, value in machine(pixels.device).items() if name != "dear"},
                     "model": name,
                     "batch": batch,
                     "pytorch_ms": f"{1e3 * eager:.2f}",
@@ -98,12 +74,7 @@ def main() -> None:
                 f"ratio {runtime / eager:.2f}"
             )
     if options.csv:
-        old = list(csv.DictReader(options.csv.open(encoding="utf-8"))) if options.csv.exists() else []
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([*old, *rows])
-        write_atomic(options.csv, text.getvalue())
+        add_rows(options.csv, rows)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def main() -> None:
         steps = {
             name: SpeedTask(clip, batch, options.classes, preset=name).ours() for name in ("paper", "strong")
         }
-        found = medians({name: way.run for name, way in steps.items()}, options.repeats, device)
+        found = medians({name: way.run for name, way in steps.items()}, options.repeats)
         times = {name: 1000 * seconds / steps[name].count for name, seconds in found.items()}
         print(
             f"batch {batch}: paper {times['paper']:.3f} ms per step, strong {times['strong']:.3f} ms, "

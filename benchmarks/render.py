@@ -6,47 +6,15 @@ python benchmarks/render.py --device cpu --threads 2 --csv benchmarks/results/re
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import platform
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from measure.clock import medians
 
 from dear import world
-from dear._io.files import write_atomic
+from dear.workflows.speed import add_rows, machine
 from dear.world.captions import CaptionTable
-
-
-def timed(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median seconds of one call, after two to warm up."""
-    times: list[float] = []
-    began = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - began < seconds:
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return sorted(times[2:])[len(times[2:]) // 2]
-
-
-def machine(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def append_row(path: Path, row: dict[str, str]) -> None:
-    """Add a row to a CSV, keeping the rows of other machines."""
-    rows = list(csv.DictReader(path.open(encoding="utf-8"))) if path.exists() else []
-    lines = [",".join(row)] + [",".join(entry.values()) for entry in [*rows, row]]
-    write_atomic(path, "\n".join(lines) + "\n")
 
 
 def main() -> None:
@@ -66,11 +34,13 @@ def main() -> None:
     generator = torch.Generator(device).manual_seed(1)
     scenes = world.sample(batch, generator, device)
     table = CaptionTable.build().to(device)
-    images = batch / timed(lambda: world.render(scenes), device, options.seconds)
-    captions = batch / timed(lambda: table.captions(scenes, generator), device, options.seconds / 2)
+    works = {"images": lambda: world.render(scenes), "captions": lambda: table.captions(scenes, generator)}
+    found = medians(works, 3, warm_up=2, at_least=options.seconds)
+    images, captions = batch / found["images"], batch / found["captions"]
+    here = machine(device)
     row = {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "machine": machine(device).replace(",", " "),
+        "date": here["date"],
+        "machine": here["machine"],
         "device": device.type,
         "threads": str(torch.get_num_threads()) if device.type == "cpu" else "",
         "python": platform.python_version(),
@@ -81,7 +51,7 @@ def main() -> None:
     }
     print(f"{images:,.0f} images/s, {captions:,.0f} captions/s on {row['machine']} ({device.type})")
     if options.csv:
-        append_row(options.csv, row)
+        add_rows(options.csv, [row])
 
 
 if __name__ == "__main__":

@@ -27,22 +27,31 @@ def seconds(work: Callable[[], object], clock: Clock = timer) -> float:
 def medians(
     works: Mapping[str, Callable[[], object]],
     repeats: int,
-    device: torch.device,
     warm_up: int = 3,
     clock: Clock = timer,
+    at_least: float = 0.0,
 ) -> dict[str, float]:
     """Median seconds of each work; they take turns, after some runs that are not counted.
 
-    >>> sorted(medians({"a": lambda: None, "b": lambda: None}, 3, torch.device("cpu")))
+    Args:
+        works: what to time, by name.
+        repeats: timed runs of each.
+        warm_up: runs of each that are not counted.
+        clock: in seconds; PyTorch's own waits for the device.
+        at_least: go on until this many seconds have passed.
+
+    >>> sorted(medians({"a": lambda: None, "b": lambda: None}, 3))
     ['a', 'b']
     """
     for work in works.values():
         for _ in range(warm_up):
             work()
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
+    began, done = clock(), 0
+    while done < repeats or clock() - began < at_least:
         for name, work in works.items():
             times[name].append(seconds(work, clock))
+        done += 1
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.heads.roles import RoleMap
+from measure.clock import medians
 from measure.serving import make_adapters
 
 
@@ -21,20 +23,17 @@ def thread_rows(
     size, before = clip.config.vision.image_size, torch.get_num_threads()
     for batch in batches:
         pixels = torch.randn(batch, 3, size, size)
-        seconds: dict[int, list[float]] = {count: [] for count in threads}
-        for repeat in range(repeats + 2):
-            for count in threads:
-                torch.set_num_threads(count)
-                began = time.perf_counter()
-                method.logits(pixels)
-                if repeat >= 2:
-                    seconds[count].append(time.perf_counter() - began)
-        for count, found in seconds.items():
-            middle = sorted(found)[len(found) // 2]
+
+        def answer(count: int, pixels: Tensor = pixels) -> None:
+            torch.set_num_threads(count)
+            method.logits(pixels)
+
+        found = medians({str(count): partial(answer, count) for count in threads}, repeats, warm_up=2)
+        for count, middle in found.items():
             yield {
                 "backbone": clip.name,
                 "batch": batch,
-                "threads": count,
+                "threads": int(count),
                 "ms": round(1000 * middle, 2),
                 "ms_per_image": round(1000 * middle / batch, 2),
             }

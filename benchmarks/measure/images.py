@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from dear.train.feed import Feed
 from dear.train.frozen import steps_at_once
 from dear.train.loop import Recipe
 from dear.workflows.speed import photo_folder
-from measure.clock import wait
+from measure.clock import seconds, wait
 
 
 def image_rates(
@@ -45,10 +44,7 @@ def image_rates(
         for name, way in ways.items():
             for epoch in range(1, epochs + 1):
                 wait(clip.device)
-                began = time.perf_counter()
-                way(epoch - 1)
-                wait(clip.device)
-                taken = time.perf_counter() - began
+                taken = seconds(lambda way=way, epoch=epoch: way(epoch - 1))
                 row = {"way": name, "epoch": epoch, "images": len(data), "seconds": round(taken, 4)}
                 rows.append({**row, "images_per_s": round(len(data) / taken, 1)})
         return rows

@@ -53,7 +53,7 @@ def inference(
         for batch in batches:
             size = clip.config.vision.image_size
             pixels = torch.randn(batch, 3, size, size, device=device)
-            found = medians({n: _call(m, pixels) for n, m in models.items()}, repeats, device, clock=clock)
+            found = medians({n: _call(m, pixels) for n, m in models.items()}, repeats, clock=clock)
             base = found["dear, plain CLIP"]
             rows += [
                 {

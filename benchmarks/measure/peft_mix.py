@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 
 from dear.clip.config import ClipConfig
+from measure.clock import medians
 
 
 def peft_batch_seconds(
@@ -30,11 +30,9 @@ def peft_batch_seconds(
     model = model.to(device, dtype).eval()
     pixels = torch.randn(batch, 3, v.image_size, v.image_size, device=device, dtype=dtype)
     names = [f"a{row % adapters}" for row in range(batch)]
-    found = []
+
+    def answer() -> None:
+        model(pixel_values=pixels, adapter_names=names).image_embeds.cpu()
+
     with torch.no_grad():
-        for repeat in range(repeats + 1):
-            began = time.perf_counter()
-            model(pixel_values=pixels, adapter_names=names).image_embeds.cpu()
-            if repeat:
-                found.append(time.perf_counter() - began)
-    return sorted(found)[len(found) // 2]
+        return medians({"peft": answer}, repeats, warm_up=1)["peft"]

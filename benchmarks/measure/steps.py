@@ -61,7 +61,7 @@ def step_rows(
         rival = mmrlpp_step(mmrl, clip.config, task.ids, clip.device)
         steps = {"mmrl++": Steps(lambda: rival(*task.one())), **steps}
     held = {name: peak(step.run, clip.device) for name, step in steps.items()}
-    found = medians({name: s.run for name, s in steps.items()}, repeats, clip.device, warm_up)
+    found = medians({name: s.run for name, s in steps.items()}, repeats, warm_up)
     seconds = {name: found[name] / steps[name].count for name in steps}
     floor = dear_step(clip.config, batch, classes, words=int(task.ids.argmax(-1).max()) + 1).total
     shown = {"literal": literal_precision} if literal_precision else {}
@@ -107,4 +107,4 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> f
     """Operations per second of a large matrix product on random data."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return float(2 * size**3 / medians({"product": lambda: a @ b}, repeats, device)["product"])
+    return float(2 * size**3 / medians({"product": lambda: a @ b}, repeats)["product"])

@@ -59,7 +59,7 @@ def test_counted_operations_are_those_pytorch_counts() -> None:
 
 def test_medians_alternate() -> None:
     order: list[str] = []
-    medians({n: lambda n=n: order.append(n) for n in "ab"}, 3, torch.device("cpu"), warm_up=1)
+    medians({n: lambda n=n: order.append(n) for n in "ab"}, 3, warm_up=1)
     assert "".join(order) == "ab" + "ab" * 3
 
 
