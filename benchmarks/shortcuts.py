@@ -46,8 +46,8 @@ from dear.data.images import values_of
 from dear.heads.ablate import Collected
 from dear.heads.audit import associate, judge, reliance
 from dear.heads.choose import choose
-from dear.heads.known import known_roles
 from dear.heads.repair import Repair, remove_examples, remove_heads, remove_span
+from dear.heads.roles import known_roles
 from dear.heads.values import find_concept, known_concepts, value_features
 from dear.methods import build_method, find_method
 from dear.train import Recipe, evaluate

@@ -18,8 +18,8 @@ from dear.heads import audit
 from dear.heads.ablate import Collected, collect
 from dear.heads.audit import Association, associate, judge, mutual_information, reliance
 from dear.heads.choose import choose, exchange
-from dear.heads.known import known_roles
 from dear.heads.repair import remove_heads, remove_span
+from dear.heads.roles import known_roles
 from dear.heads.values import find_concept, known_concepts, readable_words, value_features
 
 

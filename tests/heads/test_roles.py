@@ -10,9 +10,8 @@ import pytest
 from dear.clip.config import ClipConfig
 from dear.errors import DearError, RoleError
 from dear.heads.entropy import concept_entropy, concept_shares
-from dear.heads.known import known_roles, read_roles
 from dear.heads.names import CORE
-from dear.heads.roles import Role, RoleMap
+from dear.heads.roles import Role, RoleMap, known_roles, read_roles
 from dear.heads.rules import Measured, assign, dominant, quantile, rerule
 
 PRINT = "sha256:" + "ab" * 32

@@ -6,8 +6,7 @@ import functools
 
 import dear
 from dear.data import halves, open_data
-from dear.heads.known import known_roles
-from dear.heads.roles import RoleMap
+from dear.heads.roles import RoleMap, known_roles
 from dear.studio.desk import Desk, examples
 from dear.workflows.adapt import adapt
 

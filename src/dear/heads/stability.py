@@ -85,11 +85,6 @@ class Stability:
     replicates: int
     heads: Mapping[tuple[int, int], float]
 
-    @property
-    def beyond_chance(self) -> float:
-        """Agreement above chance, as a share of what is possible above it (Cohen's kappa)."""
-        return (self.share - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
-
     def evidence(self) -> dict[str, Any]:
         """Plain values for `roles.json`."""
         return {

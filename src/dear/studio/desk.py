@@ -17,8 +17,7 @@ from dear.clip.model import Clip
 from dear.data import halves, open_data
 from dear.data.images import ImageSet
 from dear.errors import DearError
-from dear.heads.known import known_roles
-from dear.heads.roles import RoleMap
+from dear.heads.roles import RoleMap, known_roles
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.train import load_run

@@ -10,8 +10,7 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError, DiskError
 from dear.heads.discover import discover_roles
-from dear.heads.known import known_roles, read_roles
-from dear.heads.roles import RoleMap
+from dear.heads.roles import RoleMap, known_roles, read_roles
 from dear.heads.stability import warnings_about
 from dear.workflows.options import PathLike
 
