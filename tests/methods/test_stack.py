@@ -35,7 +35,7 @@ def dear_adapters(count: int = 4, clip=None, **options) -> list[DeAR]:
         generator = torch.Generator().manual_seed(number)
         with torch.no_grad():
             for p in model.parameters():
-                p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.3)
+                p.add_((torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.3).to(p.device))
         found.append(model)
     return found
 
