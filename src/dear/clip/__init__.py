@@ -1,9 +1,8 @@
 """The frozen CLIP towers: configuration, weights, text and image input."""
 
 from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
-from dear.clip.edit import BlockMask, Edit, LayerEdit, LowRank
 from dear.clip.model import Clip, TextTower, VisionTower
-from dear.clip.tower import Record, Tower
+from dear.clip.tower import BlockMask, Edit, LayerEdit, LowRank, Record, Tower
 
 __all__ = [
     "BlockMask",

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
 from dear.clip.correction import Correction, Head, folded
-from dear.clip.edit import Edit
 from dear.clip.rotary import Turn, grid_turn
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
 from dear.clip.tower import (
     MLP,
     Attention,
     Block,
+    Edit,
     LayerNorm,
     Linear,
     Record,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.edit import Edit, LayerEdit
-from dear.clip.tower import Block, Record, take_rows
+from dear.clip.tower import Block, Edit, LayerEdit, Record, take_rows
 from dear.errors import UsageError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear._io.text import check_name, fill_template
-from dear.clip.edit import Edit
 from dear.clip.gpu.recorded import Runner, recorder_of, run_eagerly
 from dear.clip.model import Clip, kept_cast, matrix_dtype
+from dear.clip.tower import Edit
 from dear.errors import InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.calibration import Calibration, apply_scales, class_scales, distance_ratio

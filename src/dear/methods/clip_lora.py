@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
+from dear.clip.tower import Edit, LayerEdit, LowRank
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
+from dear.clip.tower import Edit, LayerEdit
 from dear.errors import UsageError
 from dear.methods.base import ClassPrompts, Frozen, Loss, Method, distance, normal, scores, unit
 

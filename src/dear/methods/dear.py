@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.gpu.recorded import Runner, run_eagerly
 from dear.clip.gpu.streams import Aside
+from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE
 from dear.heads.roles import Role, RoleMap

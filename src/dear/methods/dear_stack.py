@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.recorded import Runner
+from dear.clip.tower import Edit, LayerEdit
 from dear.methods.base import ClassPrompts, Frozen, unit
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip, TextTower, VisionTower
-from dear.clip.tower import LayerNorm
+from dear.clip.tower import Edit, LayerEdit, LayerNorm
 from dear.clip.without import norm_without_heads
 from dear.methods.base import Method
 from dear.methods.headtools import fold

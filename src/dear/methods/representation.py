@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.edit import Edit, LayerEdit
+from dear.clip.tower import Edit, LayerEdit
 from dear.methods.base import Frozen, Loss, Method, distance, normal, scores, unit
 from dear.methods.deep import depth_of
 

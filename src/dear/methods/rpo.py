@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
+from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.methods.base import Frozen, Method, normal, unit
 
 

@@ -7,16 +7,13 @@ copied between the matrix products.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.edit import BlockMask
-
-if TYPE_CHECKING:
-    from dear.clip.tower import Attention
+from dear.clip.tower import Attention, BlockMask, full_mask, take_rows
 
 
 @cache
@@ -31,8 +28,6 @@ def attention(
     attn: Attention, x: Tensor, read: Tensor | None, change: Tensor | BlockMask | None, extra: int
 ) -> Tensor:
     """All heads' outputs side by side, [B, R, D], from the normed input x [B, N, D]."""
-    from dear.clip.tower import full_mask, take_rows
-
     width = x.shape[-1]
     weight, bias = attn.packed()
     mask = full_mask(change, x, extra, attn.heads)

@@ -11,18 +11,15 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dear._io.notes import note
 from dear.clip.config import ACTIVATIONS
-from dear.clip.edit import Edit, LayerEdit
 from dear.clip.gpu.attention import attention, power
-
-if TYPE_CHECKING:
-    from dear.clip.tower import LayerNorm, Tower
+from dear.clip.tower import Edit, LayerEdit, LayerNorm, Tower, take_rows, tokens_for
 
 _ELEMENTS = 1024  # an activation kernel's program
 _HALF = (torch.bfloat16, torch.float16)
@@ -77,8 +74,6 @@ def run(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read:
 
 def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
     """The stream is kept as x plus a change that the next norm adds."""
-    from dear.clip.tower import take_rows
-
     pending: Tensor | None = None
     for layer in range(first, last + 1):
         block: Any = tower.blocks[layer - 1]
@@ -123,8 +118,6 @@ def add_norm(
     mix: Mix | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The new residual stream x + change [B, N, D] with the tokens of `mix`, and its norm in `dtype`."""
-    from dear.clip.tower import tokens_for
-
     tokens, start, anchor, enter = None, 0, 1.0, False
     if mix is not None:
         tokens, enter = tokens_for(mix.tokens, x).contiguous(), mix.enter
