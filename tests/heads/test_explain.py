@@ -1,17 +1,17 @@
-"""Images that excite a head, and where it looks."""
+"""Images that activate a head, and where it looks."""
 
 import torch
 from heads_oracles import tiny_clip
 
 from dear.heads.ablate import collect
 from dear.heads.contributions import decompose
-from dear.heads.explain import excitement, gaze
+from dear.heads.explain import activating_images, attention_maps
 
 
 def test_order_is_that_of_the_projected_contributions(clip, images):
     kept = collect(clip, images)
     text = torch.randn(20, generator=torch.Generator().manual_seed(8))
-    found = excitement(kept, (3, 1), text, "a phrase", top=3)
+    found = activating_images(kept, (3, 1), text, "a phrase", top=3)
     terms = decompose(clip, images).heads[:, 2, 1]
     scores = (terms - terms.mean(0)) @ (text / text.norm())
     torch.testing.assert_close(found.scores, scores, rtol=1e-3, atol=1e-4)
@@ -22,16 +22,16 @@ def test_order_is_that_of_the_projected_contributions(clip, images):
 
 def test_principal_direction_and_few_images(images):
     kept = collect(tiny_clip(), images[:5])
-    found = excitement(kept, (4, 0), top=4)
+    found = activating_images(kept, (4, 0), top=4)
     assert found.phrase is None
     assert len(found.most) == len(found.least) == 2
     assert not set(found.most) & set(found.least)
 
 
-def test_gaze_is_attention_times_what_the_values_write(clip, images):
+def test_attention_maps_are_attention_times_what_the_values_write(clip, images):
     """By hand: hide a patch from a head (zero its attention weight) and see how long the loss is."""
     keys = [(4, 2), (2, 0), (4, 0)]
-    found = gaze(clip, images[:2], keys)
+    found = attention_maps(clip, images[:2], keys)
     assert found.shape == (3, 2, 4, 4)
     assert (found >= 0).all()
     block, visual = clip.visual.blocks[3], clip.visual

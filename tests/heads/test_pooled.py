@@ -12,7 +12,7 @@ from dear.errors import UsageError
 from dear.heads.contributions import decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
-from dear.heads.explain import gaze
+from dear.heads.explain import attention_maps
 from dear.report.roles_facts import Evidence, map_quality
 
 
@@ -73,7 +73,7 @@ def test_roles_come_with_the_share_that_heads_explain(family: str) -> None:
     assert "exact" not in said
 
 
-def test_gaze_needs_a_class_token() -> None:
+def test_attention_maps_need_a_class_token() -> None:
     clip = model(FAMILIES["siglip"])
     with pytest.raises(UsageError, match="no class token"):
-        gaze(clip, images(1, size=26), [(4, 1)])
+        attention_maps(clip, images(1, size=26), [(4, 1)])

@@ -111,11 +111,11 @@ def test_whole_page_with_images(tmp_path, backbone, roles):
         shown = data["heads"]["{}-{}".format(*key)]
         assert shown["phrases"] == list(role.phrases)
         assert len(shown["most"]) == len(shown["least"]) == 4
-        for image, _, gaze in shown["most"] + shown["least"]:
+        for image, _, digits in shown["most"] + shown["least"]:
             assert data["thumbnails"][str(image)].startswith("data:image/jpeg;base64,")
-            assert len(gaze) == data["side"] ** 2 == 16
-            assert gaze.isdigit()
-            assert "9" in gaze
+            assert len(digits) == data["side"] ** 2 == 16
+            assert digits.isdigit()
+            assert "9" in digits
         scores = [score for _, score, _ in shown["most"]] + [score for _, score, _ in shown["least"]][::-1]
         assert scores == sorted(scores, reverse=True)
 

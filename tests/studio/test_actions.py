@@ -74,7 +74,7 @@ def test_the_map_has_a_button_a_head_with_its_role_in_words():
     assert "layer 12, head 3:" in html
 
 
-def test_a_head_is_shown_with_images_and_its_gaze(tmp_path):
+def test_a_head_is_shown_with_images_and_its_attention(tmp_path):
     viewer = Viewer(desk(tmp_path))
     key = first_key(roles())
     view = viewer.view(key)

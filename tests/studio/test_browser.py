@@ -88,7 +88,7 @@ def test_a_clicked_head_shows_its_role_and_images(page):
         "document.querySelector('#head-about h3')?.innerText.startsWith('Layer 11, head 4')"
     )
     page.locator("#head-most img").first.wait_for()
-    page.locator("#head-gaze img").first.wait_for()
+    page.locator("#head-attention img").first.wait_for()
     assert page.locator('.dear-map button[aria-pressed="true"]').get_attribute("data-head") == "11-4"
 
 
@@ -274,7 +274,7 @@ def take_screenshots(folder):
             page.set_default_timeout(PATIENCE)
             page.goto(address)
             page.wait_for_selector(".dear-map button")
-            page.locator("#head-gaze img").first.wait_for()
+            page.locator("#head-attention img").first.wait_for()
             shoot("heads")
             open_tab(page, "Classify")
             page.locator("#classify-examples button img").nth(0).click()

@@ -168,7 +168,7 @@ def report(
     file: File,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("roles.html"),
     images: Annotated[
-        str | None, typer.Option("--images", "-i", help="Images to show what excites each head.")
+        str | None, typer.Option("--images", "-i", help="Images to show what activates each head.")
     ] = None,
     backbone: Annotated[
         str | None, typer.Option("--backbone", "-b", help="The backbone; the map's own if left out.")
@@ -180,7 +180,7 @@ def report(
     ] = False,
     device: Device = "auto",
 ) -> None:
-    """Write one page about the heads; with images it shows what excites each head and where it looks.
+    """Write one page about the heads; with images it shows what activates each head and where it looks.
 
     Example: `dear roles report roles.json --images world:mixed --out page.html`
     """

@@ -1,4 +1,4 @@
-"""What every head does: contributions, phrases, concepts, roles."""
+"""Analysis of attention heads: contributions, phrases, concepts and roles."""
 
 from dear.heads.ablate import Collected, Task, collect, concept_table, layer_effects, role_effects, task
 from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts

@@ -1,4 +1,4 @@
-"""Mean-ablation: how well the model still does when heads say the same about every image.
+"""Mean-ablation: accuracy when the contributions of heads are replaced by their mean over the images.
 
 The *direct* effect: a head's contribution to the feature is replaced by its mean over the images, and
 everything else stays as it is. Since the feature is the sum of contributions, that is a subtraction: no
@@ -28,7 +28,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Collected:
-    """Features of n images and the parts of them that heads added.
+    """Features of n images and the contributions of their heads.
 
     Attributes:
         features: [n, E].
@@ -86,14 +86,14 @@ def collect(
 
 @dataclass(frozen=True)
 class Task:
-    """A zero-shot question: collected images, their labels [n] and class features [C, E]."""
+    """A zero-shot classification task: collected images, their labels [n] and class features [C, E]."""
 
     images: Collected
     labels: Tensor
     classes: Tensor
 
     def accuracy(self, heads: Iterable[Key] = ()) -> float:
-        """Share of images classified rightly with `heads` mean-ablated."""
+        """Share of images classified correctly with `heads` mean-ablated."""
         return float((self._scores(heads).argmax(dim=1) == self.labels).float().mean())
 
     def margin(self, heads: Iterable[Key] = ()) -> float:
@@ -177,10 +177,10 @@ def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, 
 def concept_table(
     tasks: Mapping[str, Task], roles: RoleMap, seeds: int = 10, measure: str = "accuracy"
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """The table concept by task: what ablating a concept's heads costs on every task.
+    """Measure what is lost on every task when the heads of each concept are ablated.
 
     Args:
-        tasks: zero-shot questions by name, for instance one per core concept.
+        tasks: zero-shot tasks by name, for instance one per core concept.
         roles: the map under test.
         seeds: random draws for the control.
         measure: "accuracy", or "margin": the share of the task's margin that is lost.

@@ -31,7 +31,7 @@ Images = ImageSource | Tensor | Iterable[Tensor]
 
 
 def count(images: Images) -> int | None:
-    """How many images there are, where that can be told beforehand."""
+    """Number of images; None where it is not known in advance."""
     return len(images) if isinstance(images, ImageSource | Tensor) else None
 
 
@@ -57,7 +57,7 @@ def batches(clip: Clip, images: Images, batch_size: int = 64) -> Iterator[Tensor
 
 
 def _checked(batch: Tensor, clip: Clip) -> Tensor:
-    """Pixels given as a tensor, on the device; their shape and numbers are a stranger's."""
+    """Check the shape and values of pixels given as a tensor, and move them to the device."""
     size = clip.config.vision.image_size
     if batch.dim() != 4 or batch.shape[1:] != (3, size, size) or not batch.is_floating_point():
         raise InputError(

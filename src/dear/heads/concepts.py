@@ -32,7 +32,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Concepts:
-    """How phrases are told apart.
+    """A grouping of phrases into concepts.
 
     Attributes:
         of: concept of each phrase (eq. 2).

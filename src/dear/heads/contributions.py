@@ -1,4 +1,4 @@
-"""What each head adds to the image feature, exactly.
+"""Exact decomposition of the image feature into the contributions of heads.
 
 Write z for a head's class-token output [d] (softmax row · V_h), W for its rows of the output projection
 [d, D], and s for the standard deviation of the final class token, which `ln_post` divides by. LayerNorm is

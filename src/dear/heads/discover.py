@@ -41,7 +41,7 @@ _TEXTS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class RoleOptions:
-    """How roles are found.
+    """Options of role discovery.
 
     Attributes:
         rule: "dominant" or "quantile".
@@ -95,7 +95,7 @@ def discover_roles(
     keep: str | PathLike[str] | None = None,
     **changes: Any,
 ) -> RoleMap:
-    """Find what every head of the last layers does.
+    """Find the role of every head of the last layers.
 
     Args:
         clip: the backbone.
@@ -248,7 +248,7 @@ def default_corpus(clip: Clip) -> str:
 def text_features(
     clip: Clip, texts: Sequence[str], tell: Progress | None = None
 ) -> tuple[tuple[str, ...], Tensor, int]:
-    """The phrases the text tower can tell apart, their unit features [m, E], and how many fell out.
+    """The phrases that the text tower can distinguish, their unit features [m, E], and how many it cannot.
 
     A tower with a reduced vocabulary reads all words it does not know alike; of phrases with the same
     feature only the first stays, or the choice between them would be made by rounding.

@@ -1,4 +1,4 @@
-"""Seeing what a head does: the images that excite it most and least, and where in them it looks."""
+"""The images that activate a head most and least, and the attention maps of heads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Excitement:
-    """Images ordered by how far a head pushes their feature along a direction.
+class ActivatingImages:
+    """Images ordered by the projection of a head's contribution on a direction.
 
     Attributes:
         scores: [n], projection of the head's contribution, minus the mean over the images.
@@ -34,10 +34,10 @@ class Excitement:
     phrase: str | None
 
 
-def excitement(
+def activating_images(
     images: Collected, key: Key, text: Tensor | None = None, phrase: str | None = None, top: int = 4
-) -> Excitement:
-    """Which of the collected images excite head `key` = (layer, head).
+) -> ActivatingImages:
+    """Find the collected images that activate head `key` = (layer, head) most and least.
 
     Args:
         images: collected contributions.
@@ -58,14 +58,14 @@ def excitement(
     scores = terms @ direction
     order = scores.argsort(descending=True, stable=True).tolist()
     top = min(top, len(order) // 2)
-    return Excitement(
+    return ActivatingImages(
         scores, tuple(order[:top]), tuple(order[::-1][:top]), phrase if text is not None else None
     )
 
 
 @torch.no_grad()
-def gaze(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
-    """Where heads look: the length of what each patch adds to the head's contribution.
+def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
+    """Attention maps of heads: the norm of what each patch adds to the head's contribution.
 
     A head's class-token output is a sum over tokens of (attention weight) · (value); carried to the feature,
     each patch's summand is a vector whose length says how much of the contribution came from there.

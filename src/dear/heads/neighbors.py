@@ -1,4 +1,4 @@
-"""Images alike in one attribute: neighbors in the contributions of the heads with that role.
+"""Retrieval by heads: nearest images in the contributions of the heads of one attribute.
 
 The contributions of the heads are concatenated and centered over the gallery; neighbors are nearest by cosine
 (method page, section 4). Nothing is trained.

@@ -1,4 +1,4 @@
-"""Discovery that continues: moments kept beside the result while the images are read."""
+"""Resumable discovery: moments are saved beside the result while the images are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERY = 10  #: batches between two saves
 
 @runtime_checkable
 class NamedImages(Protocol):
-    """The part of an image set that is needed to know it again and to read the rest of it."""
+    """An image set with a name per image: discovery can check that it resumes on the same images."""
 
     def __len__(self) -> int:
         """Number of images."""
@@ -38,7 +38,7 @@ class NamedImages(Protocol):
 
 
 class Kept:
-    """Moments on disk, for the one computation they belong to.
+    """Moments on disk, with a key of the computation that they belong to.
 
     Args:
         path: the file.
@@ -65,7 +65,7 @@ class Kept:
         self.key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     def restore(self, moments: Moments) -> int:
-        """Take over what an interrupted computation kept, if it was this one; returns the images seen."""
+        """Load what an interrupted run of the same computation saved; returns how many images it has read."""
         try:
             tensors, words = read_safetensors(self.path, "kept moments")
             key, count = words["dear"].split()
@@ -81,7 +81,7 @@ class Kept:
         write_safetensors(self.path, moments.tensors(), {"dear": f"{self.key} {moments.count}"})
 
     def remove(self) -> None:
-        """The computation is done."""
+        """Delete the file; the computation is done."""
         self.path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""How steady a role map is: roles found again on images drawn anew (bootstrap over blocks of images).
+"""Stability of a role map: a bootstrap over blocks of images.
 
 While images are read, their moments are also summed in a few blocks. A replicate draws as many blocks with
 replacement, adds their moments up, and goes through TEXTSPAN, concepts and the rule again; no image is read a
@@ -71,7 +71,7 @@ class BlockMoments(Moments):
 
 @dataclass(frozen=True)
 class Stability:
-    """Agreement of a role map with maps of images drawn anew.
+    """Agreement of a role map with the maps of bootstrap samples.
 
     Attributes:
         share: mean share of heads that keep their kind and concept.
@@ -125,7 +125,7 @@ def bootstrap(
 
 
 def warnings_about(roles: RoleMap) -> list[str]:
-    """Sentences on a role map that its user should know."""
+    """Warnings about a role map, for its user."""
     found = []
     counts = roles.counts()
     if not counts["generalization"] and not counts["other"]:

@@ -1,4 +1,4 @@
-"""How much of a head's contribution a known factor explains: the truth that roles can be checked against.
+"""Variance of a head's contribution that a known factor explains: ground truth for roles.
 
 Where the value of a factor (say the color) is known for every image, a head's contribution varies between
 the groups of equal value and within them. The share between is the factor's explained variance for that head,

@@ -1,4 +1,4 @@
-"""The page that `dear demo` ends with: four claims, each with the figures that were measured for it."""
+"""The page of `dear demo`: four claims, each with the figures measured for it."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def fusion_weights(weights: Mapping[str, float]) -> go.Figure:
 
 
 def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """Accuracies side by side: one group of bars a set of classes, one bar a model or mode."""
+    """Accuracies side by side: one group of bars per set of classes, one bar per model or mode."""
     import plotly.graph_objects as go
 
     series = list(dict.fromkeys(name for group in groups.values() for name in group))
@@ -131,7 +131,7 @@ def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
 
 
 def changes(groups: Mapping[str, int]) -> go.Figure:
-    """One bar cut in four: images right before and after, fixed, broken, wrong before and after."""
+    """One stacked bar: images right before and after, fixed, broken, and wrong before and after."""
     import plotly.graph_objects as go
 
     colors = {"kept": "#009E73", "fixed": "#0072B2", "broken": "#D55E00", "missed": "#B8BFC6"}

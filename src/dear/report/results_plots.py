@@ -101,7 +101,7 @@ def bars(lines: Sequence[Line], column: str) -> go.Figure:
 
 
 def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
-    """Novel against base accuracy: color a method, shape a dataset, curves of equal HM behind.
+    """Novel against base accuracy: one color per method, one shape per dataset, with curves of equal HM.
 
     The first method's points carry the datasets' names.
     """

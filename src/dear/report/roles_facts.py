@@ -15,11 +15,11 @@ ENOUGH_IMAGES = 1000  #: below it a map changes much with the images; see docs/m
 
 @dataclass(frozen=True)
 class Seen:
-    """One image as a head sees it: its number, the score, and where it looks (digits, row by row)."""
+    """One image of a head: its number, its score, and the attention map as digits, row by row."""
 
     image: int
     score: float
-    gaze: str
+    attention: str
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Evidence:
         thumbnails: data URLs by image number.
         names: what to call each image.
         heads: most and least exciting images of each head, and the phrase that gave the direction.
-        side: patches per side of the gaze.
+        side: patches per side of an attention map.
         layers: rows of `layer_effects`; empty without labels.
         roles: rows of `role_effects`; empty without labels.
         accuracy: zero-shot accuracy with nothing ablated.

@@ -170,8 +170,8 @@ def _data(roles: RoleMap, evidence: Evidence) -> str:
             along, most, least = evidence.heads[layer, head]
             entry |= {
                 "along": along,
-                "most": [[seen.image, seen.score, seen.gaze] for seen in most],
-                "least": [[seen.image, seen.score, seen.gaze] for seen in least],
+                "most": [[seen.image, seen.score, seen.attention] for seen in most],
+                "least": [[seen.image, seen.score, seen.attention] for seen in least],
             }
         heads[f"{layer}-{head}"] = entry
     data = {

@@ -85,7 +85,7 @@ def run_page(
 
 
 def _tiles(facts: RunFacts) -> list[tuple[str, str]]:
-    """The few numbers to take away."""
+    """The key figures."""
     accuracy, mode = facts.trained.accuracies(), facts.trained.mode
     gain = 100 * (accuracy[mode] - accuracy["zero-shot"])
     tiles = [

@@ -1,4 +1,4 @@
-"""The Audit tab: does a concept go with the labels, does the model rely on it, what does it say without?"""
+"""The Audit tab: how a concept goes with the labels, how the model relies on it, and answers without it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHOICES = CONCEPTS
 
 
 class Auditor:
-    """Audits on the desk."""
+    """Audits the model on the desk."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk

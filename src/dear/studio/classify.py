@@ -33,7 +33,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the models say of one image.
+    """The answers of the models for one image.
 
     Attributes:
         name: of the image.
@@ -130,7 +130,7 @@ def classify(
     tell: Tell | None = None,
     reject: float | None = None,
 ) -> list[Verdict]:
-    """Ask the frozen and the adapted model.
+    """Classify images with the frozen and the adapted model.
 
     Args:
         desk: the studio's desk.

@@ -25,7 +25,7 @@ MOST = 5000
 
 @dataclass(frozen=True)
 class Shown:
-    """One protocol's results: a table as HTML, and figures with their headings."""
+    """The results of one protocol: a table as HTML, and figures with their headings."""
 
     table: str
     figures: tuple[tuple[str, go.Figure], ...]

@@ -15,7 +15,7 @@ from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.batches import batches
-from dear.heads.explain import excitement, gaze
+from dear.heads.explain import activating_images, attention_maps
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
 from dear.report.headmap import KIND_MEANINGS, head_map, role_title
@@ -27,7 +27,7 @@ _LOOKED_AT, _SHOWN = 400, 6
 
 
 class Viewer:
-    """Answers about heads; the images run through the backbone once."""
+    """Computes what the tab shows; the images run through the backbone once."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -54,9 +54,11 @@ class Viewer:
         role, clip = roles[key], self.desk.clip
         phrase = role.phrases[0] if role.phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
-        found = excitement(kept, key, text, phrase, _SHOWN)
+        found = activating_images(kept, key, text, phrase, _SHOWN)
         rows = [*found.most, *found.least]
-        looks = torch.cat([gaze(clip, part, [key])[0].cpu() for part in batches(clip, images.subset(rows))])
+        looks = torch.cat(
+            [attention_maps(clip, part, [key])[0].cpu() for part in batches(clip, images.subset(rows))]
+        )
         shown = [overlay(images.image(row), look) for row, look in zip(rows, looks, strict=True)]
         plain = [images.image(row) for row in rows]
         names = [name_of(images, row) for row in rows]
@@ -68,12 +70,14 @@ class Viewer:
     def look(self, key: Key, image: Image.Image) -> Image.Image:
         """Where a head looks in a given image."""
         self.desk.find_roles()[key]  # raises for a head that does not exist
-        return overlay(image, gaze(self.desk.clip, pixels_of(self.desk.clip, [image]), [key])[0, 0].cpu())
+        return overlay(
+            image, attention_maps(self.desk.clip, pixels_of(self.desk.clip, [image]), [key])[0, 0].cpu()
+        )
 
 
 @dataclass(frozen=True)
 class HeadView:
-    """A head as the tab shows it: images that excite it most (plain and with its gaze) and least."""
+    """What the tab shows of a head: images that activate it most (also with its attention map) and least."""
 
     key: Key
     role: Role
@@ -86,7 +90,7 @@ class HeadView:
 
 
 def overlay(image: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
-    """An image's center square with a gaze [h, w] over it: bright and warm where the head looks."""
+    """An image's center square with an attention map [h, w] over it: bright and warm where the head looks."""
     from dear._io.image_file import square
 
     base = np.asarray(square(image, side), dtype=np.float32) / 255  # [side, side, 3]
@@ -122,7 +126,7 @@ def parse_key(text: str, roles: RoleMap) -> Key:
 
 
 def first_key(roles: RoleMap) -> Key:
-    """A head worth starting with: the last core head with the lowest entropy, or the last head of all."""
+    """The head to show first: the last core head with the lowest entropy, or the last head of all."""
     core = roles.select("core") or tuple(key for key, _ in roles)
     return min(reversed(core), key=lambda key: roles[key].entropy or 0.0)
 
@@ -150,11 +154,11 @@ def describe_html(view: HeadView) -> str:
 
 
 def galleries_html(view: HeadView) -> list[str]:
-    """The images that excite a head most, where it looks in them, and those that excite it least."""
+    """The images that activate a head most, where it looks in them, and those that activate it least."""
     parts = (
-        ("Images that excite it most", "", view.most, view.most_names),
+        ("Images that activate it most", "", view.most, view.most_names),
         ("Where it looks in them", "where the head looks in: ", view.most_seen, view.most_names),
-        ("Images that excite it least", "", view.least, view.least_names),
+        ("Images that activate it least", "", view.least, view.least_names),
     )
     return [
         gallery_html(title, list(zip(images, names, strict=True)), what)

@@ -24,7 +24,7 @@ _MOST_VISITORS = 1000
 
 
 def spoken(function: F) -> F:
-    """Errors that a person can correct become a sentence on the page; others go to the terminal."""
+    """Show errors that a person can correct as a sentence on the page; others go to the terminal."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
@@ -54,7 +54,7 @@ def _plain_sentence(error: Exception) -> str:
 
 
 def answered(function: F, empty: Callable[[str], list[Any]]) -> F:
-    """As `spoken`, but the sentence takes the place of the answers: none stay from before.
+    """As `spoken`, but the sentence replaces the answers that are shown.
 
     Args:
         function: gives a list of outputs.

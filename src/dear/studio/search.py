@@ -1,4 +1,4 @@
-"""The Retrieve tab: images that are like the query in one attribute, whatever else differs."""
+"""The Retrieve tab: images that are similar to the query in one attribute."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _HINT = "<p>Choose a concept; what goes with the labels, and what the model make
 
 
 def audit_tab(desk: Desk) -> Refreshed:
-    """Does a concept go with the labels, does the model rely on it, and what does it say without it?"""
+    """Build the tab: the evidence about one concept, and answers without it."""
     auditor, work, comparing = Auditor(desk), Work(), Work()
     with gr.Row(elem_id="audit-grid"):  # on narrow screens the evidence comes before the own images
         with gr.Column(min_width=280):

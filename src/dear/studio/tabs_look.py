@@ -1,4 +1,4 @@
-"""The tabs that look at a model: Heads, Classify and Retrieve; each gives what changes with the model."""
+"""The tabs Heads, Classify and Retrieve; each returns the components that change with the model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Refreshed:
 
 
 def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
-    """The map; click a head to see what it does. Gives the function that fills the tab, and its outputs."""
+    """Build the tab Heads. Returns the function that fills the tab, and its outputs."""
     viewer, work = watching.Viewer(desk), Work()
     chosen = gr.State("")
     gr.Markdown(
@@ -59,8 +59,8 @@ def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
             work.button("heads")
         with gr.Column(scale=3, min_width=280):
             most = gr.HTML(elem_id="head-most")
-            seen = gr.HTML(elem_id="head-gaze")
-            with gr.Accordion("Images that excite it least", open=False):
+            seen = gr.HTML(elem_id="head-attention")
+            with gr.Accordion("Images that activate it least", open=False):
                 least = gr.HTML(elem_id="head-least")
     with gr.Accordion("Where does it look in my image?", open=False), gr.Row():
         own = gr.File(label="An image", file_count="single", elem_id="look-file")
@@ -177,7 +177,7 @@ def _classified(
 
 
 def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
-    """Any images and any class names."""
+    """Build the tab Classify: any images and any class names."""
     work = Work()
     parts = _classify_layout(desk, samples, work)
 
@@ -272,7 +272,7 @@ def _retrieve_layout(desk: Desk, samples: Samples, work: Work) -> _RetrieveParts
 
 
 def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
-    """Nearest images in one attribute."""
+    """Build the tab Retrieve: nearest images in one attribute."""
     search, work = Search(desk), Work()
     parts = _retrieve_layout(desk, samples, work)
     picked = gr.State(None)

@@ -83,7 +83,7 @@ def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
 
 
 def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
-    """Train on a folder, watch, stop, resume, download. Gives the events after which a model may be new."""
+    """Build the tab Train. Returns the events after which the desk may have a new model."""
     parts = _train_layout(desk, trainer)
 
     def watch() -> Iterator[list[Any]]:
@@ -154,7 +154,7 @@ def _tasks() -> list[str]:
 
 
 def compare_tab(desk: Desk) -> Refreshed:
-    """Two models on the same images, and result files as tables and plots."""
+    """Build the tab Compare: two models on the same images, and result files as tables and plots."""
     refreshed = _compare_models(desk)
     gr.Markdown("### Results of a benchmark grid")
     _compare_results(desk)

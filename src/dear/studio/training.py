@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass
 class Watched:
-    """What can be seen of a training while it runs.
+    """The state of a training, for display.
 
     Attributes:
         state: "idle", "running", "stopped", "finished" or "failed".
@@ -71,7 +71,7 @@ class Watched:
 
     @property
     def busy(self) -> bool:
-        """Training is going on."""
+        """Whether a training is running."""
         return self.state == "running"
 
 
@@ -130,7 +130,7 @@ class Trainer:
         return self.desk.local or visitor == self.owner
 
     def wait(self, seconds: float) -> Watched:
-        """What there is to see, after `seconds` or as soon as the training ends."""
+        """The state after `seconds`, or as soon as the training ends."""
         if self._thread is not None:
             self._thread.join(seconds)
         return self.watched
@@ -275,5 +275,5 @@ class Trainer:
 
 
 def status_html(watched: Watched) -> str:
-    """Where training stands, for eyes and for screen readers."""
+    """The state of the training as HTML, also for screen readers."""
     return render("studio/status.html", watched=watched)

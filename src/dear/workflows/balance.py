@@ -1,4 +1,4 @@
-"""Few and unbalanced images: every class counts alike, and small sets are trained for long enough."""
+"""Few and unbalanced images: rare classes are repeated, small sets are trained for more epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dear.Classifier`: few-shot adaptation with the manners of a scikit-learn estimator."""
+"""`dear.Classifier`: few-shot adaptation with the interface of a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return answers
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Share of images answered rightly: of a dataset's test split, or of files and their labels y."""
+        """Share of images answered correctly: of a dataset's test split, or of files and their labels y."""
         self._check_fitted()
         if y is None:
             if not isinstance(X, ImageSet | str | os.PathLike):
@@ -315,7 +315,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 @lru_cache(maxsize=2)
 def _loaded(source: str | Path, device: str) -> Clip:
-    """A backbone by name, kept: a grid search fits many classifiers on one."""
+    """Load a backbone by name, once: a grid search fits many classifiers on it."""
     return load(source, device=device)
 
 
@@ -326,7 +326,7 @@ def _backbone(source: PathLike | Clip, device: str) -> Clip:
 
 
 def _name_of(clip: Clip) -> str | Path | Clip:
-    """What finds a backbone again: the path it was loaded from or its name; itself if it has neither."""
+    """What `dear.load` takes to load a backbone again: its path or its name; itself if it has neither."""
     if clip.source is not None:
         return Path(clip.source)
     return clip.name if clip.name in list_backbones() else clip

@@ -1,4 +1,4 @@
-"""The demo's parts about attributes: what explains each head, and retrieval by heads, against the truth."""
+"""The demo's parts about attributes: variance that attributes explain in heads, and retrieval by heads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def truth_rows(known: KnownImages, roles: RoleMap) -> tuple[TruthRow, ...]:
 
 
 def retrieval_facts(known: KnownImages, roles: RoleMap) -> RetrievalFacts:
-    """Every image asks for the images most similar in each concept."""
+    """Precision of retrieval in each concept, with every image as the query."""
     rng, keys = random.Random(1), [key for key, _ in roles]
     whole = known.collected.features - known.collected.features.mean(dim=0)
     rows, spaces = [], {}

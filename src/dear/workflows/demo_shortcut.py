@@ -1,4 +1,4 @@
-"""The demo's part about shortcuts: animals that learned their place, found and repaired through heads."""
+"""The demo's part about shortcuts: animals shown at one place each; the shortcut is found and removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Answers = Callable[[Tensor], Tensor]  #: features [n, E] -> scores [n, C]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """The images of the task: training and test, and what the heads made of them."""
+    """The training and test images of the task, with the contributions of the heads."""
 
     train: ImageSet
     test: ImageSet

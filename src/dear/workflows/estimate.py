@@ -28,7 +28,7 @@ class Estimate:
 
 
 def estimate(plan: Plan) -> Estimate | None:
-    """The time of an adaptation, from its first batch; None where it has hardly any steps.
+    """Estimate the time of an adaptation from its first batch; None where it has hardly any steps.
 
     One or two steps are computed without an update: nothing that is learned changes, and a run gives the same
     bits with and without this. On a GPU recorded steps may be quicker than what is told.
@@ -86,6 +86,6 @@ def _step_seconds(method: Method, loss: Callable[[], Loss]) -> float:
 
 
 def _wait(method: Method) -> None:
-    """Let the device finish what it was given."""
+    """Wait until the device is idle."""
     if method.clip.device.type == "cuda":
         torch.cuda.synchronize(method.clip.device)

@@ -17,7 +17,7 @@ from dear.errors import DearError
 from dear.heads.ablate import Task, collect, layer_effects, role_effects
 from dear.heads.batches import Images, ImageSource, batches
 from dear.heads.embed import sentence_embedder
-from dear.heads.explain import Excitement, excitement, gaze
+from dear.heads.explain import ActivatingImages, activating_images, attention_maps
 from dear.heads.roles import RoleMap
 from dear.report.page import thumbnail
 from dear.report.roles_facts import Evidence, Key, Seen
@@ -67,7 +67,7 @@ def measure_heads(
     for key in chosen:
         phrase = roles[key].phrases[0] if roles[key].phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
-        found[key] = excitement(kept, key, text, phrase, top)
+        found[key] = activating_images(kept, key, text, phrase, top)
     wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
     shown = _shown(found, numbers, wanted, _looks(clip, some, wanted, chosen))
     task = _task(clip, images, numbers, kept)
@@ -85,9 +85,9 @@ def measure_heads(
 
 
 def _shown(
-    found: dict[Key, Excitement], numbers: list[int], wanted: list[int], looks: Tensor
+    found: dict[Key, ActivatingImages], numbers: list[int], wanted: list[int], looks: Tensor
 ) -> dict[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]]:
-    """Per head: its phrase, and the images at either end with their scores and the head's gaze.
+    """Per head: its phrase, and the images that activate it most and least, with scores and attention maps.
 
     `looks` [K, rows, side, side] has the heads in the order of `found` and the images in that of `wanted`.
     """
@@ -147,13 +147,13 @@ class _Part:
 
 
 def _looks(clip: Clip, some: Tensor | ImageSource, rows: list[int], keys: list[Key]) -> Tensor:
-    """Gaze of every chosen head on every wanted image, [K, rows, side, side]."""
+    """Attention map of every chosen head on every wanted image, [K, rows, side, side]."""
     part = some[rows] if isinstance(some, Tensor) else _Part(some, rows)
-    return torch.cat([gaze(clip, batch, keys).cpu() for batch in batches(clip, part, 32)], dim=1)
+    return torch.cat([attention_maps(clip, batch, keys).cpu() for batch in batches(clip, part, 32)], dim=1)
 
 
 def _digits(look: Tensor) -> str:
-    """A gaze [side, side] as digits from 0 to 9, relative to its largest value."""
+    """An attention map [side, side] as digits from 0 to 9, relative to its largest value."""
     share = look / look.max().clamp(min=1e-12)
     return "".join(_LEVELS[round(value)] for value in (9 * share).flatten().tolist())
 

@@ -1,4 +1,4 @@
-"""Attribute-conditioned retrieval: images that are alike in one attribute, whatever else differs.
+"""Attribute-conditioned retrieval: images that are similar in one attribute.
 
 Every attribute has a feature space of its own (eq. 11); images are ranked by their cosine there.
 """
@@ -89,7 +89,7 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
 
 
 def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top: int) -> list[Found]:
-    """The images most like the query in each attribute; `features` as `gallery_features` gives them."""
+    """The images most similar to the query in each attribute; `features` as `gallery_features` gives them."""
     own = unit(method.attribute_features(views(method.clip, [query])))[0].cpu()  # [A, E]
     result = []
     for number, attribute in enumerate(method.attributes):

@@ -1,4 +1,4 @@
-"""Retrieval by heads: images alike in one attribute, on any backbone with a role map; nothing is trained."""
+"""Retrieval by heads: images similar in one attribute, on any backbone with a role map, without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role map of a backbone: given, shipped with it, cached, or discovered now on the training images."""
+"""The role map of a backbone: given, shipped with it, cached, or discovered on the training images."""
 
 from __future__ import annotations
 

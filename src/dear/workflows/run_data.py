@@ -1,4 +1,4 @@
-"""The images that a run was made for, found again from its configuration."""
+"""Opens the dataset of a run from its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on very many images, shard by shard: constant memory, resumable, on this machine or on a Ray cluster.
+"""Processes any number of images in shards: constant memory, resumable, on this machine or on a Ray cluster.
 
 The result is a folder of Parquet files, one per shard, that pandas and pyarrow read as one table. A shard's
 file is written whole or not at all, so what is there is finished: after a kill only the missing shards are
@@ -147,7 +147,7 @@ def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Pro
 
 
 def _claim(job: ShardJob) -> None:
-    """Make the folder, or check that it holds the same question."""
+    """Make the folder, or check that it was made for the same images and options."""
     digest = hashlib.sha256("\n".join(job.images).encode("utf-8", "surrogatepass")).hexdigest()
     own = Manifest(dict(job.question), len(job.images), digest, job.shard_images)
     place = job.out / "_shards.json"

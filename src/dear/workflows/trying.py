@@ -1,4 +1,4 @@
-"""How a method does on images and classes that it was not trained on, within a given time."""
+"""Cross-validation of a method within a given time, on held-out images and on left-out classes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SMALL_BATCH = 8  # of shortened trainings: more steps in the same time
 
 @dataclass(frozen=True)
 class Pace:
-    """What the first steps of a training say about all trainings of a method.
+    """The time of a method's trainings, estimated from the first steps of one.
 
     Attributes:
         step_s: seconds of a step.
@@ -64,7 +64,7 @@ class Pace:
         return 0.25 * self.turns * self.step_s * self.steps
 
     def share(self, seconds: float) -> float:
-        """How much of its steps each training may take, so that one part and the turns fit; at most 1."""
+        """Share of its steps that each training may take so that one part and the turns fit; at most 1."""
         return min(1.0, seconds / max(1e-9, self.part_s + self.turns_s))
 
 
@@ -136,7 +136,7 @@ def try_in_time(method: Method, trials: Trials, named: Candidate, folds: int, se
 
 
 def paced(method: Method, trials: Trials, folds: int, turns: int) -> Pace:
-    """Time a few steps of a training, which are forgotten."""
+    """Time a few training steps of a copy of the method."""
     recipe, steps = trials.recipe, _steps(trials)
     return Pace(_time_of_step(method, trials), steps, recipe.batch, folds, turns)
 

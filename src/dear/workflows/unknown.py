@@ -1,4 +1,4 @@
-"""How well a run tells images of none of its classes: `dear evaluate --unknown`."""
+"""How well a run detects images of unknown classes: `dear evaluate --unknown`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Captions:
 
 @dataclass(frozen=True)
 class _Wording:
-    """What is known before tokenizing: all phrases, and how templates refer to them."""
+    """All phrases, and how templates refer to them; made before tokenizing."""
 
     words: tuple[str, ...]  # [P]
     vowel: Tensor  # bool [P]: takes "an"
@@ -117,7 +117,7 @@ class CaptionTable:
 
     @classmethod
     def build(cls) -> CaptionTable:
-        """Tokenise the phrases."""
+        """Tokenize the phrases."""
         from instant_clip_tokenizer import Tokenizer
 
         tokenizer = Tokenizer()
@@ -159,7 +159,7 @@ class CaptionTable:
         return Captions(self.assemble(phrase), wording.named[template], template, phrase)
 
     def _templates(self, scenes: Scenes, values: Tensor, uniform: Tensor) -> Tensor:
-        """int64 [B]: one fitting template a scene, drawn by weight."""
+        """int64 [B]: one fitting template per scene, drawn by weight."""
         wording = self._wording
         missing = (values < 0).float() @ wording.named.float().T > 0  # [B, T]
         fits = ~missing & wording.kinds[:, scenes.kind].T & wording.many[:, (scenes.count > 1).long()].T

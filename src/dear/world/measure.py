@@ -1,4 +1,4 @@
-"""What a backbone knows of the attribute world, measured on compositions that pretraining never showed."""
+"""Accuracy of a backbone in the attribute world, on compositions held out of pretraining."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ CONCEPT_FACTORS = {
 
 
 def head_truth(clip: Clip, layers: Sequence[int], number: int = 2000) -> dict[str, Tensor]:
-    """Share of each head's contribution variance that each concept's factor explains, [L, H] a concept.
+    """Share of each head's variance that the factor of each concept explains, [L, H] per concept.
 
     Each concept is measured on images of the kind where it is at play: color, texture, shape, place, count
     and style on shapes, object identity on objects, and so on.

@@ -92,7 +92,7 @@ def pretrain(
     report: Callable[[dict[str, float]], None] | None = None,
     every: int = 100,
 ) -> Clip:
-    """Train a mini from nothing.
+    """Train a mini from random weights.
 
     Args:
         recipe: sizes, rates and the seed.

@@ -156,7 +156,7 @@ class _Row:
 
 
 def _plan(task: Task, split: str) -> list[_Row]:
-    """What is decided beforehand of every image of a split, in order."""
+    """Label, domain and shortcut value of every image of a split, in order."""
     labels = range(len(task.classes))
     if task.shortcut is not None:
         if split == "train":

@@ -27,7 +27,7 @@ _NAME = re.compile(r"shortcut-(?P<kind>[a-z]+)(?:@(?P<share>[0-9]+(?:\.[0-9]+)?)
 
 @dataclass(frozen=True)
 class Shortcut:
-    """What a class's training images share beside the class.
+    """A value that the training images of a class share beside the class.
 
     Attributes:
         factor: "place", "color", "texture", "subject" (a letter) or "letter" (pasted beside the subject).
