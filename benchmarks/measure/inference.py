@@ -42,12 +42,13 @@ def inference(
     rows = []
     with torch.no_grad():
         models["dear, fused"] = task.model.all_logits
-        if device.type == "cuda":  # as `Method.logits` and the service run it
+        if device.type == "cuda":  # small batches; the service runs adapters of many kinds in one pass
             run = Recorder()
             models["dear, plain CLIP recorded"] = lambda x: run(
                 "image", lambda y: (plain.encode_image(y),), x
             )
-            models["dear, auto recorded"] = lambda x: torch.stack(
+            models["dear, auto recorded"] = lambda x: task.model.logits(x)
+            models["dear, as the service"] = lambda x: torch.stack(
                 answer_together([task.model] * len(x), x, run=run)
             )
         for batch in batches:

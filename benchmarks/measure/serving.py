@@ -20,7 +20,7 @@ from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Method, in_precision
 from dear.serve.batcher import Batcher
-from dear.serve.decode import Decoder, Upload
+from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.engine import Engine, ImageJob
 from measure.task import token_ids
 
@@ -82,7 +82,8 @@ def under_load(
     engine: Engine, methods: Sequence[Method], files: Sequence[bytes], load: Load, batching: Batching
 ) -> dict[str, Any]:
     """Rate and waiting times of requests that go round over the adapters."""
-    decoder = Decoder(batching.decoders, engine.clip.config.view, 50_000_000)
+    how = Decoding(engine.clip.config.view, 50_000_000)
+    decoder = Decoder(batching.decoders, how, engine.clip.device.type != "cpu")
     sizes: list[int] = []
     batcher: Batcher[ImageJob, Tensor] = Batcher(
         engine.compute, batching.largest, batching.wait, 4 * load.in_flight + 64,

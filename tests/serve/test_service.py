@@ -28,7 +28,7 @@ from dear.errors import DearError
 from dear.methods.calibration import Calibration
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
-from dear.serve.decode import Decoder, Upload
+from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
@@ -417,7 +417,7 @@ def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
         images.image(number).resize((512, 512), Image.Resampling.BICUBIC).save(content, "JPEG", quality=92)
         upload = Upload("a.jpg", content.getvalue())
         for reduced, found in views.items():
-            found.append(Decoder(1, config.vision.image_size, 10**6, reduced).one(upload))
+            found.append(Decoder(1, Decoding(config.vision.image_size, 10**6, reduced)).one(upload))
         whole = resize_crop(open_image(upload.content), config.vision.image_size)
         assert torch.equal(views[False][-1], whole)
     features = []

@@ -448,16 +448,15 @@ class Method(nn.Module):
     def logits(self, pixels: Tensor, mode: str | None = None) -> Tensor:
         """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient.
 
-        On a GPU small batches that come again are replayed from a recording.
+        On a GPU small batches that come again are replayed from a recording of the whole way to the scores.
         """
         mode = self.pick_mode(mode)
-        if self.clip.device.type == "cuda" and len(pixels) and not self._disabled:
-            from dear.methods.together import answer_together
-
-            run = recorder_of(self.clip)
-            if len(pixels) <= run.buckets[-1]:
-                return torch.stack(answer_together([self] * len(pixels), pixels, mode, run))
-        return self.all_logits(pixels)[mode]
+        pixels = pixels.to(self.clip.device)
+        if not pixels.is_cuda or self._disabled:
+            return self.all_logits(pixels)[mode]
+        key = (type(self).__name__, mode, id(self.clip), id(self.prompts), self._stamp())
+        (found,) = recorder_of(self.clip)(key, lambda given: (self.all_logits(given)[mode],), pixels)
+        return found
 
     @torch.no_grad()
     def all_logits(self, pixels: Tensor) -> dict[str, Tensor]:
@@ -590,10 +589,14 @@ class Method(nn.Module):
         """`compute()`, kept while no learned tensor changes; with gradients on it is computed every time."""
         if torch.is_grad_enabled():
             return compute()
-        stamp = tuple((t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
+        stamp = self._stamp()
         if key not in self._cache or self._cache[key][0] != stamp:
             self._cache[key] = (stamp, compute())
         return self._cache[key][1]
+
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        """Changes when a learned tensor does."""
+        return tuple((t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
 
 
 _texts: WeakKeyDictionary[Method, tuple[Clip, Any, Any, Any]] = WeakKeyDictionary()

@@ -72,10 +72,10 @@ class Engine:
         All on the CPU.
         """
         config = self.clip.config
-        raw = torch.stack([job.pixels for job in jobs])
-        if self.clip.device.type == "cuda":
-            raw = raw.pin_memory().to(self.clip.device, non_blocking=True)
-        pixels = normalize(raw, config.mean, config.std)
+        pinned = self.clip.device.type == "cuda"
+        raw = torch.empty((len(jobs), *jobs[0].pixels.shape), dtype=torch.uint8, pin_memory=pinned)
+        torch.stack([job.pixels for job in jobs], out=raw)
+        pixels = normalize(raw.to(self.clip.device, non_blocking=True), config.mean, config.std)
         found: list[Tensor | None] = [None] * len(jobs)
         plain = [row for row, job in enumerate(jobs) if job.method is None and not job.layers]
         if plain:

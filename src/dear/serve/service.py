@@ -20,7 +20,7 @@ from dear.errors import DearError
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score, run_threshold
 from dear.serve.batcher import Batcher
-from dear.serve.decode import Decoder, Upload
+from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
@@ -57,7 +57,9 @@ class Service:
         self.store = AdapterStore(folder, clip, settings.loaded_adapters, settings.precision)
         self.store.refresh()
         size = clip.config.view
-        self.decoder = Decoder(settings.decoders, size, settings.limits.pixels, settings.reduced_jpeg)
+        workers, processes = settings.decoding(clip.device.type)
+        how = Decoding(size, settings.limits.pixels, settings.reduced_jpeg)
+        self.decoder = Decoder(workers, how, processes)
         engine = Engine(clip, settings.precision, recorder)
         largest, wait = settings.batching(clip.device.type)
         self.recorded = 0  #: recordings made before the first request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from dear.errors import UsageError
@@ -35,13 +36,13 @@ class ServeSettings:
     largest_batch: int | None = None  #: images computed together; None: 64 on a GPU, 8 on a CPU
     longest_wait: float | None = None  #: seconds that a batch waits for others; None: 0.004 on a GPU, else 0
     loaded_adapters: int = 1000  #: kept ready on the device; the least recently used one makes room
-    decoders: int = 4  #: threads that decode images
+    decoders: int | None = None  #: files decoded at once; None: all cores but two on a GPU, 4 on a CPU
     poll_seconds: float = 2.0  #: between two looks at the runs folder
     reduced_jpeg: bool = False  #: decode large JPEG files at a reduced scale: faster, features a little off
     precision: str = "auto"  #: of the backbone's matrices, as in the recipe
 
     def __post_init__(self) -> None:
-        if min(self.batching("cpu")[0], self.loaded_adapters, self.decoders) < 1:
+        if min(self.batching("cpu")[0], self.loaded_adapters, self.decoding("cpu")[0]) < 1:
             raise UsageError("largest_batch, loaded_adapters and decoders must be at least 1")
         if self.batching("cpu")[1] < 0 or self.poll_seconds <= 0:
             raise UsageError("longest_wait cannot be negative and poll_seconds must be positive")
@@ -60,3 +61,15 @@ class ServeSettings:
             largest if self.largest_batch is None else self.largest_batch,
             wait if self.longest_wait is None else self.longest_wait,
         )
+
+    def decoding(self, device_type: str) -> tuple[int, bool]:
+        """How many files are decoded at once, and whether each in a process of its own.
+
+        A CPU's model is slower than decoding in threads; a GPU's is far faster (`benchmarks/serve.py direct`).
+
+        >>> ServeSettings().decoding("cpu"), ServeSettings(decoders=6).decoding("cuda")
+        ((4, False), (6, True))
+        """
+        if device_type == "cpu":
+            return 4 if self.decoders is None else self.decoders, False
+        return max(1, (os.cpu_count() or 4) - 2) if self.decoders is None else self.decoders, True

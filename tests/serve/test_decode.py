@@ -1,0 +1,80 @@
+"""Files decoded in processes are the files decoded in threads, and a process that ends costs one file."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from dear._io.image_file import View, open_image, resize_crop
+from dear.serve.decode import Decoder, Decoding, Upload
+from dear.serve.errors import Refused
+
+
+def file(width: int, height: int, kind: str = "JPEG") -> bytes:
+    content = io.BytesIO()
+    Image.linear_gradient("L").resize((width, height)).convert("RGB").save(content, kind)
+    return content.getvalue()
+
+
+@pytest.fixture
+def decoder():
+    made = Decoder(2, Decoding(View(24), 10**5), processes=True)
+    yield made
+    made.close()
+
+
+def test_processes_give_the_pixels_of_the_librarys_own_reader(decoder) -> None:
+    files = [file(40, 30), file(30, 50, "PNG"), file(24, 24, "GIF"), file(70, 31)]
+    found = asyncio.run(decoder.decode([Upload(str(n), one) for n, one in enumerate(files)]))
+    for one, content in zip(found, files, strict=True):
+        assert torch.equal(one, resize_crop(open_image(content), 24))
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_bad_file_is_refused_by_its_name_and_the_next_one_decoded(processes: bool) -> None:
+    decoder = Decoder(1, Decoding(24, 10**5), processes)
+    try:
+        for content, status, part in [
+            (b"no image", 400, "a.jpg: "),
+            (file(40, 30)[:200], 400, "a.jpg: "),
+            (b"", 400, "a.jpg: "),
+            (file(400, 300), 413, "a.jpg: 400 x 300 pixels are more than 100,000"),
+        ]:
+            with pytest.raises(Refused) as error:
+                decoder.one(Upload("a.jpg", content))
+            assert error.value.http_status == status
+            assert str(error.value).startswith(part)
+            assert decoder.one(Upload("b.jpg", file(40, 30))).shape == (3, 24, 24)
+    finally:
+        decoder.close()
+
+
+def test_a_process_that_ends_costs_its_file_and_is_replaced(decoder) -> None:
+    content = file(40, 30)
+    decoder.one(Upload("a", content))
+    (process,) = decoder._started
+    os.kill(process._process.pid, signal.SIGKILL)
+    with pytest.raises(Refused, match="the image ended the program that was to decode it"):
+        process.pixels(content)
+    assert torch.equal(decoder.one(Upload("b", content)), resize_crop(open_image(content), 24))
+
+
+def test_processes_end_with_the_decoder(decoder) -> None:
+    decoder.one(Upload("a", file(40, 30)))
+    started = decoder._started
+    decoder.close()
+    assert started
+    assert all(one.ended for one in started)
+
+
+def test_a_decoding_process_does_not_load_torch() -> None:
+    code = "import sys, dear.serve.decode; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
