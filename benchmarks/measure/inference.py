@@ -47,7 +47,7 @@ def inference(
             models["dear, plain CLIP recorded"] = lambda x: run(
                 "image", lambda y: (plain.encode_image(y),), x
             )
-            models["dear, auto recorded"] = lambda x: task.model.logits(x)
+            models["dear, auto recorded"] = task.model.logits
             models["dear, as the service"] = lambda x: torch.stack(
                 answer_together([task.model] * len(x), x, run=run)
             )

@@ -2,7 +2,7 @@
 
 Pillow's Python parts hold the interpreter's lock, so threads of one process decode no more than a few hundred
 files a second however many there are. Where the model is faster than that, each thread hands its files to a
-process of its own (`work`), which does not load PyTorch and whose end costs nobody but the file it was reading.
+process of its own (`work`), which does not load PyTorch and whose end costs nobody but the file it reads.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Decoding:
             raise Refused(400, _reason(error)) from None
 
     def _view(self, image: Image.Image) -> bytes:
-        return np.asarray(square(image, self.size)).transpose(2, 0, 1).tobytes()
+        found: bytes = np.asarray(square(image, self.size)).transpose(2, 0, 1).tobytes()
+        return found
 
 
 class Decoder:

@@ -65,7 +65,7 @@ class ServeSettings:
     def decoding(self, device_type: str) -> tuple[int, bool]:
         """How many files are decoded at once, and whether each in a process of its own.
 
-        A CPU's model is slower than decoding in threads; a GPU's is far faster (`benchmarks/serve.py direct`).
+        A CPU's model is slower than decoding in threads, a GPU's far faster (`benchmarks/serve.py direct`).
 
         >>> ServeSettings().decoding("cpu"), ServeSettings(decoders=6).decoding("cuda")
         ((4, False), (6, True))
