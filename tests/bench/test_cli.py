@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from dear.cli.app import app
+from dear.cli import build_app
 from dear.errors import UsageError
 
 FAST = ["--recipe", "epochs=1", "--recipe", "batch=16", "--shots", "2"]
@@ -19,7 +19,7 @@ def dear(backbone, roles_file, table, tmp_path):
 
     def call(*words, datasets=table):
         common = ["-b", backbone, "--roles", roles_file, "--datasets", datasets, "--device", "cpu"]
-        return CliRunner().invoke(app, [*words, *common, *FAST, "--out", str(tmp_path / "grid")])
+        return CliRunner().invoke(build_app(), [*words, *common, *FAST, "--out", str(tmp_path / "grid")])
 
     return call
 
@@ -88,21 +88,21 @@ def test_a_grid_killed_in_the_middle_is_continued_with_the_same_numbers(
     words = ["bench", "base-to-novel", "-b", backbone, "--roles", roles_file, "--datasets", table]
     words += ["--device", "cpu", *FAST, "--out", str(out), "--seeds", "1,2,3"]
     whole = CliRunner().invoke(
-        app, [*words[:-4], "--out", str(tmp_path / "whole"), "--seeds", "1,2,3", "--json"]
+        build_app(), [*words[:-4], "--out", str(tmp_path / "whole"), "--seeds", "1,2,3", "--json"]
     )
     assert json.loads(whole.stdout)["computed"] == 6
     code = (
-        "import os, signal; from dear.bench.grid import Grid; from dear.cli.app import app\n"
+        "import os, signal; from dear.bench.grid import Grid; from dear.cli import build_app\n"
         "store = Grid.store\n"
         "def die(self, outcome):\n"
         "    store(self, outcome)\n"
         "    if len(list((self.folder / 'cells').iterdir())) == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
         "Grid.store = die\n"
-        "app()"
+        "build_app()()"
     )
     killed = subprocess.run([sys.executable, "-c", code, *words], check=False, capture_output=True)
     assert killed.returncode == -9
-    again = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    again = json.loads(CliRunner().invoke(build_app(), [*words, "--json"]).stdout)
     assert (again["kept"], again["computed"]) == (2, 4)
     assert _modes(out) == _modes(tmp_path / "whole")
 

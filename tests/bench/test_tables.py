@@ -314,6 +314,6 @@ def test_a_study_whose_variant_failed_shows_the_others(tmp_path):
 
 def test_help_needs_neither_torch_nor_plotly():
     code = (
-        "import sys; from dear.cli.app import app; assert not {'torch', 'plotly', 'ray'} & set(sys.modules)"
+        "import sys; from dear.cli import build_app; assert not {'torch', 'plotly', 'ray'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

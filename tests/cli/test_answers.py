@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from dear.cli.app import app
+from dear.cli import build_app
 
 COLORS = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (30, 40, 210), "gray": (120, 120, 120)}
 
 
 def dear(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, list(words))
+    done = CliRunner().invoke(build_app(), list(words))
     return done.exit_code, f"{done.stdout}{done.exception or ''}"
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import dear
 from dear import world
-from dear.cli.app import app
+from dear.cli import build_app
 from dear.data import few_shot
 from dear.train import evaluate, load_run
 from dear.workflows.adapt import adapt
@@ -21,7 +21,7 @@ from dear.workflows.without import Without, remove
 
 
 def call(*words: str) -> dict:
-    result = CliRunner().invoke(app, [*words, "--json"])
+    result = CliRunner().invoke(build_app(), [*words, "--json"])
     assert result.exit_code == 0, result.output or result.exception
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -92,7 +92,7 @@ def test_a_removal_is_kept_by_export_and_zeroshot(tmp_path: Path) -> None:
         ),
         *("--without", "location", "--way", "words"),
     )
-    result = CliRunner().invoke(app, ["export", str(out), "--merged", str(tmp_path / "plain")])
+    result = CliRunner().invoke(build_app(), ["export", str(out), "--merged", str(tmp_path / "plain")])
     assert result.exit_code == 0, result.output
     merged = call("zeroshot", "--data", "world:shortcut-place", "--backbone", str(tmp_path / "plain"))
     assert merged["per_class"] == fixed["per_class"]
@@ -160,6 +160,6 @@ def test_classifier_without(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_uses(words: tuple[str, ...], said: str) -> None:
-    result = CliRunner().invoke(app, list(words))
+    result = CliRunner().invoke(build_app(), list(words))
     assert result.exit_code != 0
     assert said in str(result.exception) + result.output

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import dear
 from dear import world
-from dear.cli.app import app
+from dear.cli import build_app
 from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.contributions import decompose
@@ -62,14 +62,14 @@ def test_the_query_is_left_out_and_lists_differ(tmp_path: Path) -> None:
     assert sum(images.groups[index] == images.groups[7] for index in place.indices) >= 4
     assert found.notice is None
     words = ["retrieve", "--backbone", "mini", "--query", query, "--gallery", str(tmp_path), "--top", "5"]
-    result = CliRunner().invoke(app, [*words, "--attribute", "location", "--json"])
+    result = CliRunner().invoke(build_app(), [*words, "--attribute", "location", "--json"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
     assert told["by"] == "heads"
     assert [row["image"] for row in told["attributes"]["Location"]] == list(place.keys)
     with pytest.raises(UsageError, match="no head of the role map has the role 'smell'"):
         retrieve_by_heads(dear.load("mini"), query, tmp_path, attribute="smell")
-    assert "--backbone" in str(CliRunner().invoke(app, ["retrieve", *words[3:]]).exception)
+    assert "--backbone" in str(CliRunner().invoke(build_app(), ["retrieve", *words[3:]]).exception)
 
 
 def test_lists_that_share_images() -> None:

@@ -161,13 +161,15 @@ def test_errors_do_not_command_the_terminal(tmp_path: Path) -> None:
 def test_markup_of_the_terminal_means_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from typer.testing import CliRunner
 
-    from dear.cli.app import app
+    from dear.cli import build_app
 
     table = {(3, 0): Role("core", "[red]Color[/]", 0.0, {"[red]Color[/]": 1.0}, ("[/nonsense] a", "[bold]b"))}
     RoleMap(table, 1, backbone="[/x][link=http://evil]mini", core=("[red]Color[/]",)).save(
         tmp_path / "r.json"
     )
-    shown = CliRunner().invoke(app, ["roles", "show", str(tmp_path / "r.json")], env={"COLUMNS": "200"})
+    shown = CliRunner().invoke(
+        build_app(), ["roles", "show", str(tmp_path / "r.json")], env={"COLUMNS": "200"}
+    )
     assert shown.exit_code == 0, shown.output
     assert "[/x][link=http://evil]mini" in shown.output.replace("\n", "")
     assert "[/nonsense] a" in shown.output

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import dear
-from dear.cli.app import app
+from dear.cli import build_app
 from dear.cli.common import parse_pairs
 from dear.errors import UsageError
 from dear.methods import ZeroShot
@@ -37,7 +37,7 @@ ADAPT = [
 
 
 def call(*words: str) -> str:
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    done = CliRunner().invoke(build_app(), list(words), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 

@@ -15,7 +15,7 @@ from tiny import mixed_roles, tiny_clip, token_ids
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from dear.cli.app import app
+from dear.cli import build_app
 from dear.clip.config import ClipConfig
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR
@@ -115,7 +115,7 @@ def test_the_command_measures_and_keeps_a_table(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(ClipConfig, "named", classmethod(lambda cls, name: tiny_clip().config))
     table = tmp_path / "speed.csv"
     words = ["speed", "--device", "cpu", "--method", "coop", "--images", "8", "--csv", str(table)]
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(build_app(), words)
     assert result.exit_code == 0, result.output
     assert "a training step" in result.output
     assert "dear adapt --method coop on 10 classes with 16 images each" in result.output
@@ -124,6 +124,6 @@ def test_the_command_measures_and_keeps_a_table(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_unknown_shape_is_named() -> None:
-    result = CliRunner().invoke(app, ["speed", "--shape", "ViT-X"])
+    result = CliRunner().invoke(build_app(), ["speed", "--shape", "ViT-X"])
     assert isinstance(result.exception, UsageError)
     assert "ViT-B-16" in str(result.exception)

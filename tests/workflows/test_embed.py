@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import dear
-from dear.cli.app import app
+from dear.cli import build_app
 from dear.errors import DataError, RunError, UsageError
 from dear.workflows import embed as embedding
 from dear.workflows.embed import embed
@@ -113,6 +113,8 @@ def test_wrong_sources(tmp_path):
 
 
 def test_the_command(photos, tmp_path):
-    result = CliRunner().invoke(app, ["embed", "--data", str(photos), "--out", str(tmp_path / "f.parquet")])
+    result = CliRunner().invoke(
+        build_app(), ["embed", "--data", str(photos), "--out", str(tmp_path / "f.parquet")]
+    )
     assert "8 images computed" in result.output
     assert result.exit_code == 0

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+#: Modules of the commands, in the order of `dear --help`.
+GROUPS = (
+    *("demo", "zeroshot", "roles", "choose", "adapt", "audit", "evaluate", "predict", "retrieve", "embed"),
+    *("bench", "export", "report", "studio", "serve", "pretrain", "backbones", "methods", "data", "cache"),
+    "speed",
+)
 
 
 def main() -> None:
     """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
     try:
         from dear._io.text import shown
-        from dear.cli.app import app
         from dear.cli.hints import sentence
         from dear.errors import DearError
 
+        app = build_app()
         _show_notes()
         try:
             app()
@@ -28,10 +44,76 @@ def main() -> None:
         sys.exit(0)
 
 
+@cache
+def build_app() -> typer.Typer:
+    """The `dear` command: its options and its subcommands."""
+    app = typer.Typer(
+        name="dear",
+        cls=Commands,
+        help="Adapt CLIP-like models head by head: what each head does, few images, no shortcuts.",
+        epilog="Start with `dear demo`; it needs no weights, no data and no network.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in GROUPS:
+        importlib.import_module(f"dear.cli.{name}").add_to(app)
+    return app
+
+
+class Commands(TyperGroup):
+    """The commands; Ctrl-C ends any of them with a sentence."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the command line."""
+        with _spoken():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _spoken():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _spoken() -> Iterator[None]:
+    """Ctrl-C and missing memory become sentences; typer by itself would leave without a word."""
+    from dear.errors import Interrupted, OutOfMemory
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by you") from None
+    except (RuntimeError, MemoryError) as error:
+        if "torch" not in sys.modules:  # nothing was computed; typer leaves by a RuntimeError, too
+            raise
+        from dear._io.memory import ran_out
+
+        if not ran_out(error):
+            raise
+        raise OutOfMemory("out of memory; use a smaller batch, a smaller backbone or --device cpu") from error
+
+
+def _version(value: bool) -> None:
+    if value:
+        from dear import __version__
+
+        typer.echo(f"dear {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
 def _show_notes() -> None:
     """Print what the library's logger says, notes included, on standard error."""
-    import logging
-
     from dear._io.text import shown
 
     class Printed(logging.Handler):
