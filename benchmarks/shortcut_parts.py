@@ -25,7 +25,7 @@ from dear.world.shortcuts import KINDS, PLACES
 BALANCED = "0.17"  #: correlation at which all values are equally frequent in every class
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def backbone(device: str = "cpu") -> Clip:
     return dear.load("mini", device=device)
 

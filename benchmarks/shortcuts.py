@@ -1,8 +1,6 @@
 """Planted shortcuts, found and removed: accuracy for every way of removal, and how often audit is right.
 
     python benchmarks/shortcuts.py repair --out benchmarks/results/shortcuts.csv
-    python benchmarks/shortcuts.py repair --methods coop,clip-lora,mmrl,dear@strong --correlations 1 \
-        --seeds 1 --draws 1 --out benchmarks/results/shortcuts_trained.csv
     python benchmarks/shortcuts.py audit --out benchmarks/results/shortcuts_audit.csv
     python benchmarks/shortcuts.py table benchmarks/results/shortcuts.csv
 
@@ -11,52 +9,43 @@ balanced (nothing removed, but trained on images without the shortcut: what the 
 by heads, by words, by examples (5 images per value, on other classes), automatic, true heads (as many as the
 role has, by `head_truth.json`), random heads (`--draws` draws). `linear-probe` and `tip-adapter-f` learn on
 frozen features of the images as they are (no crops): one pass of the backbone serves all ways. The other
-methods are trained with the library's own loop and their own settings, but not calibrated. Rows that the file
-has already are not measured again.
+methods are trained with the library's own loop and their own settings, but not calibrated. On a GPU many
+small trainings share it, each process with one core (MPS lets their kernels run at once). From the root:
+
+    export PYTHONPATH=src:pkgs:benchmarks OMP_NUM_THREADS=1; nvidia-cuda-mps-control -d
+    timeout 400 python benchmarks/shortcuts.py repair --device cuda --jobs 14 --draws 2 --out FILE \
+        --methods coop,clip-lora,mmrl,tip-adapter-f,dear@strong --shortcuts place,color,texture,text
+
+Rows are written as they are measured, one seed of everything after the other, DeAR first. Rows that the file
+has are not measured again, so the same command goes on where it was stopped; a training that fails is named
+and left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import itertools
-import random
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shortcut_parts import (
-    BALANCED,
-    backbone,
-    draw_of,
-    example_features,
-    probe,
-    rows,
-    scored,
-    seen,
-    true_heads,
-)
+from jobs import workers
+from shortcut_cells import CACHED, Plan, measure, plans
+from shortcut_parts import BALANCED, backbone, draw_of, probe, rows, seen
 from torch import Tensor
 
-from dear import world
-from dear.data.images import values_of
-from dear.heads.ablate import Collected
 from dear.heads.audit import associate, judge, reliance
-from dear.heads.choose import choose
-from dear.heads.repair import Repair, remove_examples, remove_heads, remove_span
+from dear.heads.repair import Repair, remove_heads, remove_span
 from dear.heads.roles import known_roles
-from dear.heads.values import find_concept, known_concepts, value_features
-from dear.methods import build_method, find_method
-from dear.train import Recipe, evaluate
-from dear.workflows.adapt import adapt
+from dear.heads.values import known_concepts, value_features
+from dear.methods import find_method
 from dear.workflows.speed import add_rows, machine
-from dear.workflows.without import ways_to_remove
 from dear.world.shortcuts import KINDS
 
-CACHED = ("linear-probe", "tip-adapter-f")
 SHORTCUTS = tuple(kind for kind in KINDS if kind != "none")
 CORRELATIONS = ("0.9", "0.95", "1")
 WAYS = (
@@ -64,114 +53,69 @@ WAYS = (
 )  # fmt: skip
 CELL = ("method", "shortcut", "correlation", "seed", "way", "draw")
 
-
-def removals(
-    method: str, kind: str, train_images: Collected, labels: Tensor, seed: int, device: str, draws: int
-) -> Iterator[tuple[str, int, Repair, str]]:
-    """(way, draw, removal, what automatic chose for the method) of a task and a draw of its images."""
-    clip, concept = backbone(device), find_concept(KINDS[kind].concept)
-    roles = known_roles(clip)
-    assert roles is not None
-    ways = ways_to_remove(clip, concept, train_images, roles)
-    features, values = example_features(kind, seed, device)
-    ways["examples"] = remove_examples(train_images, features, values, concept.name)
-    inside = not find_method(method.partition("@")[0]).reads_feature
-    choice = choose(train_images, labels, ways, heads_first=inside)
-    for way in ("words", "heads", "examples"):
-        if way in ways:
-            yield way, 0, ways[way], ""
-    yield "automatic", 0, choice.repair, choice.way
-    count = max(len(roles.select(concept=concept.role)), 1)
-    yield "true heads", 0, remove_heads(train_images, true_heads(concept.name, count), concept.name), ""
-    rng, keys = random.Random(seed), [key for key, _ in roles]
-    for draw in range(draws):
-        yield "random heads", draw, remove_heads(train_images, rng.sample(keys, count), "random"), ""
+Task = tuple[str, str, str]  #: shortcut, correlation, seed
+Row = dict[str, Any]
 
 
-def cached_answers(
-    method_name: str, drawn: world.WorldImages, learn: Tensor, test: Tensor, seed: int, device: str
-) -> Tensor:
-    """Answers [n] of a method that reads frozen features only, trained on features by its own recipe."""
-    clip, labels = backbone(device), drawn.labels
-    method = build_method(method_name, clip, drawn.classes, template=drawn.template, seed=seed)
-    if method_name == "tip-adapter-f":
-        method.keys.data = F.normalize(learn, dim=-1)
-        method.labels = labels
-    recipe = Recipe.of(method, seed=seed)
-    parameters = [p for p in method.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
-    generator = torch.Generator().manual_seed(seed)
-    batch = min(recipe.batch, len(labels))
-    steps = recipe.epochs * -(-len(labels) // batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(recipe.epochs):
-        for part in torch.randperm(len(labels), generator=generator).split(batch):
-            optimizer.zero_grad()
-            method.loss_from_frozen((learn[part],), labels[part]).total.backward()
-            optimizer.step()
-            schedule.step()
-    with torch.no_grad():
-        return method.logits_from_frozen((test,))[method.modes[0]].argmax(dim=1)
-
-
-def measure(method: str, name: str, repair: Repair | None, seed: int, device: str) -> tuple[float, float]:
-    """Mean and worst-group accuracy of a method trained on a draw of a task, with a removal."""
-    clip, (drawn, places), test = backbone(device), draw_of(name, seed), world.task(name, "test")
-    kind, _, preset = method.partition("@")
-    if kind in CACHED:
-        both = (rows(seen(name, "train", device), places), seen(name, "test", device))
-        parts = [images.features if repair is None else repair.apply(images) for images in both]
-        answers = cached_answers(kind, drawn, *parts, seed, device)
-    else:
-        fixed = clip if repair is None else clip.corrected(repair.correction())
-        trained = adapt(
-            drawn, method=kind, backbone=fixed, shots=0, seed=seed, preset=preset or None, calibrate=False
-        )
-        result = evaluate(trained.method, test)
-        answers = result.answers[result.pick(None)]
-    values = values_of(test)
-    assert values is not None
-    return scored(answers, test.labels, values)
-
-
-def removal_key(row: Mapping[str, str]) -> tuple[str, ...]:
+def figure_key(row: Mapping[str, str]) -> tuple[str, ...]:
     """What a figure depends on: balanced images know no correlation, automatic is one of the other ways."""
-    correlation = "" if row["way"] == "balanced" else row["correlation"]
+    correlation = BALANCED if row["way"] == "balanced" else row["correlation"]
     return row["method"], row["shortcut"], correlation, row["seed"], row["chosen"] or row["way"], row["draw"]
 
 
-def cell(args: argparse.Namespace, cell_key: tuple[str, str, str, str], known: dict[str, Any]) -> None:
-    """All ways of one method, shortcut, correlation and seed; each row is written when it is measured."""
-    method, kind, correlation, seed = cell_key
-    name = f"shortcut-{kind}@{correlation}"
-    drawn, places = draw_of(name, int(seed))
-    learn = rows(seen(name, "train", args.device), places)
-    plans: list[tuple[str, int, Repair | None, str]] = [("balanced", 0, None, ""), ("untouched", 0, None, "")]
-    plans += removals(method, kind, learn, drawn.labels, int(seed), args.device, args.draws)
-    for way, draw, repair, chosen in sorted(plans, key=lambda plan: WAYS.index(plan[0])):
-        row = dict(zip(CELL, (*cell_key, way, str(draw)), strict=True)) | {"chosen": chosen}
-        if way not in args.ways or tuple(row[key] for key in CELL) in known["rows"]:
-            continue
-        figures, task = known["figures"], f"shortcut-{kind}@{BALANCED}" if way == "balanced" else name
-        if removal_key(row) not in figures:
-            figures[removal_key(row)] = measure(method, task, repair, int(seed), args.device)
-        accuracy, worst = figures[removal_key(row)]
-        row |= {"accuracy": f"{accuracy:.4f}", "worst_group": f"{worst:.4f}"}
-        add_rows(Path(args.out), [{**row, **machine(torch.device(args.device))}])
-    print(*cell_key, flush=True)
+def known_rows(path: str) -> tuple[set[tuple[str, ...]], dict[tuple[str, ...], Row]]:
+    """The cells that a file has, and the figures in it by what they depend on."""
+    there: set[tuple[str, ...]] = set()
+    figures: dict[tuple[str, ...], Row] = {}
+    if Path(path).exists():
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                there.add(tuple(row[key] for key in CELL))
+                figures[figure_key(row)] = {key: row[key] for key in row if key not in (*CELL, "chosen")}
+    return there, figures
+
+
+def cells(
+    args: argparse.Namespace, planned: Mapping[Task, list[Plan]]
+) -> Iterator[tuple[Row, Repair | None]]:
+    """All rows that are asked for: one seed of everything after the other, DeAR first within a seed."""
+    methods = sorted(args.methods, key=lambda method: not method.startswith("dear"))
+    for seed, last, method in product(args.seeds, (False, True), methods):
+        inside = not find_method(method.partition("@")[0]).reads_feature
+        for kind, correlation in product(args.shortcuts, args.correlations):
+            for plan in planned.get((kind, correlation, seed), ()):
+                fits = plan.inside in (None, inside) and (plan.way == "balanced") == last
+                if plan.way in args.ways and fits:
+                    cell = (method, kind, correlation, seed, plan.way, str(plan.draw))
+                    yield dict(zip(CELL, cell, strict=True)) | {"chosen": plan.chosen}, plan.repair
 
 
 def repair_command(args: argparse.Namespace) -> None:
-    """Measure what the file lacks."""
-    known: dict[str, Any] = {"rows": set(), "figures": {}}
-    if Path(args.out).exists():
-        with open(args.out, newline="") as file:
-            for row in csv.DictReader(file):
-                known["rows"].add(tuple(row[key] for key in CELL))
-                known["figures"][removal_key(row)] = (float(row["accuracy"]), float(row["worst_group"]))
-    for kind, correlation in itertools.product(args.shortcuts, args.correlations):
-        for seed, method in itertools.product(args.seeds, args.methods):
-            cell(args, (method, kind, correlation, seed), known)
+    """Measure what the file lacks; rows that depend on the same figure are measured once."""
+    there, figures = known_rows(args.out)
+    tasks: list[Task] = [
+        (kind, correlation, seed)
+        for seed, kind, correlation in product(args.seeds, args.shortcuts, args.correlations)
+    ]
+    with workers(args.jobs) as run:
+        found = run(plans, [(*task, args.device, args.draws) for task in tasks])
+        planned = {tasks[number]: plan for number, plan in found}
+        print(f"{len(planned)} of {len(tasks)} tasks are planned", flush=True)
+        waiting: dict[tuple[str, ...], list[Row]] = {}
+        calls: dict[tuple[str, ...], tuple[Any, ...]] = {}
+        for row, repair in cells(args, planned):
+            if tuple(row[key] for key in CELL) not in there:
+                key = figure_key(row)
+                waiting.setdefault(key, []).append(row)
+                calls.setdefault(key, (*key[:4], repair, args.device, args.epochs))
+        for key in calls:
+            if key in figures:
+                add_rows(Path(args.out), [{**row, **figures[key]} for row in waiting[key]])
+        missing = [key for key in calls if key not in figures]
+        print(f"{len(missing)} trainings for {sum(len(waiting[key]) for key in missing)} rows", flush=True)
+        for number, result in run(measure, [calls[key] for key in missing]):
+            add_rows(Path(args.out), [{**row, **result} for row in waiting[missing[number]]])
+            print(*missing[number], result["worst_group"], flush=True)
 
 
 def verdict_of(name: str, seed: int, device: str) -> dict[str, str]:
@@ -263,6 +207,10 @@ def main() -> None:
             own.add_argument("--ways", type=names, default=list(WAYS))
             own.add_argument("--seeds", type=names, default=["1", "2", "3"])
             own.add_argument("--draws", type=int, default=5, help="of random heads")
+            own.add_argument("--jobs", type=int, default=1, help="processes that share the device")
+            own.add_argument(
+                "--epochs", type=int, default=0, help="of trained methods, for a trial; 0: their own"
+            )
         else:
             own.add_argument("--draws", type=int, default=8, help="few-shot draws per task")
             own.add_argument("--control-draws", type=int, default=40)

@@ -8,7 +8,7 @@ part exchanged that each way names; no group label is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,14 +97,14 @@ def choose(
     partner = _partners(labels, seed)
     views = [images, *(exchange(images, ways[name], partner) for name in names)]
     scores = {
-        name: float(np.mean([_accuracy(repair, images, view, labels) for view in views]))
+        name: float(np.mean(_accuracies(repair, images, views, labels)))
         for name, repair in candidates.items()
     }
     best = max(scores.values())
     close = [name for name in candidates if scores[name] >= best - CLOSE]
     chosen = next((name for name in close if heads_first and "heads" in name), close[0])
     nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
-    before, after = (_accuracy(one, images, images, labels) for one in (nothing, candidates[chosen]))
+    before, after = (_accuracies(one, images, [images], labels)[0] for one in (nothing, candidates[chosen]))
     return Choice(chosen, candidates[chosen], scores, before, after)
 
 
@@ -115,21 +115,21 @@ def _partners(labels: Tensor, seed: int) -> Tensor:
     return torch.tensor([int(rng.choice(np.flatnonzero(own != label))) for label in own])
 
 
-def _accuracy(repair: Repair, images: Collected, view: Collected, labels: Tensor) -> float:
-    """Cross-validated accuracy of a logistic regression on repaired features, tested on another view."""
+def _accuracies(repair: Repair, images: Collected, views: Sequence[Collected], labels: Tensor) -> list[float]:
+    """Cross-validated accuracy of a logistic regression on repaired features, tested on other views."""
     from sklearn.linear_model import LogisticRegression
 
-    learn, test = (F.normalize(repair.apply(part), dim=-1).numpy() for part in (images, view))
+    learn, *tests = (F.normalize(repair.apply(part), dim=-1).numpy() for part in (images, *views))
     own = labels.numpy()
     fold = np.zeros(len(own), dtype=int)
     for label in np.unique(own):
         members = np.flatnonzero(own == label)
         fold[members] = np.arange(len(members)) % FOLDS
-    right = 0
+    right = np.zeros(len(tests))
     for number in range(FOLDS):
         held = fold == number
         if not held.any() or len(np.unique(own[~held])) < 2:
             continue
         model = LogisticRegression(C=100, max_iter=200).fit(learn[~held], own[~held])
-        right += int((model.predict(test[held]) == own[held]).sum())
-    return right / len(own)
+        right += [int((model.predict(test[held]) == own[held]).sum()) for test in tests]
+    return [float(count) / len(own) for count in right]

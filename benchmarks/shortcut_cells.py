@@ -1,0 +1,128 @@
+"""One figure of the repair benchmark: the removals of a task, and the training of a method with one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from shortcut_parts import backbone, draw_of, example_features, rows, scored, seen, true_heads
+from torch import Tensor
+
+from dear import world
+from dear.data.images import values_of
+from dear.heads.choose import choose
+from dear.heads.repair import Repair, remove_examples, remove_heads
+from dear.heads.roles import known_roles
+from dear.heads.values import find_concept
+from dear.methods import build_method
+from dear.train import Recipe, evaluate
+from dear.workflows.adapt import adapt
+from dear.workflows.options import AdaptOptions
+from dear.workflows.speed import machine
+from dear.workflows.without import ways_to_remove
+from dear.world.shortcuts import KINDS
+
+CACHED = ("linear-probe", "tip-adapter-f")  #: learn on frozen features, of which one pass serves all ways
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training of a cell.
+
+    Attributes:
+        way: "words", "heads", …
+        draw: number of the draw of random heads, from 0.
+        repair: what is removed.
+        inside: of "automatic": whether it is for methods that learn inside the image tower; None: for all.
+        chosen: the way that "automatic" takes.
+    """
+
+    way: str
+    draw: int
+    repair: Repair | None
+    inside: bool | None = None
+    chosen: str = ""
+
+
+def plans(kind: str, correlation: str, number: str, device: str, draws: int) -> list[Plan]:
+    """What every way removes, for a task and draw `number` of its training images."""
+    clip, concept, seed = backbone(device), find_concept(KINDS[kind].concept), int(number)
+    name = f"shortcut-{kind}@{correlation}"
+    drawn, places = draw_of(name, seed)
+    learn, labels = rows(seen(name, "train", device), places), drawn.labels
+    roles = known_roles(clip)
+    assert roles is not None
+    ways = ways_to_remove(clip, concept, learn, roles)
+    features, values = example_features(kind, seed, device)
+    ways["examples"] = remove_examples(learn, features, values, concept.name)
+    found = [Plan("untouched", 0, None), *(Plan(way, 0, ways[way]) for way in ways)]
+    for inside in (False, True):
+        choice = choose(learn, labels, ways, heads_first=inside)
+        found.append(Plan("automatic", 0, choice.repair, inside, choice.way))
+    count = max(len(roles.select(concept=concept.role)), 1)
+    found.append(Plan("true heads", 0, remove_heads(learn, true_heads(concept.name, count), concept.name)))
+    rng, keys = random.Random(seed), [key for key, _ in roles]
+    for draw in range(draws):
+        found.append(Plan("random heads", draw, remove_heads(learn, rng.sample(keys, count), "random")))
+    return [*found, Plan("balanced", 0, None)]
+
+
+def cached_answers(
+    method_name: str, drawn: world.WorldImages, learn: Tensor, test: Tensor, seed: int
+) -> Tensor:
+    """Answers [n] of a method that reads frozen features only, trained on features by its own recipe."""
+    clip, labels = backbone("cpu"), drawn.labels
+    method = build_method(method_name, clip, drawn.classes, template=drawn.template, seed=seed)
+    if method_name == "tip-adapter-f":
+        method.keys.data = F.normalize(learn, dim=-1)
+        method.labels = labels
+    recipe = Recipe.of(method, seed=seed)
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    generator = torch.Generator().manual_seed(seed)
+    batch = min(recipe.batch, len(labels))
+    steps = recipe.epochs * -(-len(labels) // batch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(recipe.epochs):
+        for part in torch.randperm(len(labels), generator=generator).split(batch):
+            optimizer.zero_grad()
+            method.loss_from_frozen((learn[part],), labels[part]).total.backward()
+            optimizer.step()
+            schedule.step()
+    with torch.no_grad():
+        return method.logits_from_frozen((test,))[method.modes[0]].argmax(dim=1)
+
+
+def measure(
+    method: str, kind: str, correlation: str, number: str, repair: Repair | None, device: str, epochs: int = 0
+) -> dict[str, Any]:
+    """Mean and worst-group accuracy of a method trained on a draw of a task, and where it was measured."""
+    clip, name, seed = backbone(device), f"shortcut-{kind}@{correlation}", int(number)
+    (drawn, places), test = draw_of(name, seed), world.task(f"shortcut-{kind}", "test")
+    own, _, preset = method.partition("@")
+    if own in CACHED:
+        both = (rows(seen(name, "train", device), places), seen(name, "test", device))
+        parts = [images.features if repair is None else repair.apply(images) for images in both]
+        answers = cached_answers(own, drawn, *parts, seed)
+    else:
+        fixed = clip if repair is None else clip.corrected(repair.correction())
+        recipe = {"epochs": epochs} if epochs else None
+        settings = AdaptOptions(
+            method=own,
+            backbone=fixed,
+            shots=0,
+            seed=seed,
+            preset=preset or None,
+            recipe=recipe,
+            calibrate=False,
+        )
+        result = evaluate(adapt(drawn, settings=settings).method, test)
+        answers = result.answers[result.pick(None)]
+    values = values_of(test)
+    assert values is not None
+    accuracy, worst = scored(answers, test.labels, values)
+    figures = {"accuracy": f"{accuracy:.4f}", "worst_group": f"{worst:.4f}"}
+    return {**figures, **machine(torch.device("cpu" if own in CACHED else device))}
