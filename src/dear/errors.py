@@ -73,3 +73,16 @@ class TrainingError(RunError):
     """Training that cannot go on."""
 
     status = 1
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a device or in the computer.
+
+    >>> ran_out(MemoryError()), ran_out(ValueError())
+    (True, False)
+    """
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # PyTorch on the CPU

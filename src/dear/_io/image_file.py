@@ -1,8 +1,9 @@
 """From image files to the square of pixels that CLIP sees.
 
 `find_images` finds image files; `open_image` turns any ordinary image into upright 8-bit RGB; `square` makes
-CLIP's view of it (short side to `size`, bicubic, center crop). An exported model runs with these where
-PyTorch is not installed; only `to_tensor` and `resize_crop` need it.
+CLIP's view of it (short side to `size`, bicubic, center crop). `threaded` and `in_batches` walk through many
+images. An exported model runs with these where PyTorch is not installed; only `to_tensor` and `resize_crop`
+need it.
 
 Two choices where CLIP's own code is silent: transparent images are laid on white (dropping the alpha
 channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit gray is scaled to
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import glob
 import io
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +25,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from dear.errors import InputError
+from dear.errors import InputError, OutOfMemory, ran_out
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_log = logging.getLogger("dear")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Source = str | os.PathLike[str] | bytes | Image.Image
@@ -340,3 +343,45 @@ def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return [function(item) for item in items]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(function, items))
+
+
+def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:
+    """`work` of the rows 0 to `count` - 1, a batch at a time; when memory runs out, batches are halved.
+
+    For work whose answer for a row does not depend on the other rows. Halving is told by a warning of the
+    logger "dear", which stands on standard error unless the program says otherwise.
+
+    Yields:
+        the rows of a batch and what `work` made of them.
+
+    Raises:
+        OutOfMemory: not even one row fits.
+
+    >>> [result for _, result in in_batches(lambda rows: list(rows), 5, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    start = 0
+    while start < count:
+        rows = range(start, min(start + batch, count))
+        try:
+            result = work(rows)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            if len(rows) == 1:
+                raise OutOfMemory(
+                    "not even one image at a time fits into memory; use a smaller backbone or another device",
+                    hint="device",
+                ) from error
+            batch = len(rows) // 2
+            logging.getLogger("dear").warning(
+                "dear: out of memory with %d images at once; going on with %d", len(rows), batch
+            )
+        else:
+            yield rows, result
+            start = rows.stop
+            continue
+        import torch
+
+        if torch.cuda.is_available():  # only now: the error held on to the tensors of the failed batch
+            torch.cuda.empty_cache()

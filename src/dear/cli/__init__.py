@@ -80,18 +80,14 @@ class Commands(TyperGroup):
 @contextmanager
 def _spoken() -> Iterator[None]:
     """Ctrl-C and missing memory become sentences; typer by itself would leave without a word."""
-    from dear.errors import Interrupted, OutOfMemory
+    from dear.errors import Interrupted, OutOfMemory, ran_out
 
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted("stopped by you") from None
     except (RuntimeError, MemoryError) as error:
-        if "torch" not in sys.modules:  # nothing was computed; typer leaves by a RuntimeError, too
-            raise
-        from dear._io.memory import ran_out
-
-        if not ran_out(error):
+        if "torch" not in sys.modules or not ran_out(error):  # typer leaves by a RuntimeError, too
             raise
         raise OutOfMemory("out of memory; use a smaller batch, a smaller backbone or --device cpu") from error
 

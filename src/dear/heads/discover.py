@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dear._io.memory import oom_as_error
 from dear._io.progress import Progress
 from dear.clip.model import Clip
-from dear.errors import RoleError
+from dear.errors import OutOfMemory, RoleError, ran_out
 from dear.heads.batches import Images, batches, count
 from dear.heads.concepts import (
     Concepts,
@@ -216,12 +215,16 @@ def _read(
             kept.save(seen)
         tell("images", done_images, total)
 
-    with oom_as_error(
-        lambda: f"out of memory with {batch_size} images at once; choose a smaller batch_size", "batch"
-    ):
+    try:
         moments(clip, share.watch(batches(clip, images, batch_size)), layers, done, seen)
         if share.value is None and clip.visual.pool is not None:  # all was measured before an interruption
             next(share.watch(batches(clip, every, batch_size)), None)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        raise OutOfMemory(
+            f"out of memory with {batch_size} images at once; choose a smaller batch_size", hint="batch"
+        ) from error
     _demand_two(seen.count)
     return seen, kept, share.value
 

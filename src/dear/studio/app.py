@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -17,7 +19,6 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 
 import gradio as gr
 
-from dear._io.memory import tidy
 from dear.errors import UsageError
 from dear.report.page import asset, render
 from dear.studio import tabs_audit, tabs_look, tabs_work
@@ -199,7 +200,7 @@ def serving_desk(
     trainer = Trainer(desk)
     page = build(desk, trainer)
     try:
-        with tidy():
+        with _tidy():
             yield _launch(page, host, port, max_upload_mb)
     finally:
         trainer.stop()
@@ -251,3 +252,32 @@ def _free_port(host: str) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def _tidy(seconds: float = 15.0) -> Iterator[None]:
+    """Return memory that the server's threads freed to the system every few seconds.
+
+    The C library of Linux keeps one pool per thread and what was freed in it, so that a server of many
+    threads seems to grow for ever. Elsewhere this does nothing.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        limit, give_back = library.mallopt, library.malloc_trim
+    except (OSError, TypeError, AttributeError):
+        yield
+        return
+    limit(-8, 2)  # M_ARENA_MAX of mallopt(3)
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(seconds):
+            give_back(0)
+
+    thread = threading.Thread(target=work, name="dear-memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

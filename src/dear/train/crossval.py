@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear._io.memory import in_batches
+from dear._io.image_file import in_batches
 from dear.data.images import ImageSet
 from dear.methods.base import Frozen, Method, in_precision
 from dear.train.evaluate import BATCH, logits_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.memory import in_batches
+from dear._io.image_file import in_batches
 from dear._io.progress import Progress
 from dear.clip.images import normalize
 from dear.clip.model import Clip

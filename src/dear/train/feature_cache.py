@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dear._io.feature_store import FeatureStore
-from dear._io.memory import in_batches
+from dear._io.image_file import in_batches
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet

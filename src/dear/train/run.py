@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from dear._io.files import read_safetensors, require_finite, write_json, write_safetensors
-from dear._io.memory import oom_as_error
 from dear.data.images import ImageSet
-from dear.errors import RunError, UsageError
+from dear.errors import OutOfMemory, RunError, UsageError, ran_out
 from dear.methods.base import Method, in_precision
 from dear.train.feed import Feed
 from dear.train.folder import (
@@ -187,15 +186,17 @@ def _train(job: _Job, resumable: bool = False) -> Trained:
             if job.folder is not None:
                 save_state(loop, job.folder, seconds())
 
-        def too_large() -> str:
-            # Smaller batches would be other steps, so it is not for us to choose them.
-            return (
-                f"out of memory on {work.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
-                f"of {recipe.batch} images; choose a smaller batch in the recipe"
-            )
-
-        with oom_as_error(too_large, "batch"):
+        try:
             pause = loop.run(job.progress, save, job.save_every, job.stop)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            # Smaller batches would be other steps, so it is not for us to choose them.
+            raise OutOfMemory(
+                f"out of memory on {work.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
+                f"of {recipe.batch} images; choose a smaller batch in the recipe",
+                hint="batch",
+            ) from error
     if pause is not None:
         raise Paused(_paused(pause, job.folder), hint=None if job.folder is None else "resume")
     return Trained(job.method, loop.steps, seconds(), loop.lines, job.config, job.folder)

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import open_image, resize_crop, threaded
-from dear._io.memory import in_batches
+from dear._io.image_file import in_batches, open_image, resize_crop, threaded
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.images import normalize

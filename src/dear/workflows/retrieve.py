@@ -16,8 +16,7 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from dear._io.files import write_atomic
-from dear._io.image_file import image_paths, open_image
-from dear._io.memory import in_batches
+from dear._io.image_file import image_paths, in_batches, open_image
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
