@@ -155,7 +155,7 @@ def test_a_thousand_classes() -> None:
 
 
 def test_loading_says_what_is_wrong(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(DearError, match="no such run configuration"):
+    with pytest.raises(DearError, match="is not a run folder"):
         Classifier.load(tmp_path)
     classifier(epochs=0).fit(photos / "train").save(tmp_path / "run")
     with pytest.raises(RunError, match=r"backbone called 'tiny'.*say where it is"):

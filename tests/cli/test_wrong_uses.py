@@ -133,6 +133,10 @@ adapt --data broken --out x --shots 0 --epochs 1
     broken/red/x.jpg: the image is damaged & replace or remove it
 evaluate nowhere --data photos
     nowhere: is not a run folder (no config.json) & `dear adapt --out FOLDER` makes a run folder
+audit nowhere
+    nowhere: is not a run folder (no config.json) & `dear adapt --out FOLDER` makes a run folder
+report nowhere --out page.html
+    nowhere: is not a run folder (no config.json) & `dear adapt --out FOLDER` makes a run folder
 evaluate half --data photos
     half: this run was not completed; resume it; continue it with `dear adapt --resume`
 evaluate cut --data photos

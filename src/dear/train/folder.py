@@ -283,9 +283,14 @@ def read_config(folder: str | os.PathLike[str]) -> RunConfig:
     """`config.json` of a run, checked; that of an older version is brought up to date.
 
     Raises:
-        RunError: it is not one, or of another version.
+        RunError: the folder holds none, or one of another version.
     """
     path = Path(folder) / "config.json"
+    if not os.path.isfile(path):  # unlike Path's own, also for names no disk can hold
+        raise RunError(
+            f"{folder}: is not a run folder (no config.json); training with out={str(folder)!r} makes one",
+            hint="adapt",
+        )
     document = read_json(path, "run configuration")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RunError(f"{path}: is not the configuration of a run")
@@ -501,11 +506,6 @@ def load_run(
         RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
     """
     folder = Path(path)
-    if not os.path.isfile(folder / "config.json"):  # unlike Path's own, also for names no disk can hold
-        raise RunError(
-            f"{folder}: is not a run folder (no config.json); training with out={str(folder)!r} makes one",
-            hint="adapt",
-        )
     config = read_config(folder)
     if not (folder / "adapter.safetensors").is_file():
         raise RunError(f"{folder}: this run was not completed; resume it", hint="adapt-resume")
