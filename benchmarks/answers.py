@@ -74,6 +74,7 @@ from dear.train.run import train
 from dear.workflows.calibrate import VIEWS
 from dear.workflows.choose import METHODS, ChooseOptions, candidate, choose
 from dear.workflows.options import AdaptOptions
+from dear.workflows.verdict import recommend
 
 WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
 REAL = ("EuroSAT", "DescribableTextures", "OxfordPets", "Caltech101")
@@ -282,8 +283,17 @@ def _row(task: Task, found: dict[str, Any], mode: str, own: ModeCalibration) -> 
 
 def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> list[dict[str, Any]]:
     """One row per method: what cross-validation found, and whether `dear choose` named it."""
-    began = time.process_time()
-    found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), task.settings(seed))
+    file = None if task.folder is None else task.folder / f"choose.{seed}.pt"
+    if file is not None and file.exists():
+        tried, notes, seconds = torch.load(file, weights_only=False)
+        found = recommend(tried, seconds, notes)
+    else:
+        began = time.process_time()
+        found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), task.settings(seed))
+        seconds = time.process_time() - began
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save((found.candidates, found.notes, seconds), file)
     later = None if found.pick_for_new is None else found.pick_for_new.method
     return [
         {
@@ -301,7 +311,7 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
             "shortened": one.shortened,
             "pick": one.method == found.pick.method,
             "pick_for_new": one.method == later,
-            "choose_cpu_s": round(time.process_time() - began, 1),
+            "choose_cpu_s": round(seconds, 1),
             "sentence": found.sentence,
         }
         for one in found.candidates

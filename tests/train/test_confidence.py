@@ -20,7 +20,15 @@ from dear.methods.calibration import (
     threshold,
 )
 from dear.train.calibrate import fit_calibration
-from dear.train.confidence import auroc, fit_bias, fit_temperature, share_interval
+from dear.train.confidence import (
+    CAUTION,
+    auroc,
+    cautious_temperature,
+    fit_bias,
+    fit_temperature,
+    share_interval,
+    temperature_error,
+)
 from dear.train.crossval import HeldOut, LeftOut
 from dear.train.evaluate import calibration_error
 
@@ -198,3 +206,44 @@ def test_how_sharp_the_methods_of_the_turns_are_does_not_matter() -> None:
     for name in ("temperature", "new_temperature", "joint_temperature", "new_bias"):
         assert getattr(first, name) == pytest.approx(getattr(second, name), rel=1e-3), name
     assert (first.score, first.auroc) == (second.score, pytest.approx(second.auroc))
+
+
+def test_the_error_of_a_temperature_is_its_spread_over_many_draws() -> None:
+    logs, errors = [], []
+    for seed in range(60):
+        z, labels = logits(n=200, scale=2.0, seed=seed)
+        z, labels = torch.tensor(z), torch.tensor(labels)
+        logs.append(np.log(fit_temperature(z, labels)))
+        errors.append(temperature_error(z, labels, float(np.exp(logs[-1]))))
+    assert np.mean(errors) == pytest.approx(np.std(logs), rel=0.25)
+
+
+def test_a_cautious_temperature_leaves_calibrated_logits_alone_and_corrects_others() -> None:
+    z, labels = (torch.tensor(values) for values in logits(scale=1.0))
+    assert cautious_temperature(z, labels) == 1.0
+    for scale in (4.0, 0.25):
+        best = fit_temperature(z * scale, labels)
+        error = temperature_error(z * scale, labels, best)
+        found = cautious_temperature(z * scale, labels)
+        nearer = np.log(best) - np.sign(np.log(scale)) * CAUTION * error
+        assert np.log(found) == pytest.approx(nearer, abs=1e-9)
+        assert abs(np.log(found / scale)) < 0.5 * abs(np.log(scale))  # most of the way
+    best = fit_temperature(z[:20] * 1.2, labels[:20])
+    assert abs(np.log(best)) > 0.1
+    assert cautious_temperature(z[:20] * 1.2, labels[:20]) == 1.0  # 20 images do not show a factor of 1.2
+
+
+def test_the_refused_share_of_further_images_lies_within_its_interval() -> None:
+    """Scores are uniform, so a threshold refuses a share of its own value."""
+    rng = np.random.default_rng(0)
+    inside = {"so many": 0, "true share": 0}
+    low, high = threshold(tuple(rng.random(96))).among(300)
+    for _ in range(400):
+        limit = threshold(tuple(rng.random(96)))
+        refused = (rng.random(300) < limit.value).mean()
+        inside["so many"] += low <= refused <= high
+        inside["true share"] += limit.low <= refused <= limit.high
+    assert inside["so many"] / 400 >= 0.94
+    assert inside["true share"] / 400 < 0.93  # 300 images show the true share with an error
+    low, high = threshold(tuple(rng.random(96))).among(10**4)
+    assert (low, high) == pytest.approx(stats.beta.ppf([0.025, 0.975], 4, 93), abs=3e-3)

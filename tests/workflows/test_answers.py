@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,39 +190,97 @@ def test_choose_with_two_classes_one_image_or_no_time() -> None:
         ChooseOptions(minutes=0)
 
 
-def test_slow_methods_are_shortened_to_fit_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """24 images in batches of 8 for 50 epochs: 150 steps of (so they are told) one second."""
-    from dear.workflows import trying
+class Clock:
+    """A clock that only training steps move; `costs` are the seconds of a step of each method."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **costs: float) -> None:
+        from dear.workflows import trying
+
+        self.now, self.costs = 0.0, costs
+        monkeypatch.setattr(trying, "time", self)
+        monkeypatch.setattr(trying, "_time_of_step", lambda method, trials: costs[method.name])
+        taught = Trials.teach
+
+        def teach(trials: Trials, method: Any, rows: torch.Tensor, place: Any = None) -> None:
+            taught(trials, method, rows, place)
+            self.now += costs[method.name] * trials.recipe.epochs * math.ceil(len(rows) / trials.recipe.batch)
+
+        monkeypatch.setattr(Trials, "teach", teach)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def towers(**epochs: int) -> list[Any]:
+    """Methods to be tried on 24 images of four classes in batches of 8, in three parts."""
+    from dear.workflows.trying import Attempt
     from dear.workflows.verdict import Candidate
 
-    monkeypatch.setattr(trying, "_time_of_step", lambda method, trials: 1.0)
-    images, settings = (
-        Colors(classes=4, each=6),
-        AdaptOptions(backbone=CLIP, recipe={"epochs": 50, "batch": 8}),
-    )
-    method, recipe, _ = candidate("coop", images, CLIP, settings)
+    images, found = Colors(classes=4, each=6), []
+    for name, number in epochs.items():
+        settings = AdaptOptions(backbone=CLIP, recipe={"epochs": number, "batch": 8})
+        method, recipe, _ = candidate(name, images, CLIP, settings)
+        found.append(Attempt(method, Trials(images, recipe), Candidate(name, method.title), 3))
+    return found
 
-    def tried(seconds: float) -> Candidate:
-        return trying.try_in_time(method, Trials(images, recipe), Candidate("coop", "CoOp"), 3, seconds)
 
-    short = tried(60.0)  # one part costs 100 steps, two turns 75: a third of the epochs fits
+def test_slow_methods_are_shortened_to_fit_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """50 epochs of 3 steps of one second: a part costs 100 s, the two turns 75 s."""
+    from dear.workflows.trying import try_together
+
+    clock = Clock(monkeypatch, coop=1.0)
+
+    def tried(seconds: float) -> Any:
+        one = towers(coop=50)
+        try_together(one, clock.now + seconds)
+        return one[0].result()
+
+    short = tried(60.0)  # a third of the epochs fits
     assert short.effort == "1 of 3 parts, 51 of 150 steps"
     assert short.shortened
     assert short.seconds == 150
     assert len(short.trained.rows) == 8
     assert len(short.new.rows) == 24
+    full = tried(450.0)  # one part and the turns, then the other parts
+    assert full.effort == "3 of 3 parts, 150 of 150 steps"
+    assert len(full.trained.rows) == 24
     assert tried(10.0).skipped == "needs about 3 min more"
     assert tried(-1.0).skipped == "no time was left"
 
 
+def test_methods_share_the_time_and_one_that_needs_far_longer_comes_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dear.workflows.trying import try_together
+
+    clock = Clock(monkeypatch, coop=1.0, kgcoop=2.0, vpt=10.0)  # they need 70, 140 and 700 s
+    both = towers(vpt=20, coop=20, kgcoop=20)
+    try_together(both, clock.now + 112)
+    long, *others = (one.result() for one in both)
+    assert [one.effort for one in others] == ["1 of 3 parts, 30 of 60 steps"] * 2  # shortened alike
+    assert long.skipped == "needs about 12 min more"
+    start, both = clock.now, towers(vpt=20, coop=20, kgcoop=20)
+    try_together(both, clock.now + 900)
+    long, *others = (one.result() for one in both)
+    assert [one.effort for one in others] == ["3 of 3 parts, 60 of 60 steps"] * 2
+    assert long.effort == "1 of 3 parts, 36 of 60 steps"
+    assert clock.now - start < 1.1 * 900  # small trainings take whole steps
+
+
+def answered(right: torch.Tensor, rows: torch.Tensor | None = None) -> Any:
+    from dear.workflows.verdict import Answers
+
+    return Answers(right, torch.arange(len(right)) if rows is None else rows)
+
+
 def test_a_method_that_answered_for_some_images_is_compared_on_those() -> None:
-    from dear.workflows.verdict import Answers, Candidate, best_of
+    from dear.workflows.verdict import Candidate, best_of
 
     rows = torch.arange(90)
     easy = rows < 30  # the others are hard: half are wrong
-    probe = Answers(easy | (rows % 2 == 0), rows)  # 60 of 90
-    partly = Answers(torch.ones(30, dtype=torch.bool), rows[:30])  # 100 %, on easy images that all answer
-    bad = Answers(torch.zeros(30, dtype=torch.bool), rows[30:60])
+    probe = answered(easy | (rows % 2 == 0))  # 60 of 90
+    partly = answered(torch.ones(30, dtype=torch.bool), rows[:30])  # 100 %, on easy images that all answer
+    bad = answered(torch.zeros(30, dtype=torch.bool), rows[30:60])
     quick, slow, poor = (
         Candidate(name, name, trained=answers, seconds=s)
         for name, answers, s in (("quick", probe, 1), ("slow", partly, 60), ("poor", bad, 0.1))
@@ -228,21 +288,22 @@ def test_a_method_that_answered_for_some_images_is_compared_on_those() -> None:
     assert best_of([slow, quick, poor], "trained") == [quick, slow]
 
 
-def test_for_later_classes_the_method_that_also_knows_the_present_ones_is_named() -> None:
-    from dear.workflows.verdict import Answers, Candidate, recommend
+def test_inside_the_noise_the_method_that_did_best_elsewhere_is_named_and_the_sentence_says_so() -> None:
+    from dear.workflows.verdict import Candidate, recommend
 
     rows = torch.arange(96)
-
-    def answers(right: int) -> Answers:
-        return Answers(rows < right, rows)
-
-    probe = Candidate("probe", "Probe", trained=answers(94), seconds=1)
-    frozen = Candidate("frozen", "CLIP", trained=answers(50), new=answers(72), seconds=0.1)
-    tuned = Candidate("tuned", "DeAR", trained=answers(80), new=answers(71), seconds=60)  # one image less
-    worse = Candidate("worse", "CoOp", trained=answers(85), new=answers(60), seconds=60)
-    found = recommend([probe, frozen, tuned, worse], 1.0)
+    probe = Candidate("linear-probe", "Probe", trained=answered(rows < 84), seconds=1)
+    frozen = Candidate("zeroshot", "CLIP", trained=answered(rows < 50), new=answered(rows < 72), seconds=0.1)
+    tuned = Candidate("mmrl", "MMRL", trained=answered(rows < 82), new=answered(rows < 70), seconds=60)
+    found = recommend([probe, frozen, tuned], 1.0)
+    assert found.pick is found.pick_for_new is tuned
+    assert "do not tell it from Probe; on other datasets it was the best" in found.sentence
+    assert "Probe trains in 1 s and reaches 88" in found.sentence
+    worse = Candidate("mmrl", "MMRL", trained=answered(rows < 70), new=answered(rows < 50), seconds=60)
+    found = recommend([probe, frozen, worse], 1.0)  # beyond chance on either kind of classes
     assert found.pick is probe
-    assert found.pick_for_new is tuned
+    assert found.pick_for_new is frozen
+    assert "do not tell" not in found.sentence
 
 
 def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:

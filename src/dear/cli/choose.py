@@ -36,7 +36,7 @@ def choose(
     seed: Annotated[int, typer.Option("--seed", help="Of the draw of images, folds and training.")] = 1,
     folds: Annotated[int, typer.Option("--folds", help="Parts of the images held out in turn.")] = 3,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Time for everything; slow methods train with fewer steps.")
+        float, typer.Option("--minutes", help="Time for everything; slow methods take fewer steps or wait.")
     ] = 2.0,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Then train the recommended method on all images, into --out.")
@@ -52,7 +52,7 @@ def choose(
     """Compare methods on your own images by cross-validation, and recommend one.
 
     Each method answers for images it was not trained on, and for classes it was not trained on. Intervals
-    are 90 % sure; methods that chance cannot tell from the best are named together.
+    are 90 % sure; where chance explains the differences, the method that did best on other datasets is named.
 
     Examples:
 

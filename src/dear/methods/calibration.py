@@ -96,6 +96,22 @@ class Threshold(Strict, frozen=True):
     high: float
     images: int
 
+    def among(self, images: int, sure: float = 0.95) -> tuple[float, float]:
+        """The interval of the refused share of so many further images of trained classes.
+
+        It is wider than that of the true share: so many images show it with an error of their own.
+        """
+        from scipy.stats import betabinom
+
+        k = _rank(self.share, self.images)
+        ends = betabinom.ppf([(1 - sure) / 2, (1 + sure) / 2], images, k, self.images + 1 - k)
+        return float(ends[0] / images), float(ends[1] / images)
+
+
+def _rank(share: float, n: int) -> int:
+    """The threshold is the so many smallest of n scores."""
+    return max(1, math.floor(share * (n + 1) + 1e-9))
+
 
 def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) -> Threshold:
     """The threshold that refuses at most a share of the images of known classes.
@@ -121,7 +137,7 @@ def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) 
     n = len(ordered)
     if n == 0:
         raise UsageError("the calibration holds no scores, so no threshold can be read from it")
-    k = max(1, math.floor(share * (n + 1) + 1e-9))
+    k = _rank(share, n)
     low, high = (float(beta.ppf(q, k, n + 1 - k)) for q in ((1 - sure) / 2, (1 + sure) / 2))
     return Threshold(value=ordered[k - 1], share=share, low=low, high=high, images=n)
 

@@ -18,7 +18,7 @@ from dear.methods.calibration import (
     class_scales,
     confidence_score,
 )
-from dear.train.confidence import auroc, fit_bias, fit_temperature
+from dear.train.confidence import auroc, cautious_temperature, fit_bias, fit_temperature
 from dear.train.crossval import HeldOut, LeftOut, Trials, class_folds, held_out, left_out, some_left_out
 from dear.train.evaluate import calibration_error
 
@@ -118,14 +118,14 @@ def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, fold
 
 def _fit_mode(mode: str, held: HeldOut, left: list[LeftOut], open_classes: bool) -> ModeCalibration:
     logits, labels = held.logits[mode], held.labels
-    temperature = fit_temperature(logits, labels)
+    temperature = cautious_temperature(logits, labels)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
     own = ModeCalibration(temperature=temperature, new_temperature=temperature, joint_temperature=temperature)
     score, separation = "logit", None
     if left:
         in_turns = _temperature([turn.of_trained() for turn in left], mode) or temperature
         if open_classes:
-            own = _common_scale(mode, own, in_turns, left)
+            own = _common_scale(mode, own, fit_temperature(logits, labels), in_turns, left)
         found = {kind: _separation(mode, in_turns, left, kind) for kind in ("logit", "probability")}
         score = max(found, key=found.__getitem__)
         separation = found[score]
@@ -145,11 +145,14 @@ def _error(logits: Tensor, labels: Tensor) -> float:
     return min(1.0, calibration_error(best.values, best.indices == labels))
 
 
-def _common_scale(mode: str, own: ModeCalibration, in_turns: float, left: list[LeftOut]) -> ModeCalibration:
+def _common_scale(
+    mode: str, own: ModeCalibration, fitted: float, in_turns: float, left: list[LeftOut]
+) -> ModeCalibration:
     """The scale of new classes: their temperature, and what brings them to one scale with trained ones.
 
     The methods of the turns learned from fewer images and classes than the one to be calibrated, so what they
-    say is taken relative to `in_turns`, their own temperature for trained classes.
+    say is taken relative to `in_turns`, their own temperature for trained classes, where `fitted` is the one
+    of methods that learned from all classes.
 
     Beside trained classes they keep the temperature of those and get one summand, chosen on classes that were
     left out, where balanced accuracy is higher with it by more than two standard errors: with few classes the
@@ -163,7 +166,7 @@ def _common_scale(mode: str, own: ModeCalibration, in_turns: float, left: list[L
     helps = float(gain.sum()) > 2 * float(gain.square().sum().sqrt())
     return msgspec.structs.replace(
         own,
-        new_temperature=new_in_turns * own.temperature / in_turns,
+        new_temperature=new_in_turns * fitted / in_turns,
         joint_temperature=own.temperature,
         new_bias=other.new_bias if helps else 0.0,
     )

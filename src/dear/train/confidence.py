@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 RANGE = (0.02, 50.0)  #: temperatures that are searched
+CAUTION = 1.5  #: standard errors by which a temperature stays nearer to 1 than the best one
 
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -61,6 +63,30 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     grid = [low * (high / low) ** (i / 40) for i in range(41)]
     best = min(range(41), key=lambda i: at(grid[i]))
     return 1 / smallest(at, grid[max(0, best - 1)], grid[min(40, best + 1)])
+
+
+def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> float:
+    """Standard error of log T that was fitted on so many images (the robust, "sandwich" estimate).
+
+    With scaled logits s = z / T and probabilities p, an image pulls at log T by s_y - sum p s, and the
+    likelihood is curved by the variance of s under p.
+    """
+    scaled = logits.double() / temperature
+    p = scaled.softmax(dim=-1)
+    mean = (p * scaled).sum(dim=-1)
+    pull = scaled.gather(1, labels[:, None])[:, 0] - mean
+    curve = float((p * (scaled - mean[:, None]).square()).sum(dim=-1).mean())
+    return math.inf if curve <= 0 else float(pull.square().mean().sqrt()) / curve / math.sqrt(len(labels))
+
+
+def cautious_temperature(logits: Tensor, labels: Tensor, errors: float = CAUTION) -> float:
+    """The temperature nearest to 1 within so many standard errors of the best one, on a log scale.
+
+    A method that is calibrated already is thus left alone, unless enough images say otherwise.
+    """
+    best = math.log(fit_temperature(logits, labels))
+    spread = errors * temperature_error(logits, labels, math.exp(best))
+    return math.exp(math.copysign(max(0.0, abs(best) - spread), best))
 
 
 def fit_bias(logits: Tensor, new: Tensor, labels: Tensor, span: float = 50.0) -> float:

@@ -200,10 +200,10 @@ def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
     return joined(found) if found else None
 
 
-def held_parts(method: Method, trials: Trials, folds: int) -> Iterator[HeldOut]:
-    """What `held_out` joins, part by part."""
+def held_parts(method: Method, trials: Trials, folds: int, start: int = 0) -> Iterator[HeldOut]:
+    """What `held_out` joins, part by part, from the part `start` on."""
     images, seed = trials.images, trials.recipe.seed
-    for part in image_folds(images.labels, folds, seed):
+    for part in image_folds(images.labels, folds, seed)[start:]:
         other = fresh(method, method.classes, None, seed)
         trials.teach(other, others(len(images), part))
         yield HeldOut(trials.answers(other, part), images.labels[part], part)

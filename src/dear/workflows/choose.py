@@ -23,7 +23,7 @@ from dear.workflows.balance import balanced_rows, enough_steps
 from dear.workflows.options import AdaptOptions, PathLike
 from dear.workflows.plan import plan_adaptation, preset_of
 from dear.workflows.roles import roles_for
-from dear.workflows.trying import try_in_time, try_quickly
+from dear.workflows.trying import Attempt, try_all
 from dear.workflows.verdict import Candidate, Choice, recommend
 
 METHODS = (
@@ -35,6 +35,7 @@ METHODS = (
     "proker",
     "clip-lora",
     "dear",
+    "mmrl",
 )
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
 FOLDS = 3
@@ -97,28 +98,17 @@ def choose(
             f"{images.name}: every class has a single image, so none can be held out to compare methods; "
             "add a second image to some classes"
         )
-    clip = first.method.clip
     features = frozen_features(first.method, images, first.recipe.precision, progress)
-    found: dict[str, Candidate] = {}
-    slow = [name for name in options.methods if not find_method(name).quick]
-    for name in [name for name in options.methods if name not in slow] + slow:
-        if progress is not None:
-            progress("methods", len(found), len(options.methods))
-        method, recipe, preset = candidate(name, images, clip, settings)
+    attempts = []
+    for name in options.methods:
+        method, recipe, preset = candidate(name, images, first.method.clip, settings)
         table = Stages.of_features(features) if method.reads_feature and not recipe.augment else None
         trials = Trials(images, recipe, table, balanced_rows if settings.balance else None)
         named = Candidate(name, method.title, preset, mode=method.modes[0], new_mode=method.modes[0])
-        left = deadline - time.monotonic()
-        if name in slow:
-            waiting = sum(other not in found for other in slow)  # they share what time is left
-            found[name] = try_in_time(method, trials, named, options.folds, left / waiting)
-        else:
-            found[name] = try_quickly(method, trials, named, options.folds, left)
-    if progress is not None:
-        progress("methods", len(options.methods), len(options.methods))
-    if all(one.trained is None for one in found.values()):
+        attempts.append(Attempt(method, trials, named, options.folds))
+    tried = try_all(attempts, deadline, progress)
+    if all(one.trained is None for one in tried):
         raise UsageError(f"no method could be tried in {options.minutes:g} minutes; allow more time")
-    tried = [found[name] for name in options.methods]
     return recommend(tried, time.monotonic() - began, _notes(images, options.folds, settings.seed, tried))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.methods.base import Method
 from dear.train.crossval import (
     HeldOut,
@@ -26,13 +27,17 @@ from dear.train.crossval import (
 )
 from dear.train.frozen import stages_of
 from dear.train.run import Paused
-from dear.workflows.verdict import Answers, Candidate
+from dear.workflows.verdict import Answers, Candidate, better
 
 LEAST_STEPS = 20  #: a training of fewer says nothing about a method
+PUT_OFF = 4.0  #: a method that needs so many times longer than the quickest waits until the others are done
+LEAST_SHARE = 1 / 3  #: of its steps that such a method must be able to take
 _PROBE = 4  # steps whose time is measured
+_PROBE_S = 2.0  # seconds after which fewer will do
 _VIEWS = 4  # random views per image, where the time allows
 _VIEWS_SHARE = 0.2  # of a method's time that computing views may take
-_SMALL_BATCH = 8  # of shortened trainings: more steps in the same time
+_NEARLY = 0.9  # of the time that a training needs: it is not shortened for the rest
+_LOST = 0.02  # chance that a method which lost so clearly is as good: it gets no further time
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,12 @@ class Pace:
     Attributes:
         step_s: seconds of a step.
         steps: of one training on all images.
-        batch: images of a step.
         folds: parts of which one is held out.
         turns: halves of the classes that are left out in turn; each costs a quarter of a training.
     """
 
     step_s: float
     steps: int
-    batch: int
     folds: int
     turns: int
 
@@ -63,102 +66,195 @@ class Pace:
         """Seconds of the trainings without some classes."""
         return 0.25 * self.turns * self.step_s * self.steps
 
+    @property
+    def needs(self) -> float:
+        """Seconds of both: what it takes to try a method in full."""
+        return self.part_s + self.turns_s
+
     def share(self, seconds: float) -> float:
         """Share of its steps that each training may take so that one part and the turns fit; at most 1."""
-        return min(1.0, seconds / max(1e-9, self.part_s + self.turns_s))
+        share = seconds / max(1e-9, self.needs)
+        return 1.0 if share >= _NEARLY else share
 
 
-def try_quickly(method: Method, trials: Trials, named: Candidate, folds: int, seconds: float) -> Candidate:
-    """Cross-validate a method whose trainings take a moment: every part, every turn."""
-    began, learns = time.monotonic(), any(p.requires_grad for p in method.parameters())
-    trials, missing = _with_stages(method, trials, seconds)
-    if missing:
-        return replace(named, skipped=_needs(missing))
-    held = held_out(method, trials, folds)
-    assert held is not None  # checked before any method is tried
-    seconds = (time.monotonic() - began) / (folds - 1)
-    new = _on_new(method, list(left_out(method, trials))) if method.open_classes else None
-    return replace(
-        named,
-        trained=_answers(held.logits[named.mode], held.labels, held.rows),
-        new=new,
-        seconds=seconds,
-        effort=f"{folds} of {folds} parts" + (f", {_steps(trials)} steps" if learns else ""),
-    )
+class Attempt:
+    """A method that is tried within a time that it shares with others.
 
+    One whose trainings take a moment holds out every part, and the classes in turn (`quickly`). One that
+    trains inside the towers goes step by step: the frozen stage of a few random views is computed once for
+    all trainings, and a few steps are timed (`prepare`). One part of the images is held out, and the classes
+    in turn; every training is shortened where these would not fit (`first`). Further parts follow (`more`).
 
-def try_in_time(method: Method, trials: Trials, named: Candidate, folds: int, seconds: float) -> Candidate:
-    """Cross-validate a method that trains inside the towers, as well as `seconds` allow.
-
-    The frozen stage of a few random views is computed once for all trainings. Then a few steps are timed.
-    One part of the images is held out, and the classes in turn; every training is shortened where these
-    would not fit; further parts follow while there is time.
+    Args:
+        method: untrained.
+        trials: on what and how it is trained.
+        named: its name in the table.
+        folds: parts of the images.
     """
-    limit = time.monotonic() + seconds
-    if seconds <= 0:
-        return replace(named, skipped="no time was left")
-    trials, missing = _with_stages(method, trials, seconds)
-    if missing:
-        return replace(named, skipped=_needs(missing))
-    turns = len(class_folds(len(method.classes), trials.recipe.seed)) if method.open_classes else 0
-    full = paced(method, trials, folds, turns)
-    trials, pace, left = _fitted(method, trials, full, limit)
-    if pace.steps < LEAST_STEPS <= full.steps:
-        return replace(named, skipped=_needs(full.part_s + full.turns_s - left))
-    last = limit + seconds  # other programs may slow the machine down: then what is there must do
-    trials = replace(trials, stop=lambda: time.monotonic() > last)
-    held: list[HeldOut] = []
-    turned: list[LeftOut] = []
-    try:
-        before, parts = time.monotonic(), held_parts(method, trials, folds)
-        held.append(next(parts))
-        each = time.monotonic() - before
-        if turns:
-            turned.extend(left_out(method, trials))
-        while pace.steps == full.steps and len(held) < folds and time.monotonic() + each < limit:
-            held.append(next(parts))
-    except Paused:
-        if time.monotonic() <= last:
-            raise
-        if not held:
-            return replace(named, skipped="did not fit into the time")
-    every = joined(held)
-    short = pace.steps * trials.recipe.batch < full.steps * full.batch
-    effort = f"{len(held)} of {folds} parts, {pace.steps} of {full.steps} steps"
-    return replace(
-        named,
-        trained=_answers(every.logits[named.mode], every.labels, every.rows),
-        new=_on_new(method, turned),
-        seconds=full.step_s * full.steps,
-        effort=effort + (f" of {pace.batch} images" if pace.batch < full.batch else ""),
-        shortened=short,
-    )
+
+    def __init__(self, method: Method, trials: Trials, named: Candidate, folds: int) -> None:
+        self.method, self.trials, self.named, self.folds = method, trials, named, folds
+        self.skipped: str | None = None
+        self.full = self.pace = Pace(0.0, 0, folds, 0)
+        self._held: list[HeldOut] = []
+        self._turned: list[LeftOut] = []
+        self._each = 0.0
+        self._quick: Candidate | None = None
+
+    def quickly(self, seconds: float) -> None:
+        """Hold out every part and the classes in turn; skipped where a view of the images takes too long."""
+        began, method = time.monotonic(), self.method
+        trials, missing = _with_stages(method, self.trials, seconds)
+        if missing:
+            self.skipped = _needs(missing)
+            return
+        held = held_out(method, trials, self.folds)
+        assert held is not None  # checked before any method is tried
+        seconds = (time.monotonic() - began) / (self.folds - 1)
+        learns = any(p.requires_grad for p in method.parameters())
+        self._quick = replace(
+            self.named,
+            trained=_answers(held.logits[self.named.mode], held.labels, held.rows),
+            new=_on_new(method, list(left_out(method, trials))) if method.open_classes else None,
+            seconds=seconds,
+            effort=f"{self.folds} of {self.folds} parts" + (f", {_steps(trials)} steps" if learns else ""),
+        )
+
+    def prepare(self, seconds: float) -> None:
+        """Compute views and time a few steps, within some seconds."""
+        if seconds <= 0:
+            self.skipped = "no time was left"
+            return
+        self.trials, missing = _with_stages(self.method, self.trials, seconds)
+        if missing:
+            self.skipped = _needs(missing)
+            return
+        turns = len(class_folds(len(self.method.classes), self.trials.recipe.seed))
+        self.full = self.pace = paced(
+            self.method, self.trials, self.folds, turns if self.method.open_classes else 0
+        )
+
+    def first(self, seconds: float, least: float = 0.0) -> None:
+        """Hold out one part and the classes in turn; skipped where less than a share of the steps fits."""
+        share = self.full.share(max(0.0, seconds))
+        recipe = self.trials.recipe
+        if share < 1:
+            recipe = replace(recipe, warmup_epochs=0, epochs=math.floor(recipe.epochs * share))
+        steps = recipe.epochs * math.ceil(len(self.trials.images) / recipe.batch)
+        if share < least or steps < LEAST_STEPS <= self.full.steps:
+            self.skipped = _needs(self.full.needs - seconds)
+            return
+        self.trials, self.pace = replace(self.trials, recipe=recipe), replace(self.full, steps=steps)
+        last = time.monotonic() + 2 * seconds  # others may slow the machine down: then what is there must do
+        trials = replace(self.trials, stop=lambda: time.monotonic() > last)
+        try:
+            before = time.monotonic()
+            self._held.append(next(held_parts(self.method, trials, self.folds)))
+            self._each = time.monotonic() - before
+            if self.full.turns:
+                self._turned.extend(left_out(self.method, trials))
+        except Paused:
+            if time.monotonic() <= last:
+                raise
+            if not self._held:
+                self.skipped = "did not fit into the time"
+
+    def more(self, deadline: float) -> None:
+        """Hold out one more part, where it fits; shortened trainings get none."""
+        done = len(self._held)
+        if not 0 < done < self.folds or self.shortened or time.monotonic() + self._each > deadline:
+            return
+        self._held.append(next(held_parts(self.method, self.trials, self.folds, start=done)))
+
+    @property
+    def shortened(self) -> bool:
+        """Whether its trainings have fewer steps than usual."""
+        return self.pace.steps < self.full.steps
+
+    def result(self) -> Candidate:
+        """What was found so far."""
+        if self.skipped is not None:
+            return replace(self.named, skipped=self.skipped)
+        if self._quick is not None:
+            return self._quick
+        every, pace, full = joined(self._held), self.pace, self.full
+        return replace(
+            self.named,
+            trained=_answers(every.logits[self.named.mode], every.labels, every.rows),
+            new=_on_new(self.method, self._turned),
+            seconds=full.step_s * full.steps,
+            effort=f"{len(self._held)} of {self.folds} parts, {pace.steps} of {full.steps} steps",
+            shortened=self.shortened,
+        )
+
+
+def try_all(
+    attempts: Sequence[Attempt], deadline: float, progress: Progress | None = None
+) -> list[Candidate]:
+    """Try methods until a time (of `time.monotonic`): those first whose trainings take a moment."""
+    done = 0
+
+    def tried() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress("methods", done, len(attempts))
+
+    if progress is not None:
+        progress("methods", 0, len(attempts))
+    quick = [one for one in attempts if one.method.quick]
+    for one in quick:
+        one.quickly(deadline - time.monotonic())
+        tried()
+    slow = [one for one in attempts if not one.method.quick]
+    try_together(slow, deadline, [one.result() for one in quick], tried)
+    return [one.result() for one in attempts]
+
+
+def try_together(
+    towers: Sequence[Attempt],
+    deadline: float,
+    rivals: Sequence[Candidate] = (),
+    tried: Callable[[], None] = lambda: None,
+) -> None:
+    """Try methods that train inside the towers until a time (of `time.monotonic`).
+
+    All that need about as long are shortened alike where they do not fit; what is left goes to further parts
+    of those that have not lost to any rival. Methods that need far longer come last, if they can take a good
+    share of their steps. `tried` is called after each.
+    """
+    for place, one in enumerate(towers):
+        one.prepare((deadline - time.monotonic()) / (len(towers) - place))
+        if one.skipped is not None:
+            tried()
+    ready = [one for one in towers if one.skipped is None]
+    quickest = min((one.full.needs for one in ready), default=0.0)
+    group = [one for one in ready if one.full.needs <= PUT_OFF * quickest]
+    for place, one in enumerate(group):
+        rest = sum(other.full.needs for other in group[place:])
+        one.first((deadline - time.monotonic()) * one.full.needs / max(1e-9, rest))
+        tried()
+    for one in [one for _ in range(1, max((one.folds for one in group), default=1)) for one in group]:
+        found = [other.result() for other in group if other is not one]
+        if one.skipped is None and not _lost(one.result(), [*rivals, *found]):
+            one.more(deadline)
+    for one in ready:
+        if one not in group:
+            one.first(deadline - time.monotonic(), LEAST_SHARE)
+            tried()
+
+
+def _lost(one: Candidate, rivals: Sequence[Candidate]) -> bool:
+    """Whether some rival is clearly better on the images of both."""
+    own = one.trained
+    assert own is not None
+    answers = [other.trained for other in rivals if other.trained is not None]
+    return any(better(rival.on(own.rows), own.on(rival.rows), _LOST) for rival in answers)
 
 
 def paced(method: Method, trials: Trials, folds: int, turns: int) -> Pace:
     """Time a few training steps of a copy of the method."""
-    recipe, steps = trials.recipe, _steps(trials)
-    return Pace(_time_of_step(method, trials), steps, recipe.batch, folds, turns)
-
-
-def _fitted(method: Method, trials: Trials, full: Pace, limit: float) -> tuple[Trials, Pace, float]:
-    """The trials, shortened where they would not fit; how long they take, and how much time there is.
-
-    Much shorter trainings take smaller batches: what counts then is the number of updates.
-    """
-    left = limit - time.monotonic()
-    share = full.share(left)
-    if share == 1:
-        return trials, full, left
-    recipe, pace = replace(trials.recipe, warmup_epochs=0), full
-    if share < 0.5 and recipe.batch > _SMALL_BATCH:
-        recipe = replace(recipe, batch=_SMALL_BATCH)
-        pace = paced(method, replace(trials, recipe=recipe), full.folds, full.turns)
-        left = limit - time.monotonic()
-        share = pace.share(left)
-    recipe = replace(recipe, epochs=min(recipe.epochs, math.floor(recipe.epochs * share)))
-    trials = replace(trials, recipe=recipe)
-    return trials, replace(pace, steps=_steps(trials)), left
+    return Pace(_time_of_step(method, trials), _steps(trials), folds, turns)
 
 
 def _needs(seconds: float) -> str:
@@ -188,12 +284,12 @@ def _time_of_step(method: Method, trials: Trials) -> float:
     probe = replace(
         trials,
         progress=lambda step, steps: times.append(time.monotonic()),
-        stop=lambda: len(times) > _PROBE,
+        stop=lambda: len(times) > (1 if times and times[-1] - times[0] > _PROBE_S else _PROBE),
     )
     try:
         probe.teach(fresh(method, method.classes, None, trials.recipe.seed), torch.arange(len(trials.images)))
     except Paused:
-        if len(times) <= _PROBE:
+        if not times:
             raise
     return statistics.median([b - a for a, b in pairwise(times)] or [0.0])
 

@@ -26,7 +26,7 @@ class Rejection:
     Attributes:
         auroc: how often an image of a known class scores above one of no class.
         refused: share of images of known classes that are answered with "none of these".
-        refused_low: lower end of the share that the run promised, 95 % sure.
+        refused_low: lower end of the share that the run promised for as many images, 95 % sure.
         refused_high: its upper end.
         false_acceptance: share of images of no class that are answered with a class.
         false_low: lower end of its interval, 90 % sure.
@@ -102,11 +102,12 @@ def evaluate_unknown(
     inside = (known.scores or {})[mode]
     accepted = int((outside >= limit.value).sum())
     low, high = share_interval(accepted, len(outside))
+    promised = limit.among(len(inside))
     return Rejection(
         auroc=auroc(inside, outside),
         refused=float((inside < limit.value).double().mean()),
-        refused_low=limit.low,
-        refused_high=limit.high,
+        refused_low=promised[0],
+        refused_high=promised[1],
         false_acceptance=accepted / len(outside),
         false_low=low,
         false_high=high,
