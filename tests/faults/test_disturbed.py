@@ -26,7 +26,7 @@ from dear.errors import DearError, InputError, OutOfMemory
 from dear.heads.corpus.build import Phrase
 from dear.heads.corpus.load import Corpus
 from dear.heads.discover import discover_roles
-from dear.heads.resume import resume_path
+from dear.heads.moments import resume_path
 from dear.methods import DeAR, ZeroShot
 from dear.train import Recipe, evaluate, load_run, train
 from dear.workflows.predict import probabilities

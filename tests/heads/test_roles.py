@@ -9,10 +9,9 @@ import pytest
 
 from dear.clip.config import ClipConfig
 from dear.errors import DearError, RoleError
-from dear.heads.entropy import concept_entropy, concept_shares
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap, known_roles, read_roles
-from dear.heads.rules import Measured, assign, dominant, quantile, rerule
+from dear.heads.rules import Measured, assign, concept_entropy, concept_shares, dominant, quantile, rerule
 
 PRINT = "sha256:" + "ab" * 32
 

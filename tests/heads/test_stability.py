@@ -12,8 +12,7 @@ from dear.errors import RoleError
 from dear.heads.corpus import Corpus
 from dear.heads.corpus.load import Phrase
 from dear.heads.discover import discover_roles
-from dear.heads.moments import Moments
-from dear.heads.resume import Kept
+from dear.heads.moments import Kept, Moments
 from dear.heads.roles import Role, RoleMap
 from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure, warnings_about
 

@@ -13,7 +13,7 @@ from dear.clip import Record
 from dear.errors import UsageError
 from dear.methods import Purify, ZeroShot
 from dear.methods.mmd import FACTORS, kernels, mmd
-from dear.report.head_figures import gates_figure
+from dear.report.figures import gates_figure
 from dear.train import Recipe, load_run, train
 
 NAMES = ("red", "green", "blue")

@@ -21,7 +21,7 @@ from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 from dear.serve.store import AdapterStore
 from dear.train import Recipe, train
-from dear.workflows.retrieve_heads import retrieve_by_heads
+from dear.workflows.retrieve import retrieve_by_heads
 
 CORRECTED = {
     "dear-1": ("dear", 1),

@@ -18,7 +18,7 @@ from dear.errors import InputError, UsageError
 from dear.serve.app import make_app
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
-from dear.studio.remote import ask_service, check_service
+from dear.studio.classify import ask_service, check_service
 from dear.train.folder import load_run
 from dear.workflows.predict import probabilities
 

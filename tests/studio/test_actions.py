@@ -26,7 +26,7 @@ from dear.studio.classify import (
     verdicts_html,
     which_to_trust,
 )
-from dear.studio.compare_runs import FROZEN, compare_models, model_names
+from dear.studio.compare import FROZEN, compare_models, model_names
 from dear.studio.desk import Stopped, open_desk
 from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
 from dear.studio.search import Search

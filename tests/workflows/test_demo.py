@@ -10,7 +10,7 @@ import pytest
 from dear.report.demo_facts import DemoFacts
 from dear.report.demo_page import TERMS
 from dear.workflows import demo as module
-from dear.workflows.demo_size import Size
+from dear.workflows.demo_parts import Size
 
 TINY = Size(("textures",), 1, 1, 3, role_images=150, known_images=60, per_group=2)
 

@@ -76,7 +76,7 @@ def retrieve(
         clip = None if by == "features" else _searched(run, backbone, roles, device_named(device), by)
         notice = None
         if clip is not None:
-            from dear.workflows.retrieve_heads import retrieve_by_heads
+            from dear.workflows.retrieve import retrieve_by_heads
 
             near = retrieve_by_heads(
                 clip,
@@ -127,7 +127,7 @@ def _searched(
     """The backbone to search by heads; None: its role map has no such heads, so a run's features are used."""
     from dear.clip.factory import load
     from dear.train import load_run
-    from dear.workflows.retrieve_heads import head_map_of
+    from dear.workflows.retrieve import head_map_of
 
     clip = load(str(backbone), device=device) if run is None else load_run(str(run), backbone, device).clip
     if by == "heads" or run is None or head_map_of(clip, roles) is not None:

@@ -80,7 +80,7 @@ def discover(
     from dear.data import open_data
     from dear.heads.discover import discover_roles
     from dear.heads.embed import DEFAULT
-    from dear.heads.resume import resume_path
+    from dear.heads.moments import resume_path
     from dear.heads.roles import TABLE2, read_roles
 
     if rule == TABLE2:

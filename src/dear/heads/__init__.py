@@ -5,10 +5,9 @@ from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagg
 from dear.heads.contributions import Contributions, decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, Phrase, load_corpus
 from dear.heads.discover import discover_roles
-from dear.heads.entropy import concept_entropy, concept_shares
 from dear.heads.moments import Moments, moments
 from dear.heads.roles import Role, RoleMap
-from dear.heads.rules import dominant, quantile, rerule
+from dear.heads.rules import concept_entropy, concept_shares, dominant, quantile, rerule
 from dear.heads.textspan import Spans, textspan, textspan_moments
 
 __all__ = [

@@ -25,10 +25,9 @@ from dear.heads.concepts import (
 from dear.heads.contributions import check_layers, head_maps
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.embed import DEFAULT, Embedder, sentence_embedder, unit
-from dear.heads.moments import Moments, moments
+from dear.heads.moments import EVERY, Kept, Moments, NamedImages, moments
 from dear.heads.names import CORE, PROTOTYPES
 from dear.heads.pooled import LinearShare
-from dear.heads.resume import EVERY, Kept, NamedImages
 from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import Measured, assign
 from dear.heads.stability import REPLICATES, BlockMoments, bootstrap

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dear.errors import RoleError, UsageError
-from dear.heads.entropy import concept_entropy, concept_shares
 from dear.heads.names import CONCEPTS, CORE, GENERAL
 from dear.heads.roles import Role, RoleMap
 
@@ -241,3 +242,29 @@ def from_layer(roles: RoleMap, first: int) -> RoleMap:
         for head in range(roles.heads)
     }
     return replace(roles, table=table, parameters={**roles.parameters, "from": first})
+
+
+def concept_shares(concepts: Iterable[str]) -> dict[str, float]:
+    """Share of a head's phrases in each concept, largest first, ties by first appearance (eq. 3).
+
+    Args:
+        concepts: the concept of each phrase of the head.
+
+    >>> concept_shares(["Color", "Color", "Shape", "Color"])
+    {'Color': 0.75, 'Shape': 0.25}
+    """
+    counts = Counter(concepts)
+    total = sum(counts.values())
+    ordered = sorted(counts.items(), key=lambda item: -item[1])  # stable: ties stay in order
+    return {concept: count / total for concept, count in ordered}
+
+
+def concept_entropy(shares: Mapping[str, float]) -> float:
+    """Entropy of a head's shares in bits: 0 when all phrases lie in one concept (eq. 4).
+
+    >>> concept_entropy({"Color": 1.0})
+    0.0
+    >>> concept_entropy({"Color": 0.25, "Shape": 0.25, "Object": 0.25, "Text": 0.25})
+    2.0
+    """
+    return sum(-share * math.log2(share) for share in shares.values() if share > 0) + 0.0

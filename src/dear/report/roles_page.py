@@ -12,7 +12,7 @@ from markupsafe import Markup
 from dear._io.files import write_atomic
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
-from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
+from dear.report.figures import layer_effects_figure, phrase_plane_figure
 from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, role_title
 from dear.report.page import Table, render
 from dear.report.roles_facts import Evidence, map_quality

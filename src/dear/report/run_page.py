@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dear._io.files import write_atomic
 from dear.report import figures
-from dear.report.head_figures import gates_figure
+from dear.report.figures import gates_figure
 from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.report.run_facts import Compared, RunFacts
 

@@ -21,10 +21,10 @@ import gradio as gr
 
 from dear.errors import UsageError
 from dear.report.page import asset, render
-from dear.studio import tabs_audit, tabs_look, tabs_work
+from dear.studio import tabs_look, tabs_work
+from dear.studio.classify import check_service
 from dear.studio.desk import Desk, open_desk
 from dear.studio.parts import Samples
-from dear.studio.remote import check_service
 from dear.studio.training import Trainer
 
 # The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
@@ -93,7 +93,7 @@ def build(desk: Desk, trainer: Trainer | None = None) -> Any:
             with gr.Tab("Retrieve", id="retrieve"):
                 retrieve = tabs_look.retrieve_tab(desk, samples, version)
             with gr.Tab("Audit", id="audit"):
-                audited = tabs_audit.audit_tab(desk)
+                audited = tabs_look.audit_tab(desk)
             with gr.Tab("Train", id="train"):
                 trained = tabs_work.train_tab(desk, trainer or Trainer(desk), page)
             with gr.Tab("Compare", id="compare"):

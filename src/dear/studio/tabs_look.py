@@ -1,4 +1,4 @@
-"""The tabs Heads, Classify and Retrieve; each returns the components that change with the model."""
+"""The tabs Heads, Classify, Retrieve and Audit; each returns the components that change with the model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dear.heads.names import CORE
 from dear.report import figures
 from dear.studio import classify as asking
 from dear.studio import heads as watching
+from dear.studio.audit import CHOICES, Auditor, answers_html, audit_html
 from dear.studio.desk import Desk, gallery_html
 from dear.studio.parts import Samples, Work, answered, gallery_look, plot_look, visitor_of
 from dear.studio.search import Search
@@ -35,6 +36,10 @@ element.addEventListener('keydown', (event) => {
   if (next) { next.focus(); event.preventDefault(); }
 });
 """
+_HINT = "<p>Choose images; the answers appear here.</p>"
+_AUDIT_HINT = (
+    "<p>Choose a concept; what goes with the labels, and what the model makes of it, appears here.</p>"
+)
 
 
 @dataclass(frozen=True)
@@ -224,9 +229,6 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     return Refreshed([parts.names, parts.template, parts.example, *outputs], values)
 
 
-_HINT = "<p>Choose images; the answers appear here.</p>"
-
-
 @dataclass(frozen=True)
 class _RetrieveParts:
     """Components of the tab Retrieve: inputs, the button, and outputs."""
@@ -315,3 +317,64 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
 
 def _attributes(desk: Desk) -> list[str]:
     return list(desk.roles.core) if desk.roles is not None else list(CORE)
+
+
+def audit_tab(desk: Desk) -> Refreshed:
+    """Build the tab: the evidence about one concept, and answers without it."""
+    auditor, work, comparing = Auditor(desk), Work(), Work()
+    with gr.Row(elem_id="audit-grid"):  # on narrow screens the evidence comes before the own images
+        with gr.Column(min_width=280):
+            concept = gr.Dropdown(
+                list(CHOICES),
+                value="Location",
+                allow_custom_value=True,
+                label='Concept, or your own: "background: lab bench, outdoors"',
+                elem_id="audit-concept",
+            )
+            data = gr.Textbox(
+                label="Training images: a folder, a table or world:NAME; empty: the images on the desk",
+                elem_id="audit-data",
+            )
+            with gr.Row():
+                go = gr.Button("Audit", variant="primary", elem_id="audit-go")
+                work.button("audit")
+        with gr.Column(min_width=300, elem_id="audit-evidence"):
+            found = gr.HTML(_AUDIT_HINT, elem_id="audit-found", elem_classes=["dear-room"])
+        with gr.Column(min_width=280):
+            files = gr.File(label="Your own images", file_count="multiple", elem_id="audit-files")
+            without = gr.Checkbox(label="Answer them without the concept, too", elem_id="audit-without")
+            own = gr.HTML(elem_id="audit-answers")
+
+    def run(
+        name: str,
+        where: str,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        tell = work.tell(progress, visitor_of(request))
+        return [audit_html(auditor.find(name, where or "", tell))]
+
+    def compare(
+        paths: list[str] | None,
+        ticked: bool,
+        name: str,
+        where: str,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        if not paths:
+            return [""]
+        tell = comparing.tell(progress, visitor_of(request))
+        opened = asking.open_uploads(paths)
+        return [answers_html(name, auditor.answers(opened, name, where or "", tell, ticked), ticked)]
+
+    audit = answered(run, lambda problem: [problem])
+    go.click(audit, [concept, data], [found], show_progress_on=[found], api_name="audit")
+    gr.on(
+        [files.change, without.change, concept.change],
+        answered(compare, lambda problem: [problem]),
+        [files, without, concept, data],
+        [own],
+        show_progress_on=[own],
+    )
+    return Refreshed([found, own], lambda: [_AUDIT_HINT, ""])

@@ -15,7 +15,6 @@ from dear.errors import RunError, UsageError
 from dear.methods import list_methods
 from dear.report import figures
 from dear.studio import compare as comparing
-from dear.studio import compare_runs as comparing_runs
 from dear.studio.desk import Desk
 from dear.studio.parts import Work, answered, plot_look, spoken, visitor_of
 from dear.studio.tabs_look import Refreshed
@@ -164,7 +163,7 @@ def compare_tab(desk: Desk) -> Refreshed:
 def _compare_models(desk: Desk) -> Refreshed:
     work = Work()
     gr.Markdown("### Two models on the same images")
-    names = comparing_runs.model_names(desk)
+    names = comparing.model_names(desk)
     own: dict[str, Any] = {"allow_custom_value": desk.local, "min_width": 260}
     with gr.Row():
         where = ", or a run folder on this computer" if desk.local else ""
@@ -192,7 +191,7 @@ def _compare_models(desk: Desk) -> Refreshed:
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
         tell = work.tell(progress, visitor_of(request))
-        return [comparing_runs.compare_models(desk, one, two, images or "", tell)]
+        return [comparing.compare_models(desk, one, two, images or "", tell)]
 
     go.click(
         answered(run, lambda problem: [problem]),
@@ -203,7 +202,7 @@ def _compare_models(desk: Desk) -> Refreshed:
     )
 
     def values() -> list[Any]:
-        names = comparing_runs.model_names(desk)
+        names = comparing.model_names(desk)
         return [gr.update(choices=names), gr.update(choices=names, value=names[-1]), ""]
 
     return Refreshed([first, second, answer], values)

@@ -13,10 +13,15 @@ from dear._io.files import write_json
 from dear.clip.factory import load
 from dear.heads.roles import RoleMap
 from dear.report.demo_facts import DemoFacts, RetrievalFacts, ShortcutFacts, TaskFacts, TruthRow
-from dear.workflows.demo_attributes import known_images, retrieval_facts, truth_rows
-from dear.workflows.demo_shortcut import shortcut_facts
-from dear.workflows.demo_size import QUICK, Size
-from dear.workflows.demo_task import adapt_task
+from dear.workflows.demo_parts import (
+    QUICK,
+    Size,
+    adapt_task,
+    known_images,
+    retrieval_facts,
+    shortcut_facts,
+    truth_rows,
+)
 from dear.world.measure import mini_roles
 
 Tell = Callable[[str], None]
