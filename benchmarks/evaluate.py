@@ -14,7 +14,7 @@ import torch
 from measure.clock import medians
 
 import dear
-from dear.clip.images import normalize
+from dear._io.image_file import normalize
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import in_precision

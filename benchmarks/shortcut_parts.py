@@ -11,8 +11,8 @@ from torch import Tensor
 
 import dear
 from dear import world
+from dear._io.image_file import normalize
 from dear.clip.factory import EMBEDDED
-from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data import few_shot
 from dear.heads.ablate import Collected, collect

@@ -30,9 +30,8 @@ from measure.http_load import server
 from measure.serving import jpegs
 
 import dear
-from dear._io.image_file import open_image, resize_crop
+from dear._io.image_file import normalize, open_image, resize_crop
 from dear.clip.correction import Correction
-from dear.clip.images import normalize
 from dear.train.folder import load_run
 from dear.workflows.speed import add_rows, machine
 

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from dear._io.image_file import open_image, resize_crop
-from dear.clip.images import normalize
+from dear._io.image_file import normalize, open_image, resize_crop
 from dear.clip.model import Clip
 
 

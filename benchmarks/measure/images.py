@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.clip.images import augment_image, normalize
+from dear._io.image_file import normalize
+from dear.clip.images import augment_image
 from dear.clip.model import Clip
 from dear.data import open_data
 from dear.train.feed import Feed

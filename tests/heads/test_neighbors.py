@@ -27,7 +27,7 @@ def test_precision_on_the_worlds_truth_beside_random_heads() -> None:
     roles = known_roles(clip)
     assert roles is not None
     scenes = world.sample(300, torch.Generator().manual_seed(5), kinds=(F.SHAPE, F.ANIMAL, F.OBJECT))
-    from dear.clip.images import normalize
+    from dear._io.image_file import normalize
 
     pixels = normalize(world.render(scenes), clip.config.mean, clip.config.std)
     seen = collect(clip, pixels, roles.layers)

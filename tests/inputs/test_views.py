@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 from tiny import tiny_clip
 
-from dear._io.image_file import View, square
+from dear._io.image_file import View, normalize, square
 from dear.clip import ClipConfig
-from dear.clip.images import normalize
 
 
 def noise(width: int = 90, height: int = 40) -> Image.Image:

@@ -20,8 +20,7 @@ from tiny import tiny_clip
 
 import dear
 from conftest import RUNS, image_bytes, make_run
-from dear._io.image_file import open_image, resize_crop
-from dear.clip.images import normalize
+from dear._io.image_file import normalize, open_image, resize_crop
 from dear.data.images import ListedImages
 from dear.data.open import open_data
 from dear.errors import DearError

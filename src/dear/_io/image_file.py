@@ -2,8 +2,8 @@
 
 `find_images` finds image files; `open_image` turns any ordinary image into upright 8-bit RGB; `square` makes
 CLIP's view of it (short side to `size`, bicubic, center crop). `threaded` and `in_batches` walk through many
-images. An exported model runs with these where PyTorch is not installed; only `to_tensor` and `resize_crop`
-need it.
+images. An exported model runs with these where PyTorch is not installed; only functions of
+tensors need it.
 
 Two choices where CLIP's own code is silent: transparent images are laid on white (dropping the alpha
 channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit gray is scaled to
@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +29,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from dear.errors import InputError, OutOfMemory, ran_out
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _log = logging.getLogger("dear")
@@ -294,6 +296,32 @@ def resize_crop(image: Image.Image, size: Size) -> Tensor:
     [1, 2, 3]
     """
     return to_tensor(square(image, size))
+
+
+def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Subtract the mean and divide by the standard deviation of each color.
+
+    Args:
+        pixels: [..., 3, h, w], uint8, or floating point in [0, 1].
+        mean: of each color, for values in [0, 1].
+        std: of each color.
+
+    Returns:
+        float [..., 3, h, w] on the same device.
+    """
+    values = pixels if pixels.is_floating_point() else pixels.float() / 255
+    center = _colors(tuple(mean), values.dtype, values.device)
+    spread = _colors(tuple(std), values.dtype, values.device)
+    return (values - center) / spread
+
+
+@lru_cache(maxsize=32)
+def _colors(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One value per color as [3, 1, 1]; cached, because copying it to a GPU makes the host wait."""
+    import torch
+
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).view(3, 1, 1)
 
 
 def is_own_name(name: str) -> bool:

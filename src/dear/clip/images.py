@@ -1,63 +1,22 @@
-"""From pixels to CLIP's input tensor, as it is tested (`preprocess`) and as it is trained (training views).
+"""Training views: a random crop resized (bicubic) and a random flip, driven by the caller's generator.
 
-Reading and resizing image files is the work of `dear._io`. A training view is a random crop resized (bicubic)
-and a random flip, driven by the caller's generator: the crop covers 0.5 to 1 of the image's area with an
-aspect of 3/4 to 4/3, as in the field's recipe (torchvision's RandomResizedCrop). `augment_image` does it with
-Pillow on one image, `augment_batch` on a whole batch of tensors, on their device. Bicubic resizing is
-separable, so a batch costs two batched matrix products with one weight matrix per image and axis; the weights
-are Pillow's (antialiased, a = -0.5), and both functions draw the same numbers in the same order, so their
-views are the same to one step of 255.
+The crop covers 0.5 to 1 of the image's area with an aspect of 3/4 to 4/3, as in the field's recipe
+(torchvision's RandomResizedCrop). `augment_image` does it with Pillow on one image, `augment_batch` on a
+whole batch of tensors, on their device. Bicubic resizing is separable, so a batch costs two batched matrix
+products with one weight matrix per image and axis; the weights are Pillow's (antialiased, a = -0.5), and
+both functions draw the same numbers in the same order, so their views are the same to one step of 255.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import Size, open_image, resize_crop, to_tensor
-from dear.clip.config import CLIP_MEAN, CLIP_STD
+from dear._io.image_file import open_image, to_tensor
 from dear.errors import InputError
-
-
-def normalize(pixels: Tensor, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:
-    """Subtract the mean and divide by the standard deviation of each color.
-
-    Args:
-        pixels: [..., 3, h, w], uint8, or floating point in [0, 1].
-        mean: of each color, for values in [0, 1].
-        std: of each color.
-
-    Returns:
-        float [..., 3, h, w] on the same device.
-    """
-    values = pixels if pixels.is_floating_point() else pixels.float() / 255
-    center = _colors(tuple(mean), values.dtype, values.device)
-    spread = _colors(tuple(std), values.dtype, values.device)
-    return (values - center) / spread
-
-
-@lru_cache(maxsize=32)
-def _colors(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One value per color as [3, 1, 1]; cached, because copying it to a GPU makes the host wait."""
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device).view(3, 1, 1)
-
-
-def preprocess(
-    image: Image.Image, size: Size, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD
-) -> Tensor:
-    """One row of CLIP's input: `resize_crop`, then `normalize`.
-
-    Returns:
-        float32 [3, size, size].
-    """
-    return normalize(resize_crop(image, size), mean, std)
-
 
 SCALE = (0.5, 1.0)
 RATIO = (3 / 4, 4 / 3)

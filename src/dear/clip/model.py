@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear._io.image_file import normalize, resize_crop
 from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
 from dear.clip.correction import Correction, Head, folded
 from dear.clip.rotary import Turn, grid_turn
@@ -529,9 +530,7 @@ class Clip(nn.Module):
 
     def preprocess(self, image: Image) -> Tensor:
         """An image to normalized pixels [3, S, S], as the model was trained."""
-        from dear.clip.images import preprocess
-
-        return preprocess(image, self.config.view, self.config.mean, self.config.std)
+        return normalize(resize_crop(image, self.config.view), self.config.mean, self.config.std)
 
     @torch.no_grad()
     def encode_image(self, pixels: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size
-from dear.clip.images import normalize
+from dear._io.image_file import Size, normalize
 from dear.clip.model import Clip
 from dear.errors import InputError
 

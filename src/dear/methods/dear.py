@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.gpu.recorded import Runner, run_eagerly
-from dear.clip.gpu.streams import Aside
+from dear.clip.gpu.streams import side_by_side
 from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE
@@ -410,12 +410,12 @@ class DeAR(Method):
         With `class_ce` = c, CE is (1 - c) CE(fused logits) + c CE(decoupled logits).
         """
         config, share = self.config, self.config.class_ce
-        side = Aside(self.clip.device)
-        with side.work():
-            texts = self.texts()
-        f_cls, f_attr = (unit(f) for f in self._adapted(frozen[0]))
-        texts = side.join(texts)
-        scale = self.clip.logit_scale
+        device, scale = self.clip.device, self.clip.logit_scale
+        if device.type == "cuda":
+            texts, adapted = side_by_side(self.texts, lambda: self._adapted(frozen[0]), device)
+        else:
+            texts, adapted = self.texts(), self._adapted(frozen[0])
+        f_cls, f_attr = (unit(f) for f in adapted)
         ce = F.cross_entropy(scale * self._mixed(f_cls, f_attr) @ texts.T, labels)
         log_alpha = self.v.log_softmax(dim=0)[0]
         fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dear._io.image_file import normalize
 from dear.clip.gpu.recorded import Recorder
-from dear.clip.images import normalize
 from dear.clip.model import Clip, kept_cast, matrix_dtype
 from dear.heads.contributions import head_outputs
 from dear.methods.base import Method, unit

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.image_file import in_batches
+from dear._io.image_file import in_batches, normalize
 from dear._io.progress import Progress
-from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError

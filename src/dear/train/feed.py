@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear._io.image_file import resize_short, threaded, to_tensor
-from dear.clip.images import augment_batch, crop_batch, normalize, sample_boxes
+from dear._io.image_file import normalize, resize_short, threaded, to_tensor
+from dear.clip.images import augment_batch, crop_batch, sample_boxes
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DataError

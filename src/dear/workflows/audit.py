@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.image_file import in_batches
+from dear._io.image_file import in_batches, normalize
 from dear._io.progress import Progress
 from dear._io.text import fill_template
 from dear.clip.factory import load, pick_device
-from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, group_names
 from dear.data.open import open_data

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size, open_image, resize_crop, threaded
+from dear._io.image_file import Size, normalize, open_image, resize_crop, threaded
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
-from dear.clip.images import normalize
 from dear.clip.model import Clip, cast_backbone, matrix_dtype
 from dear.errors import InputError
 from dear.methods.base import Method, in_precision

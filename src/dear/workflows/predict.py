@@ -11,10 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import in_batches, open_image, resize_crop, threaded
+from dear._io.image_file import in_batches, normalize, open_image, resize_crop, threaded
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
-from dear.clip.images import normalize
 from dear.clip.model import Clip
 from dear.errors import InputError, TrainingError, UsageError
 from dear.methods.base import Method, in_precision

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 @cache
@@ -15,27 +17,21 @@ def _second(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class Aside:
-    """Work on the side: what is launched within `with side.work():` may run beside what follows it.
+def side_by_side(
+    aside: Callable[[], Tensor], work: Callable[[], Result], device: torch.device
+) -> tuple[Tensor, Result]:
+    """The results of both functions; while a graph is recorded, the first may run beside the second.
 
-    While no graph is recorded it changes nothing: launching is then what takes the time, and one stream is as
-    fast as two. The backward pass follows: PyTorch runs it on the streams of the forward pass.
+    While none is recorded, launching is what takes the time, and one stream is as fast as two. The backward
+    pass follows: PyTorch runs it on the streams of the forward pass.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        recording = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self._stream = _second(device) if recording else None
-
-    def work(self) -> AbstractContextManager[Any]:
-        """Where the side work is launched."""
-        if self._stream is None:
-            return nullcontext()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self._stream)
-
-    def join(self, result: Tensor) -> Tensor:
-        """The side work's result, ready for what is launched next."""
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
-            result.record_stream(torch.cuda.current_stream())
-        return result
+    if not torch.cuda.is_current_stream_capturing():
+        return aside(), work()
+    stream = _second(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        first = aside()
+    second = work()
+    torch.cuda.current_stream().wait_stream(stream)
+    first.record_stream(torch.cuda.current_stream())
+    return first, second
