@@ -40,7 +40,7 @@ class Evaluation:
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     groups: tuple[str, ...] | None = None
     trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: all were
-    scores: dict[str, Tensor] | None = None  #: mode -> [n], what thresholds of the run are compared with
+    scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -199,34 +199,35 @@ def evaluate(
         raise DataError(f"{images.name}: there is no image to evaluate on")
     method, labels = fit_classes(method, images, template)
     method = in_precision(method, precision)  # a binding of its own: `method` may be in training
-    found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
-    sure: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
-    marks: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
     find = logits_of if logits is None else logits
+    found: dict[str, list[tuple[Tensor, ...]]] = {mode: [] for mode in method.modes}
 
-    def answer(rows: range) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        scaled = {m: method.calibrated(z, m) for m, z in find(method, images, list(rows)).items()}
-        best = {mode: logits.softmax(dim=-1).max(dim=-1) for mode, logits in scaled.items()}
-        return {
-            m: (one.indices, one.values, rejection_score(method, scaled[m], m)) for m, one in best.items()
-        }
+    def answer(rows: range) -> dict[str, tuple[Tensor, ...]]:
+        answers: dict[str, tuple[Tensor, ...]] = {}
+        for mode, raw in find(method, images, list(rows)).items():
+            scaled = method.calibrated(raw, mode)
+            best = scaled.softmax(dim=-1).max(dim=-1)
+            score: tuple[Tensor, ...] = (
+                () if method.calibration is None else (rejection_score(method, scaled, mode),)
+            )
+            answers[mode] = (best.indices, best.values, *score)
+        return answers
 
     with torch.no_grad():
         for rows, answers in in_batches(answer, len(images), batch):
-            for mode, (indices, values, mark) in answers.items():
-                found[mode].append(indices)
-                sure[mode].append(values)
-                marks[mode].append(mark)
+            for mode, parts in answers.items():
+                found[mode].append(parts)
             if progress is not None:
                 progress("images", rows.stop, len(images))
-    for mode, parts in sure.items():
-        _check_finite(images, torch.cat(parts), f"mode {mode}, precision {precision}")
+    whole = {m: [torch.cat(part).cpu() for part in zip(*own, strict=True)] for m, own in found.items()}
+    for mode, columns in whole.items():
+        _check_finite(images, columns[1], f"mode {mode}, precision {precision}")
     return Evaluation(
         method.classes,
         labels.cpu(),
-        {mode: torch.cat(parts).cpu() for mode, parts in found.items()},
-        {mode: torch.cat(parts).cpu() for mode, parts in sure.items()},
+        {mode: columns[0] for mode, columns in whole.items()},
+        {mode: columns[1] for mode, columns in whole.items()},
         groups=group_names(images),
         trained=tuple(name in method.trained_classes for name in method.classes),
-        scores={mode: torch.cat(parts).cpu() for mode, parts in marks.items()},
+        scores=None if method.calibration is None else {m: columns[2] for m, columns in whole.items()},
     )
