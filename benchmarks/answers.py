@@ -6,8 +6,8 @@
         --methods coop,clip-lora,mmrl,dear --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py rows --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
         --data-root DATA --small BACKBONE --methods coop,clip-lora,mmrl,dear
-    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --cpu-clock \
-        --data-root DATA --small BACKBONE --roles roles.json
+    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --cpu-clock --keep tried \
+        --seeds 1,2,3 --workers 15 --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py show benchmarks/results/answers.csv benchmarks/results/answers_choose.csv
 
 `run` trains each method on the first half of the classes (16 images per class), calibrates it on the same
@@ -21,7 +21,12 @@ cell is written when it is done; where SciPy is missing `run` writes no rows, an
 
 `choose` asks `dear choose` on the first half of the classes; `show` compares its pick with the test results
 of benchmarks/results/fair_table.csv on the same classes, images and seeds. With `--cpu-clock` the minutes are
-CPU time of one thread, for machines that others use too.
+CPU time of one thread, for machines that others use too; `--workers` tables are then done at once. What was
+tried stays in `--keep`, and the same command makes the rows again, with the rule that recommends as it is.
+
+On a machine with a GPU and 16 cores the second command takes the GPU and the one with `choose` the cores, one
+after the other; neither needs SciPy, scikit-learn or pandas, and `kept` and `tried` are all that must be
+brought back.
 
 Rows that are in the CSV are not computed again; a process that is stopped goes on with the same command.
 """
@@ -422,7 +427,7 @@ def arguments() -> argparse.Namespace:
         own.add_argument("--shots", type=int, default=16, help="training images per class")
         own.add_argument("--test-shots", type=int, default=50, help="test images per class")
         own.add_argument("--epochs", type=int, help="fewer than usual, to try the program out")
-        own.add_argument("--workers", type=int, default=1, help="processes; choose takes one")
+        own.add_argument("--workers", type=int, default=1, help="processes")
         own.add_argument("--minutes", type=float, default=2.0)
         own.add_argument("--cpu-clock", action="store_true")
     own = kinds.add_parser("show")
@@ -446,16 +451,26 @@ def cell(name: str, seed: int, method: str, asked: tuple[tuple[str, Any], ...]) 
     return rows_of(task, method, seed, found) if importlib.util.find_spec("scipy") else []
 
 
+def choice(name: str, seed: int, methods: str, asked: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
+    """The rows of `dear choose` on one dataset."""
+    torch.set_num_threads(1)
+    task = opened(name, asked)
+    if task.asked.cpu_clock:
+        clock = SimpleNamespace(monotonic=time.process_time)
+        dear.workflows.choose.time = dear.workflows.trying.time = clock
+    return chosen(task, seed, task.asked.minutes, tuple(methods.split(",")))
+
+
 def computed(cells: list[tuple[str, int, str]], asked: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """The rows of every cell as it is done; one that fails is told and left out."""
-    options = tuple(vars(asked).items())
+    options, work = tuple(vars(asked).items()), choice if asked.kind == "choose" else cell
     if asked.workers == 1:
         for one in cells:
             print(time.strftime("%H:%M:%S"), *one, flush=True)
-            yield cell(*one, options)
+            yield work(*one, options)
         return
     with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(cell, *one, options): one for one in cells}
+        waiting = {pool.submit(work, *one, options): one for one in cells}
         for number, done in enumerate(as_completed(waiting), 1):
             print(time.strftime("%H:%M:%S"), f"{number} of {len(cells)}", *waiting[done], flush=True)
             try:
@@ -469,11 +484,7 @@ def main() -> None:
     if asked.kind == "show":
         show(asked.answers, asked.choices, asked.fair)
         return
-    torch.set_num_threads(1)
-    if asked.cpu_clock:
-        clock = SimpleNamespace(monotonic=time.process_time)
-        dear.workflows.choose.time = dear.workflows.trying.time = clock
-    methods = tuple(asked.methods.split(","))
+    methods = asked.methods.split(",")
     have = {(row["dataset"], int(row["seed"]), row["method"]) for row in recorded(asked.csv)}
     wanted = [
         (name, seed, method)
@@ -483,10 +494,8 @@ def main() -> None:
         if (name, seed, method) not in have
     ]
     if asked.kind == "choose":
-        for name, seed in dict.fromkeys((name, seed) for name, seed, _ in wanted):
-            append(asked.csv, chosen(Task(name, asked), seed, asked.minutes, methods))
-        return
-    if asked.kind == "rows":
+        wanted = list(dict.fromkeys((name, seed, asked.methods) for name, seed, _ in wanted))
+    elif asked.kind == "rows":
         wanted = [one for one in wanted if kept(asked.keep, *one).exists()]
     for rows in computed(wanted, asked):
         append(asked.csv, rows)

@@ -126,9 +126,22 @@ def share_interval(hits: int, n: int, sure: float = 0.9) -> tuple[float, float]:
     >>> tuple(round(end, 3) for end in share_interval(0, 10))
     (0.0, 0.259)
     """
-    from scipy.stats import beta
-
     edge = (1 - sure) / 2
-    low = 0.0 if hits == 0 else float(beta.ppf(edge, hits, n - hits + 1))
-    high = 1.0 if hits == n else float(beta.ppf(1 - edge, hits + 1, n - hits))
+    low = 0.0 if hits == 0 else _share_with(hits - 1, n, 1 - edge)
+    high = 1.0 if hits == n else _share_with(hits, n, edge)
     return low, high
+
+
+def _share_with(hits: int, n: int, chance: float) -> float:
+    """The true share of which so many hits of n, or fewer, are seen with a given chance."""
+    logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(hits + 1)]
+
+    def at_most(p: float) -> float:
+        yes, no = math.log(p), math.log1p(-p)
+        return sum(math.exp(log + k * yes + (n - k) * no) for k, log in enumerate(logs))
+
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at_most(middle) > chance else (low, middle)
+    return (low + high) / 2

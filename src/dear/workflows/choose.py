@@ -33,9 +33,9 @@ METHODS = (
     "prolip",
     "lp-plus-plus",
     "proker",
-    "clip-lora",
-    "dear",
     "mmrl",
+    "dear",
+    "clip-lora",
 )
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
 FOLDS = 3

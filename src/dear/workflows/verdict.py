@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,10 +117,9 @@ def better(first: Tensor, second: Tensor, doubt: float = 0.1) -> bool:
     >>> better(yes, no), better(yes[:3], no[-3:])
     (True, False)
     """
-    from scipy.stats import binomtest
-
     wins, losses = int((first & ~second).sum()), int((~first & second).sum())
-    return wins > losses and bool(binomtest(wins, wins + losses).pvalue < doubt)
+    at_most = sum(math.comb(wins + losses, few) for few in range(losses + 1))
+    return wins > losses and 2 * at_most < doubt * 2 ** (wins + losses)
 
 
 def best_of(candidates: Sequence[Candidate], column: str) -> list[Candidate]:
