@@ -102,23 +102,25 @@ def server(
     environment = {**os.environ, "PYTHONPATH": paths}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    process = subprocess.Popen([*command, str(port)], env=environment, stderr=subprocess.DEVNULL)
-    if pids is not None:
-        pids.append(process.pid)
     address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            try:
-                if httpx.get(f"{address}/health/ready", timeout=2).status_code == 200:
-                    break
-            except httpx.TransportError:
-                if process.poll() is not None:
-                    raise RuntimeError(f"the server stopped: {command[:3]}") from None
-                time.sleep(0.2)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(60)
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen([*command, str(port)], env=environment, stderr=said)
+        if pids is not None:
+            pids.append(process.pid)
+        try:
+            for _ in range(600):
+                try:
+                    if httpx.get(f"{address}/health/ready", timeout=2).status_code == 200:
+                        break
+                except httpx.TransportError:
+                    if process.poll() is not None:
+                        said.seek(0)
+                        raise RuntimeError(f"the server stopped: {said.read().decode()[-2000:]}") from None
+                    time.sleep(0.2)
+            yield address
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 async def load(

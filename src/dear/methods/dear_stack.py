@@ -50,9 +50,9 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
         run: runs the suffix of the tower.
     """
     first = models[0]
-    tokens = torch.stack([model.tokens for model in models])  # [B, T, D], or [B, L, T, D]
-    v = torch.stack([model.v for model in models])  # [B, 1 + A]
-    projections = [torch.stack([getattr(m, name) for m in models]) for name in _projection(first)]
+    tokens = _learned(models, "tokens")  # [B, T, D], or [B, L, T, D]
+    v = _learned(models, "v")  # [B, 1 + A]
+    projections = [_learned(models, name) for name in _projection(first)]
     visual, changes = first.clip.visual, _corrections(models)
     key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.left_out, stack_key(first))
 
@@ -75,9 +75,18 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     return [row[: len(one.texts)] for row, one in zip(logits, kept, strict=True)]
 
 
+def _learned(models: Sequence[DeAR], name: str) -> Tensor:
+    """A learned tensor of each adapter, stacked; read from the dict, for a Module finds attributes slowly."""
+    return torch.stack([model._parameters[name] for model in models])  # type: ignore[misc]
+
+
 def _corrections(models: Sequence[DeAR]) -> tuple[Tensor, ...]:
     """Matrix [B, E, E] and bias [B, E] of each adapter's correction; nothing where there are none."""
-    found = [(m.clip.visual.correction_matrix, m.clip.visual.correction_bias) for m in models]
+    towers = {id(clip): clip.visual for clip in {model.clip: None for model in models}}
+    if all(tower.correction_matrix is None for tower in towers.values()):
+        return ()
+    visuals = [towers[id(model.clip)] for model in models]
+    found = [(visual.correction_matrix, visual.correction_bias) for visual in visuals]
     matrices, biases = ([one for one in side if one is not None] for side in zip(*found, strict=True))
     if not matrices:
         return ()
@@ -158,7 +167,8 @@ class _Kept:
 
 
 def _kept(model: DeAR) -> _Kept:
-    learned = model.text_tokens
+    learned = model._parameters["text_tokens"]
+    assert learned is not None
     stamp = (learned.data_ptr(), learned._version)
     kept: _Kept | None = model.__dict__.get("_stack_kept")
     if kept is None or kept.stamp != stamp or kept.prompts is not model.prompts:

@@ -34,12 +34,21 @@ def answer_together(
     """
     pixels = pixels.to(methods[0].clip.device)
     found: list[Tensor | None] = [None] * len(methods)
-    for rows in _grouped([_stage_group(method) for method in methods]).values():
+    for rows in _grouped([_groups(method)[0] for method in methods]).values():
         own = [methods[row] for row in rows]
         part = pixels if len(rows) == len(methods) else pixels[rows]
         for row, logits in zip(rows, _answers(own, _stage(own, part, run), mode, run), strict=True):
             found[row] = logits
     return [logits for logits in found if logits is not None]
+
+
+def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]:
+    """`_stage_group` and `_stack_group`, kept while the method is on this backbone: asked for every image."""
+    kept = method.__dict__.get("_kept_groups")
+    if kept is None or kept[0] != id(method.clip):
+        groups = _stage_group(method), _stack_group(method)
+        kept = method.__dict__["_kept_groups"] = (id(method.clip), *groups)
+    return kept[1], kept[2]
 
 
 def _stage_group(method: Method) -> tuple[int, Hashable]:
@@ -81,7 +90,7 @@ def _corrected(methods: Sequence[Method], features: Tensor) -> Tensor:
 def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: Runner) -> list[Tensor]:
     """Logits of each image from the frozen stage, which all methods here share."""
     found: list[Tensor | None] = [None] * len(methods)
-    for (key, *_), rows in _grouped([_stack_group(method) for method in methods]).items():
+    for (key, *_), rows in _grouped([_groups(method)[1] for method in methods]).items():
         own = [methods[row] for row in rows]
         part = frozen if len(rows) == len(methods) else tuple(tensor[rows] for tensor in frozen)
         several = run is not run_eagerly or any(method is not own[0] for method in own)
