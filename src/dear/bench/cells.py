@@ -113,7 +113,7 @@ class Cell:
 
     @classmethod
     def from_file(cls, values: Mapping[str, Any]) -> Cell:
-        """The cell of a stored configuration; names that were spelled otherwise once get today's spelling."""
+        """The cell of a stored configuration; names in an earlier spelling get the present one."""
         renamed = {name: _renamed(values.get(name, {}), _READ_NAMES) for name in ("options", "recipe")}
         return cls(**{**values, **renamed})
 
@@ -171,7 +171,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: a result, or why there is none.
+    """The result of a cell, or the error that stopped it.
 
     Attributes:
         cell: the cell.
@@ -230,7 +230,7 @@ def of_labels(images: ImageSet, labels: Sequence[int]) -> ImageSet:
 
 
 class Session:
-    """One cell's work in progress.
+    """Computes one cell: opens the data, trains, tests, and records how.
 
     Args:
         cell: what to compute.
@@ -358,7 +358,7 @@ class Session:
         return True
 
     def _sized(self, method: Method) -> Method:
-        """Record how large the method is and what it knows."""
+        """Record the size of the method and the facts that it reports."""
         state = {name: tensor.cpu().contiguous() for name, tensor in method.adapter_state().items()}
         self.record |= {
             "trainable_parameters": method.trainable_parameters,
@@ -368,7 +368,7 @@ class Session:
         return method
 
     def test(self, method: Method, images: ImageSet) -> Evaluation | None:
-        """Answers in every mode on a dataset, chosen among exactly the dataset's own classes.
+        """Evaluate a method in every mode on a dataset, among exactly the dataset's own classes.
 
         None where the method cannot name classes that it was not trained on.
         """
@@ -384,7 +384,7 @@ class Session:
         return found
 
     def finish(self, modes: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
-        """The whole result: accuracies by mode, then how they came about."""
+        """The whole result: accuracies by mode, then what was recorded, times and versions."""
         return {
             "modes": {mode: dict(values) for mode, values in modes.items()},
             **self.record,

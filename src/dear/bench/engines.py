@@ -25,7 +25,7 @@ Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]  #: (cell, 
 
 
 def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """The result of a cell: plain values in, plain values out, the same on every engine.
+    """Compute a cell: plain values in, plain values out, the same on every engine.
 
     Raises:
         DearError: what the user can correct (missing data, a role map that does not fit).
@@ -43,7 +43,7 @@ def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
 
 
 def attempt(work: Work, cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """`work`'s result, or its error as data: {"result"} or {"error"}.
+    """Run `work` and return its result, or its error as data: {"result"} or {"error"}.
 
     >>> attempt(lambda cell, place: {"accuracy": 0.5}, {}, {})
     {'result': {'accuracy': 0.5}}
@@ -144,7 +144,7 @@ class _Worker:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the end; processes started meanwhile never hear it, not even while they begin."""
+    """Delay Ctrl-C until the end; processes started meanwhile do not receive it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -159,7 +159,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, work: Work) -> None:
-    """Answer cells until the other side hangs up."""
+    """Compute the cells that come through the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     leave_with_parent()
     while True:

@@ -59,7 +59,7 @@ def find_protocol(name: str) -> Protocol:
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks of a grid.
+    """What a grid is to compute.
 
     Attributes:
         backbone: name of the backbone, for people.
@@ -97,7 +97,7 @@ class Request:
         return found.get(method.lower(), {})
 
     def check(self, methods: Sequence[str]) -> None:
-        """Refuse what would have no effect.
+        """Refuse options and templates that would have no effect.
 
         Raises:
             UsageError: an option is for a method, or a template for a dataset, that is not planned.
@@ -255,7 +255,7 @@ class MadeWith(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a method tells of itself; more names are allowed, and shown nowhere."""
+    """What a method reports about itself; other names are allowed but not shown."""
 
     fusion_weights: dict[Name, float] = {}
 
@@ -286,7 +286,7 @@ class Document(Strict, frozen=True):
 
 
 def upgraded(document: Any) -> Any:
-    """A file of schema 1 in the words of schema 2.
+    """Convert a file of schema 1 to schema 2.
 
     Raises:
         ValueError: it is no whole cell, or was written by a later version.
@@ -341,7 +341,7 @@ Report = Callable[[Outcome], None]  #: called when a cell is done or has failed
 
 
 class Engine(Interface):
-    """Something that computes cells, in any order, anywhere."""
+    """Computes cells, in any order, on any machine."""
 
     def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
         """Compute every cell and report each once; a failed one must not stop the others."""

@@ -173,7 +173,7 @@ class FileImages:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a file's name is text; a disk may hold any bytes, for which Python has halves of characters."""
+    """Whether a file's name is valid UTF-8; Python writes other bytes as lone surrogates."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -261,7 +261,7 @@ def group_names(images: ImageSet) -> tuple[str, ...] | None:
 
 
 def readable(raw: str) -> str:
-    """The natural reading of a folder's or label's name.
+    """A readable class name from the name of a folder or a label.
 
     Underscores become spaces; a leading "001." goes; a name that is all CamelCase is parted ("SeaLake" is
     "Sea Lake", but "McDonald" stays); WordNet ids stay as they are. Case is kept: the tokenizer ignores it.
@@ -295,7 +295,7 @@ def spaced(name: str) -> str:
 
 
 def check_template(template: str) -> str:
-    """A prompt template with exactly one `{}` and no other braces; returned as it came.
+    """Check that a prompt template has exactly one `{}` and no other braces, and return it.
 
     Raises:
         InputError: it has none, several, or other braces, or holds control characters.
@@ -317,7 +317,7 @@ def check_template(template: str) -> str:
 
 
 def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple[str, ...]:
-    """The names, if every two of them read differently.
+    """Check that no two class names read the same, and return the names.
 
     Args:
         raw: what the data calls its classes (folders, labels), for messages.

@@ -92,7 +92,7 @@ def open_data(
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse what is no dataset at all; nothing is read.
+    """Refuse a path or name that is no dataset, before anything is read.
 
     Raises:
         DataError: there is no such folder, table, benchmark or task.
@@ -153,7 +153,7 @@ BENCHMARKS = _load()
 
 
 def find_benchmark(name: str) -> Benchmark | None:
-    """A benchmark by its name, whatever the case.
+    """A benchmark by its name, in upper or lower case.
 
     >>> find_benchmark("oxfordpets").folder
     'oxford_pets'
@@ -210,7 +210,7 @@ def _pick(benchmark: Benchmark, listing: Listing, split: str) -> list[tuple[str,
 
 
 def list_benchmark(benchmark: Benchmark, root: Path) -> Listing:
-    """What the benchmark's files list, whether or not the images are there.
+    """Read the benchmark's lists of images, whether or not the images are there.
 
     Raises:
         DataError: a file is missing or malformed, or a path leaves the folder.
@@ -342,7 +342,7 @@ def _wanted(root: Path, groups: dict[str, Path], split: str) -> list[str]:
 
 
 def _with_images(root: Path, groups: dict[str, Path], found: dict[str, dict[str, list[str]]]) -> list[str]:
-    """The class folders that hold images in any split, in natural order; empty ones are told.
+    """The class folders that hold images in any split, in natural order; empty ones are named in a warning.
 
     Raises:
         DataError: no folder holds an image.
@@ -369,6 +369,6 @@ def _classes(folder: Path) -> dict[str, list[str]]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder and is a person's own, in natural order."""
+    """Entries of a folder in natural order, without those that operating systems leave behind."""
     entries = [entry for entry in folder.iterdir() if is_own_name(entry.name)]
     return sorted(entries, key=lambda entry: natural_key(entry.name))

@@ -197,7 +197,7 @@ class Feed:
         return self._labeled(crop_batch(raw, boxes, flips, self.size), wanted), counts
 
     def walk(self, augment: bool = False) -> Iterator[Batch]:
-        """Walk the set once in its own order: what `Method.prepare` is given. Every walk has new views."""
+        """Iterate over the set once in its own order, for `Method.prepare`; every iteration has new views."""
         self._walks += 1
         for start in range(0, len(self.images), self.recipe.batch):
             indices = range(start, min(start + self.recipe.batch, len(self.images)))

@@ -143,7 +143,7 @@ class KeptViews:
 
 @dataclass(frozen=True)
 class Stages:
-    """What the frozen backbone makes of every image of a set, for several trainings on parts of it.
+    """Frozen-stage outputs of every image of a set, for several trainings on parts of it.
 
     Attributes:
         views: `Method.frozen_stage` of each view, tensors [n, ...]; epochs take the views in turn.
@@ -258,7 +258,7 @@ class FeatureTable:
         return StepInputs(frozen, self.feed.labels[rows], domains)
 
     def walk(self, augment: bool = False) -> Iterator[FeatureBatch]:
-        """Walk the set once in its own order: what `Method.prepare` of a method that reads features gets."""
+        """Iterate over the set once in order, for `Method.prepare` of a method that reads features."""
         for rows in torch.arange(len(self.stages), device=self.feed.device).split(256):
             (features,) = self.stages.view(0, rows)
             domains = None if self.feed.domains is None else self.feed.domains[rows]

@@ -232,7 +232,7 @@ def make_step(
 
 @dataclass(frozen=True)
 class Pause:
-    """Why a loop returned before its last step."""
+    """Where a loop was stopped before its last step."""
 
     step: int
     steps: int

@@ -1,4 +1,4 @@
-"""Training with a run folder: saved regularly, resumable after a kill, stopped cleanly by Ctrl-C."""
+"""Training with a run folder: saved regularly, resumable after a crash, stopped cleanly by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _in_folder(job: _Job, folder: Path) -> Trained:
 
 
 def _train(job: _Job, resumable: bool = False) -> Trained:
-    """Take the steps."""
+    """Run the training loop."""
     began, before, recipe = time.perf_counter(), 0.0, job.recipe
 
     def seconds() -> float:
@@ -305,7 +305,7 @@ def restore(loop: Loop, folder: Path) -> float:
 
 
 def _check_words(loop: Loop, window: Tensor | None, words: Mapping[str, str]) -> None:
-    """Refuse a saved state from another place than this run can be at."""
+    """Refuse a saved state whose step or losses do not fit this run."""
     if not 0 < int(words["step"]) <= loop.steps:
         raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
     if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
