@@ -2,6 +2,7 @@
 
     python scripts/walks.py            print the walks
     python scripts/walks.py --write    write them into docs/architecture.md
+    python scripts/walks.py --check    fail where a walk is longer than its goal
 
 A file counts when one of its functions is called; what runs while modules are imported does not.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import sys
 import tempfile
 import threading
@@ -102,9 +104,10 @@ def second_call(owner: Any, name: str, files: list[str], number: int = 2) -> Cal
 def measure(folder: Path) -> dict[str, list[str]]:
     """The files of each walk, in the order in which they are first met."""
     walks: dict[str, list[str]] = {name: [] for name in GOALS}
+    os.environ["DEAR_CACHE"] = str(folder / "cache")  # nothing is known of the images beforehand
     data, run = photos(folder / "photos"), folder / "run"
     back = second_call(Loop, "_one", walks["training step"])
-    run_command("adapt", "--data", str(data), "--out", str(run), "--epochs", "2", "--shots", "6")
+    run_command("adapt", "--data", str(data), "--out", str(run), "--epochs", "1", "--shots", "3")
     back()
     back = second_call(engines, "attempt", walks["bench cell"], number=1)
     run_command(
@@ -140,6 +143,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", action="store_true", help="write the walks into docs/architecture.md")
+    parser.add_argument("--check", action="store_true", help="fail where a walk is longer than its goal")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         walks = measure(Path(folder))
@@ -151,6 +155,9 @@ def main() -> None:
         before, _, rest = page.partition(start)
         _, _, after = rest.partition(end)
         PAGE.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+    long = [name for name, files in walks.items() if len(files) > GOALS[name]]
+    if options.check and long:
+        sys.exit(f"longer than its goal: {', '.join(long)}")
 
 
 if __name__ == "__main__":

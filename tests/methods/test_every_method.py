@@ -16,7 +16,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.clip import Clip
 from dear.errors import DearError, UsageError
-from dear.methods import METHODS, Method, ZeroShot, build_method, list_methods, method_modes
+from dear.methods import METHODS, Method, ZeroShot, build_method, list_methods
 from dear.methods.base import in_precision
 from dear.train import Recipe, load_run, train
 from dear.train.feed import Feed
@@ -56,7 +56,6 @@ class TestEveryMethod:
         kind = METHODS[name]
         assert kind.name == name
         assert kind.title
-        assert kind.modes == method_modes(name)
         assert kind.__doc__
         assert dataclasses.is_dataclass(kind.Config)
         config = build(name).config

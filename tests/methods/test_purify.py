@@ -12,7 +12,7 @@ from tiny import Colors, images, tiny_clip
 from dear.clip import Record
 from dear.errors import UsageError
 from dear.methods import Purify, ZeroShot
-from dear.methods.mmd import FACTORS, kernels, mmd
+from dear.methods.purify import FACTORS, kernels, mmd
 from dear.report.figures import gates_figure
 from dear.train import Recipe, load_run, train
 

@@ -87,15 +87,6 @@ def find_method(name: str) -> type[Method]:
     return METHODS[same[0]]
 
 
-def method_modes(name: str) -> tuple[str, ...]:
-    """The ways a method can predict, the usual one first.
-
-    >>> method_modes("dear")
-    ('auto', 'fused', 'decoupled')
-    """
-    return find_method(name).modes
-
-
 def build_method(
     name: str, clip: Clip, classes: Sequence[str], *, roles: RoleMap | None = None, **options: Any
 ) -> Method:
@@ -125,5 +116,4 @@ __all__ = [
     "head_masks",
     "layer_mask",
     "list_methods",
-    "method_modes",
 ]
