@@ -23,7 +23,7 @@ GROUPS = (
 
 
 def main() -> None:
-    """Run `dear`: one line for what a user can mend, a stack trace only for our own faults."""
+    """Run `dear`: one line for what a user can correct, a stack trace only for defects of this package."""
     try:
         from dear._io.text import shown
         from dear.cli.hints import sentence
@@ -64,22 +64,22 @@ def build_app() -> typer.Typer:
 
 
 class Commands(TyperGroup):
-    """The commands; Ctrl-C ends any of them with a sentence."""
+    """The commands; Ctrl-C ends any of them with a message."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Read the command line."""
-        with _spoken():
+        with _errors_as_sentences():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with _spoken():
+        with _errors_as_sentences():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _spoken() -> Iterator[None]:
-    """Ctrl-C and missing memory become sentences; typer by itself would leave without a word."""
+def _errors_as_sentences() -> Iterator[None]:
+    """Ctrl-C and missing memory become errors with a message; typer by itself would print nothing."""
     from dear.errors import Interrupted, OutOfMemory, ran_out
 
     try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,30 +25,13 @@ from dear.cli.common import (
     stages,
 )
 
-
-class Answer(Protocol):
-    """What is said of one image; `error` says why it could not be read."""
-
-    @property
-    def image(self) -> str:
-        """Its name."""
-
-    @property
-    def classes(self) -> tuple[tuple[str, float], ...]:
-        """Names and probabilities, likeliest first."""
-
-    @property
-    def error(self) -> str | None:
-        """Why there is no answer."""
-
-    @property
-    def rejected(self) -> bool:
-        """Whether the image is none of the classes."""
+if TYPE_CHECKING:
+    from dear.workflows.predict import Answer
 
 
 @dataclass(frozen=True)
-class Said:
-    """An answer of an exported model: made without PyTorch."""
+class OnnxAnswer:
+    """`dear.workflows.predict.Answer` of an exported model, which needs no PyTorch."""
 
     image: str
     classes: tuple[tuple[str, float], ...]
@@ -133,7 +116,7 @@ def predict(
     if sum((csv is not None, jsonl, as_json)) > 1:
         raise UsageError("--csv, --jsonl and --json: choose one")
     words = list(images or [])
-    answers: Sequence[Answer]
+    answers: Sequence[Answer | OnnxAnswer]
     if onnx is not None:
         given = {"--classes": classes, "--classes-file": classes_file, "--template": template}
         given |= {
@@ -165,7 +148,7 @@ def predict(
         )
     _refuse_all_bad(answers)
     if csv is not None:
-        _write_csv(answers, csv, top)
+        _write_csv(answers, csv)
     else:
         _print(answers, as_json, jsonl)
 
@@ -198,7 +181,7 @@ def _find(words: list[str]) -> list[str]:
     return find_images(names)
 
 
-def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer]:
+def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer | OnnxAnswer]:
     """Answers of a run folder."""
     from dear.workflows.predict import predict_run
 
@@ -206,7 +189,9 @@ def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer]:
         return predict_run(run, paths, progress=told, **options)
 
 
-def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str) -> Sequence[Answer]:
+def _ask_onnx(
+    onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str
+) -> Sequence[Answer | OnnxAnswer]:
     """Answers of an exported model."""
     from dear.errors import InputError, UsageError
     from dear.export.runtime import OnnxModel
@@ -221,13 +206,13 @@ def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadab
         except InputError as error:
             if unreadable == "stop":
                 raise
-            answers.append(Said(path, (), str(error)))
+            answers.append(OnnxAnswer(path, (), str(error)))
         else:
-            answers.append(Said(found.image, found.top))
+            answers.append(OnnxAnswer(found.image, found.top))
     return answers
 
 
-def _refuse_all_bad(answers: Sequence[Answer]) -> None:
+def _refuse_all_bad(answers: Sequence[Answer | OnnxAnswer]) -> None:
     """Where no image could be read that is an error; otherwise each is reported."""
     from dear.errors import InputError
 
@@ -238,7 +223,7 @@ def _refuse_all_bad(answers: Sequence[Answer]) -> None:
         say(f"cannot be read: {reason}")
 
 
-def _write_csv(answers: Sequence[Answer], path: Path, top: int) -> None:
+def _write_csv(answers: Sequence[Answer | OnnxAnswer], path: Path) -> None:
     """One row per image: the likeliest class, its probability, the next ones, and why it was not read."""
     import csv
     import io
@@ -261,7 +246,7 @@ def _write_csv(answers: Sequence[Answer], path: Path, top: int) -> None:
     say(f"{path}: {len(answers)} images")
 
 
-def _print(answers: Sequence[Answer], as_json: bool, jsonl: bool) -> None:
+def _print(answers: Sequence[Answer | OnnxAnswer], as_json: bool, jsonl: bool) -> None:
     """Answers for programs or for people."""
     if as_json:
         print_json({"predictions": [_plain(answer) for answer in answers]})
@@ -277,7 +262,7 @@ def _print(answers: Sequence[Answer], as_json: bool, jsonl: bool) -> None:
                 typer.echo(f"  {probability:6.1%}  {name}")
 
 
-def _plain(answer: Answer) -> dict[str, Any]:
+def _plain(answer: Answer | OnnxAnswer) -> dict[str, Any]:
     found: dict[str, Any] = {
         "image": answer.image,
         "classes": [{"name": name, "probability": value} for name, value in answer.classes],
