@@ -63,6 +63,45 @@ def test_folding_into_a_plain_clip(name: str) -> None:
         build(name, corrected(((4, 1),))).merge()
 
 
+@pytest.mark.parametrize(
+    ("name", "reader"), [("dear", "_project"), ("mmrl", "project_mean"), ("mmrlpp", "project_mean")]
+)
+def test_a_learned_projection_reads_the_corrected_feature_alone(name: str, reader: str) -> None:
+    """A correction that leaves one direction leaves one in what the projection reads, whatever it learned."""
+    generator = torch.Generator().manual_seed(3)
+    line = torch.outer(torch.randn(20, generator=generator), torch.randn(20, generator=generator))
+    clip = tiny_clip(dtype=torch.float32).corrected(Correction(line, torch.randn(20, generator=generator)))
+    model, read = build(name, clip), []
+    own = getattr(model, reader)
+    setattr(model, reader, lambda x: read.append(x.detach()) or own(x))
+    model.logits(pixels())
+    rows = read[0].flatten(0, -2).double()
+    assert torch.linalg.matrix_rank(rows - rows.mean(dim=0), rtol=1e-4) == 1
+
+
+def test_what_carries_a_corrected_feature() -> None:
+    clip = corrected()
+    visual, generator = clip.visual, torch.Generator().manual_seed(4)
+    pooled = torch.randn(5, visual.config.width, generator=generator)
+    carried = visual.carry_corrected(pooled)
+    assert torch.allclose(visual.into_space(carried), visual.correct(visual.into_space(pooled)), atol=1e-4)
+    hidden = torch.linalg.svd(visual.space_matrix())[0][:, 20:]  # what the projection does not see
+    assert hidden.shape[1] > 0
+    assert torch.allclose(visual.carry_corrected(pooled + 3 * hidden[:, 0]), carried, atol=1e-4)
+    plain = clip.plain.visual
+    assert plain.carry_corrected(pooled) is pooled
+
+
+def test_prolip_reads_the_corrected_feature_alone() -> None:
+    model = fitted("prolip", corrected(), epochs=1)
+    hidden = torch.linalg.svd(model.clip.visual.space_matrix())[0][:, 20]
+    (pooled,) = model.inference_stage(pixels())
+    with torch.no_grad():
+        model.projection += torch.randn(model.projection.shape, generator=torch.Generator().manual_seed(1))
+        one, other = (model.logits_from_frozen((y,))[model.modes[0]] for y in (pooled, pooled + 3 * hidden))
+    assert torch.allclose(one, other, atol=1e-2)
+
+
 def test_heads_before_the_first_layer_are_refused_before_training() -> None:
     clip = corrected(((1, 1),))
     with pytest.raises(UsageError, match="layer 1 are to be left out"):

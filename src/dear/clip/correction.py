@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dear.errors import UsageError
+
+if TYPE_CHECKING:
+    from dear.clip.model import VisionTower
 
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
@@ -100,3 +104,17 @@ def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -
     t = (u.norm() - c @ u) / (u @ u)
     g = (b - t * (u @ P @ A)) / (c @ u + t * (u @ u))
     return (P @ A + torch.outer(u, g)).to(proj), (c + t * u).to(bias)
+
+
+@torch.no_grad()
+def carried(visual: VisionTower, correction: Correction) -> tuple[Tensor, Tensor]:
+    """Matrix [D, D] and bias [D] that leave in pooled vectors y nothing but their corrected feature.
+
+    The feature is `y P + p`; the shortest vector with the feature `(y P + p) A + b` is
+    `y P A P^+ + (p A + b - p) P^+`, P^+ the pseudoinverse of the projection.
+    """
+    P = visual.space_matrix().double()
+    A, b = correction.matrix.to(P), correction.bias.to(P)
+    p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.to(P)
+    back = torch.linalg.pinv(P)
+    return (P @ A @ back).float(), ((p @ A + b - p) @ back).float()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dear._io.image_file import normalize, resize_crop
 from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
-from dear.clip.correction import Correction, Head, folded
+from dear.clip.correction import Correction, Head, carried, folded
 from dear.clip.rotary import Turn, grid_turn
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
 from dear.clip.tower import (
@@ -113,6 +113,8 @@ class VisionTower(Tower):
 
     correction_matrix: Tensor | None
     correction_bias: Tensor | None
+    carried_matrix: Tensor | None
+    carried_bias: Tensor | None
     class_token: nn.Parameter | None
     proj: nn.Parameter | None
     proj_bias: nn.Parameter | None
@@ -138,6 +140,8 @@ class VisionTower(Tower):
         # Not persistent: a correction is no weight of the backbone.
         self.register_buffer("correction_matrix", None, persistent=False)
         self.register_buffer("correction_bias", None, persistent=False)
+        self.register_buffer("carried_matrix", None, persistent=False)
+        self.register_buffer("carried_bias", None, persistent=False)
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Normalized pixels [B, 3, S, S] to the input of layer 1, [B, N, D], the class token first."""
@@ -191,6 +195,16 @@ class VisionTower(Tower):
         if self.correction_matrix is None or self.correction_bias is None:
             return features
         return features @ self.correction_matrix.to(features.dtype) + self.correction_bias.to(features.dtype)
+
+    def carry_corrected(self, pooled: Tensor) -> Tensor:
+        """Pooled vectors [..., D] that carry nothing but their corrected feature: `into_space` of them is it.
+
+        A projection that is learned reads these: it could find elsewhere in the pooled vector what is taken
+        from the feature behind it. Without a correction they stay as they are.
+        """
+        if self.carried_matrix is None or self.carried_bias is None:
+            return pooled
+        return pooled @ self.carried_matrix.to(pooled.dtype) + self.carried_bias.to(pooled.dtype)
 
     def read_rows(self, extra: int = 0) -> Tensor | None:
         """The rows of the last layer that `pooled` needs with so many extra tokens at the end; None: all."""
@@ -491,6 +505,8 @@ class Clip(nn.Module):
         matrix, bias = (None, None) if correction is None else (correction.matrix, correction.bias)
         visual.correction_matrix = None if matrix is None else matrix.to(self.device)
         visual.correction_bias = None if bias is None else bias.to(self.device)
+        matrix, bias = (None, None) if correction is None else carried(self.visual, correction)
+        visual.carried_matrix, visual.carried_bias = matrix, bias
         return other
 
     def folded(self) -> Clip:

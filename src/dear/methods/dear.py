@@ -326,10 +326,10 @@ class DeAR(Method):
     def _adapted(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
         x_cls, x = self.clip.visual.class_and_tokens(prefix, self.first, self.image_edit(prefix))
-        correct = self.clip.visual.correct
-        f_cls = correct(self.clip.visual.into_space(x_cls))  # eq. 10
+        visual = self.clip.visual
+        f_cls = visual.correct(visual.into_space(x_cls))  # eq. 10
         own = x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
-        return f_cls, correct(self._project(own))
+        return f_cls, self._project(visual.carry_corrected(own))
 
     def _project(self, x: Tensor) -> Tensor:
         """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""

@@ -81,22 +81,20 @@ def _learned(models: Sequence[DeAR], name: str) -> Tensor:
 
 
 def _corrections(models: Sequence[DeAR]) -> tuple[Tensor, ...]:
-    """Matrix [B, E, E] and bias [B, E] of each adapter's correction; nothing where there are none."""
+    """Matrix and bias of each adapter's correction: of features [B, E], and of pooled vectors [B, D]."""
     towers = {id(clip): clip.visual for clip in {model.clip: None for model in models}}
     if all(tower.correction_matrix is None for tower in towers.values()):
         return ()
     visuals = [towers[id(model.clip)] for model in models]
-    found = [(visual.correction_matrix, visual.correction_bias) for visual in visuals]
-    matrices, biases = ([one for one in side if one is not None] for side in zip(*found, strict=True))
-    if not matrices:
-        return ()
-    if all(one is matrices[0] for one in matrices):  # most often: one concept removed for all
-        return matrices[0].expand(len(models), -1, -1), biases[0].expand(len(models), -1)
-    return torch.stack(matrices), torch.stack(biases)
+    names = ("correction_matrix", "correction_bias", "carried_matrix", "carried_bias")
+    found = [[one for visual in visuals if (one := getattr(visual, name)) is not None] for name in names]
+    if all(one is found[0][0] for one in found[0]):  # most often: one concept removed for all
+        return tuple(part[0].expand(len(models), *part[0].shape) for part in found)
+    return tuple(torch.stack(part) for part in found)
 
 
 def _correct(features: Tensor, changes: Sequence[Tensor]) -> Tensor:
-    """Features [B, ..., E] under the correction of each image, as `VisionTower.correct` does it for one."""
+    """Rows [B, ..., E] under the affine map of each image; they stay as they are without one."""
     if not changes:
         return features
     matrix, bias = (change.to(features.dtype) for change in changes)
@@ -125,14 +123,15 @@ def _features(
         for i, (layer, mask) in enumerate(model.masks.items())
     }
     x_cls, x = visual.class_and_tokens(prefix, model.first, Edit(layers, count=count))
-    f_cls = unit(_correct(visual.into_space(x_cls), changes))  # eq. 10
+    f_cls = unit(_correct(visual.into_space(x_cls), changes[:2]))  # eq. 10
     own = x.unflatten(1, (len(model.attributes), -1)).mean(dim=2)  # [B, A, D]
+    own = _correct(own, changes[2:])
     f_attr = own.to(projections[0].dtype)
     for matrix in projections:  # eq. 11: P_attr, or the two factors of its change
         f_attr = f_attr @ matrix
     if model.config.projection == "low-rank":
         f_attr = visual.into_space(own).to(f_attr.dtype) + f_attr
-    f_attr = unit(_correct(f_attr, changes))
+    f_attr = unit(f_attr)
     alpha = v.softmax(dim=1)  # [B, 1 + A]
     mixed = alpha[:, :1] * f_cls + torch.einsum("ba,bae->be", alpha[:, 1:], f_attr)  # eq. 17-19
     return f_cls, mixed
@@ -151,7 +150,7 @@ def _others(
     visual = first.clip.visual
     last = visual.run(frozen[0], first=first.first, read=visual.read_rows())
     plain = visual.into_space(visual.pooled(last)[:, 0])
-    f_frozen = unit(_correct(plain, changes)).to(mixed.dtype)
+    f_frozen = unit(_correct(plain, changes[:2])).to(mixed.dtype)
     return (found + weight[:, None] * f_frozen) / (1 + weight[:, None])
 
 

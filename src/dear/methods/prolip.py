@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Loss, Method
@@ -82,9 +83,9 @@ class ProLIP(Method):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained projection."""
-        features = frozen[0].to(self.projection.dtype) @ self.projection
-        bias = self.clip.visual.proj_bias
-        return self.clip.visual.correct(features if bias is None else features + bias.to(features.dtype))
+        visual = self.clip.visual
+        features = visual.carry_corrected(frozen[0].to(self.projection.dtype)) @ self.projection
+        return features if visual.proj_bias is None else features + visual.proj_bias.to(features.dtype)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """Cross-entropy and the distance to CLIP's own projection."""
@@ -99,7 +100,11 @@ class ProLIP(Method):
     @torch.no_grad()
     def merge(self) -> Clip:
         """A plain CLIP with the trained projection."""
-        correction = self.clip.correction
+        correction, visual = self.clip.correction, self.clip.visual
         plain = fold(self.clip.corrected(None))
-        plain.visual.space_matrix().copy_(self.projection)
-        return plain if correction is None else plain.corrected(correction).folded()
+        if correction is None or visual.carried_matrix is None or visual.carried_bias is None:
+            plain.visual.space_matrix().copy_(self.projection)
+            return plain
+        plain.visual.space_matrix().copy_(visual.carried_matrix @ self.projection)
+        bias = visual.carried_bias @ self.projection
+        return plain.corrected(Correction(torch.eye(len(bias)), bias, correction.heads)).folded()

@@ -48,7 +48,7 @@ class RepresentationMethod(Method):
         raise NotImplementedError
 
     def project_mean(self, mean: Tensor) -> Tensor:
-        """f_r [B, E], not yet corrected, of the normed mean [B, D] of the last representation tokens."""
+        """f_r [B, E] of the normed mean [B, D] of the last representation tokens, corrected."""
         raise NotImplementedError
 
     @property
@@ -73,7 +73,7 @@ class RepresentationMethod(Method):
         visual = self.clip.visual
         own, last = visual.class_and_tokens(prefix, self.first, self._edit("image", self.first))
         f_c = visual.correct(visual.into_space(own))
-        return f_c, visual.correct(self.project_mean(last.mean(dim=1)))
+        return f_c, self.project_mean(visual.carry_corrected(last.mean(dim=1)))
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
