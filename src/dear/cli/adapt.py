@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dear.data.images import ImageSet
     from dear.train.run import Trained
     from dear.workflows.estimate import Estimate
+    from dear.workflows.evaluate import HeldOut
     from dear.workflows.plan import Plan
-    from dear.workflows.summary import HeldOut
 
 _METHODS = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
 
@@ -128,9 +128,9 @@ def adapt(
     from dear.train.tensorboard import logged
     from dear.workflows.adapt import run_plan
     from dear.workflows.estimate import estimate
+    from dear.workflows.evaluate import held_out_accuracy, open_held_out
     from dear.workflows.options import AdaptOptions
     from dear.workflows.plan import plan_adaptation
-    from dear.workflows.summary import held_out_accuracy, open_held_out
 
     if roles is not None and not find_method(method).uses_roles and not without:
         raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")

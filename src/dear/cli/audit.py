@@ -95,7 +95,7 @@ def audit(
     from dear.errors import UsageError
     from dear.workflows.audit import AuditOptions
     from dear.workflows.audit import audit as examine
-    from dear.workflows.run_data import run_images
+    from dear.workflows.evaluate import run_images
 
     if run is None and data is None:
         raise UsageError("name a run folder, or images with --data")

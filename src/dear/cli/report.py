@@ -42,8 +42,8 @@ def report(
     from dear.report.run_page import write_run_page
     from dear.train import load_run, read_config
     from dear.train.folder import read_log
+    from dear.workflows.evaluate import run_images
     from dear.workflows.examine import examine
-    from dear.workflows.run_data import run_images
 
     config = read_config(run)
     images = run_images(run) if data is None else open_data(data, "test", root=data_root)

@@ -21,7 +21,7 @@ from dear.heads.roles import RoleMap, known_roles
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.train import load_run
-from dear.workflows.run_data import run_images
+from dear.workflows.evaluate import run_images
 
 if TYPE_CHECKING:
     from PIL import Image

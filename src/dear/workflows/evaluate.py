@@ -1,8 +1,9 @@
-"""Accuracy of a run on labeled images: `dear evaluate` and `dear zeroshot`."""
+"""Accuracy of a run on labeled images: `dear evaluate`, `dear zeroshot`, and the summary of `dear adapt`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
@@ -10,11 +11,16 @@ from dear.clip.model import Clip
 from dear.data.check import Readable
 from dear.data.images import ImageSet
 from dear.data.open import open_data
+from dear.errors import DataError, UsageError
+from dear.methods import build_method
 from dear.methods.base import Method
+from dear.train import read_config
 from dear.train.evaluate import Evaluation, evaluate
 from dear.train.feature_cache import FeatureCache
 from dear.train.folder import load_run
 from dear.workflows.options import PathLike
+
+MOST_IMAGES = 1000  #: held-out images that are looked at after training
 
 
 def evaluate_run(
@@ -83,3 +89,61 @@ def evaluate_readable(
         scores={mode: values[keep] for mode, values in (found.scores or {}).items()},
         unreadable=tuple(reading.problems[index] for index in sorted(reading.problems)),
     )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Accuracy on images that were not trained on, as fractions of 1.
+
+    Attributes:
+        images: how many images were answered.
+        available: how many held-out images there are.
+        before: accuracy of the frozen backbone (zero-shot).
+        after: accuracy of the adapted model, by mode.
+    """
+
+    images: int
+    available: int
+    before: float
+    after: dict[str, float]
+
+
+def open_held_out(data: PathLike | ImageSet, root: PathLike | None = None) -> ImageSet | None:
+    """The test split of a dataset, or None where it has none."""
+    if isinstance(data, ImageSet):
+        return None
+    try:
+        found = open_data(data, "test", root=root)
+    except DataError:
+        return None
+    return found if len(found) else None
+
+
+def held_out_accuracy(method: Method, images: ImageSet, progress: Progress | None = None) -> HeldOut:
+    """Accuracy before and after, on at most `MOST_IMAGES` images spread evenly over the set.
+
+    Images that cannot be read are left out.
+    """
+    step = -(-len(images) // MOST_IMAGES)
+    some = images if step == 1 else images.subset(range(0, len(images), step))
+    frozen = build_method("zeroshot", method.clip, method.classes, template=method.template)
+    before = evaluate_readable(frozen, some, unreadable="skip", progress=progress)
+    after = evaluate_readable(method, some, unreadable="skip", progress=progress)
+    return HeldOut(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
+
+
+def run_images(run: str | os.PathLike[str], split: str = "test") -> ImageSet:
+    """A split of the dataset a run was trained on.
+
+    Raises:
+        UsageError: the run does not say where its images are.
+        DataError: they are no longer there.
+    """
+    data = read_config(run).data
+    spec, root = data.spec(), data.root
+    if spec is None:
+        raise UsageError(f"{run}: does not say where its images are; name them", hint="report-data")
+    try:
+        return open_data(spec, split, root=root)
+    except DataError as error:
+        raise DataError(f"{run}: its images cannot be opened again ({error})", hint="report-data") from None

@@ -24,8 +24,8 @@ from dear.train.feature_cache import frozen_features
 from dear.train.folder import RunConfig, load_run, read_config
 from dear.train.loop import Recipe
 from dear.train.run import Trained, train
+from dear.workflows.evaluate import run_images
 from dear.workflows.options import PathLike
-from dear.workflows.run_data import run_images
 from dear.workflows.without import Removal, Without, remove, role_map
 
 DRAWS = 5  #: draws of random heads that a removal is compared with
