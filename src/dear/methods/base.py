@@ -300,9 +300,10 @@ class Method(nn.Module):
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """What the loss needs of the frozen backbone for pixels [B, 3, S, S]: tensors [B, ...].
 
-        It depends on no learned tensor and draws no random numbers. Here the pixels themselves.
+        It depends on no learned tensor and draws no random numbers. Here the frozen image feature [B, E] of
+        methods with `reads_feature`, else the pixels themselves.
         """
-        return (pixels,)
+        return (self.clip.encode_image(pixels),) if self.reads_feature else (pixels,)
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The part of `frozen_stage` that `logits_from_frozen` reads; here all of it."""
@@ -329,8 +330,8 @@ class Method(nn.Module):
         raise NotImplementedError(f"{self.name} gives no stack_key")
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """Image features [B, E], not of unit length; here those of the frozen backbone on pixels."""
-        return self.clip.encode_image(frozen[0])
+        """Image features [B, E], not of unit length; here those of the frozen backbone."""
+        return frozen[0] if self.reads_feature else self.clip.encode_image(frozen[0])
 
     def texts(self) -> Tensor:
         """Text features [C, E] of the classes; here the frozen ones of the prompts."""

@@ -45,10 +45,6 @@ class CLIPAdapter(Method):
         self.down = self.learn(uniform(generator, hidden, wide, inputs=wide))
         self.up = self.learn(uniform(generator, wide, hidden, inputs=hidden))
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """f* [B, E], the mixture of adapted and frozen features."""
         features = frozen[0].to(self.down.dtype)

@@ -50,10 +50,6 @@ class CoCoOp(Method):
         self.down, self.down_bias = map(self.learn, linear(generator, hidden, wide))
         self.up, self.up_bias = map(self.learn, linear(generator, out, hidden))
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C], each row with text features of its own."""
         images = unit(frozen[0])  # [B, E]

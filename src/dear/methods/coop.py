@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Method
 from dear.methods.context import WORDS, ContextPrompts
 
 
@@ -48,14 +48,6 @@ class CoOp(Method):
         """One learned tensor: the context [M, D]."""
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
-    def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """The frozen image features [B, E]."""
-        return frozen[0]
 
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned context."""

@@ -53,10 +53,6 @@ class LinearProbe(Method):
         self.weight = self.learn(text if self.config.start == "text" else torch.zeros_like(text))
         self.bias = self.learn(torch.zeros(len(text)))
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
         images = unit(frozen[0]).to(self.weight.dtype)

@@ -102,10 +102,6 @@ class LPPlusPlus(Method):
         found = fit(features.double(), labels, self.prompts.frozen.double(), self.config.steps)
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
         images = unit(frozen[0]).to(self.weight.dtype)

@@ -59,14 +59,6 @@ class ProGrad(Method):
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
-    def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """The frozen image features [B, E]."""
-        return frozen[0]
-
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned context."""
         return self.context.features(self.clip, {1: self.ctx})

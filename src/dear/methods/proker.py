@@ -81,10 +81,6 @@ class ProKeR(Method):
         rows = len(state["keys"]) if "keys" in state and state["keys"].ndim == 2 else 0
         return {"keys": (rows, self.keys.shape[1]), "coefficients": (rows, len(self.classes))}
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
         images = unit(frozen[0]).to(self.keys.dtype)

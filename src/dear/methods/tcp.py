@@ -67,14 +67,6 @@ class TCP(Method):
         hidden = hidden * torch.sigmoid(1.702 * hidden)
         return F.linear(hidden, self.up, self.up_bias).view(len(hidden), self.config.context, -1)
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
-    def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """The frozen image features [B, E]."""
-        return frozen[0]
-
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the shared context, then with each class's own vectors."""
         own = self._class_tokens()

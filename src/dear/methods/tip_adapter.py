@@ -92,10 +92,6 @@ class TipAdapter(Method):
         """As many keys as there were training images."""
         return cache_shapes(state, self.keys.shape[1])
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
         return vote(self, frozen[0])
@@ -128,10 +124,6 @@ class TipAdapterF(Method):
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """As many keys as there were training images."""
         return cache_shapes(state, self.keys.shape[1])
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""

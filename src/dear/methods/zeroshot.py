@@ -59,10 +59,6 @@ class ZeroShot(Method):
         if self.config.ensemble and self.prompts.given is not None:
             raise UsageError("an ensemble of templates needs class names, not token ids")
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Frozen image features [B, E]."""
-        return (self.clip.encode_image(pixels),)
-
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]: temperature times cosine."""
         texts = self.cached("ensemble", self._ensemble) if self.config.ensemble else self.prompts.frozen
