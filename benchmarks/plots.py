@@ -126,7 +126,7 @@ def inference_plot() -> str:
     """Images per second at batch 256."""
     values = []
     for row in rows("inference"):
-        if row["batch"] == "256" and "H200" in row["machine"]:
+        if (row["batch"], row["shape"]) == ("256", "ViT-B-16") and "H200" in row["machine"]:
             rate, own = float(row["images_per_s"]), row["model"].startswith("dear")
             values.append((row["model"], rate, f"{rate:,.0f}", PALETTE[0] if own else PALETTE[2]))
     return bars("Images per second, ViT-B/16, bfloat16, batch 256, H200", values)

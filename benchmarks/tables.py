@@ -48,15 +48,15 @@ def step() -> str:
 
 
 def inference() -> str:
-    """Images per second by model and batch, one table per machine."""
+    """Images per second by model and batch, one table per machine and shape."""
     parts = []
-    for device in dict.fromkeys(row["machine"] for row in rows("inference")):
-        mine = [row for row in rows("inference") if row["machine"] == device]
+    for device, shape in dict.fromkeys((row["machine"], row["shape"]) for row in rows("inference")):
+        mine = [row for row in rows("inference") if (row["machine"], row["shape"]) == (device, shape)]
         batches = list(dict.fromkeys(row["batch"] for row in mine))
         models = list(dict.fromkeys(row["model"] for row in mine))
         rates = {(row["model"], row["batch"]): float(row["images_per_s"]) for row in mine}
         body = [(m, *(f"{rates[m, b]:,.1f}" if (m, b) in rates else "" for b in batches)) for m in models]
-        words = f"{device}, {mine[0]['threads']} threads, {mine[0]['precision']}"
+        words = f"{shape}, {device}, {mine[0]['threads']} threads, {mine[0]['precision']}"
         parts.append(f"{words}:\n\n" + table(("images per second", *(f"batch {b}" for b in batches)), body))
     return "\n\n".join(parts)
 
