@@ -18,7 +18,7 @@ from dear._io.files import read_safetensors, require_finite
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
 from dear.heads.contributions import head_maps
-from dear.heads.moments import Kept, Moments
+from dear.heads.moments import Moments, SavedMoments
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 TEXT |= {"vocab_size": 20, "eos_token_id": 19, "max_position_embeddings": 5}
@@ -221,7 +221,7 @@ def moments(folder: Path) -> Target:
     """What an interrupted discovery kept: taken over whole, or the images are read again."""
     path = folder / "kept.safetensors"
     clip = tiny_clip(dtype=torch.float32)
-    kept = Kept(path, clip, Colors(), (6,), 4)
+    kept = SavedMoments(path, clip, Colors(), (6,), 4)
     seen = Moments(head_maps(clip, (6,)), (6,))
     seen.add(torch.ones(5, 1, 4, 9))
     kept.save(seen)

@@ -12,7 +12,7 @@ from dear.errors import RoleError
 from dear.heads.corpus import Corpus
 from dear.heads.corpus.load import Phrase
 from dear.heads.discover import discover_roles
-from dear.heads.moments import Kept, Moments
+from dear.heads.moments import Moments, SavedMoments
 from dear.heads.roles import Role, RoleMap
 from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure, warnings_about
 
@@ -120,7 +120,7 @@ def test_discovery_reports_stability_and_resumes_to_the_same(tmp_path: Path) -> 
     assert "stability" not in discover_roles(clip, images, **settings, replicates=0).evidence
     with pytest.raises(RoleError, match="replicates = -1"):
         discover_roles(clip, images, **settings, replicates=-1)
-    kept = Kept(tmp_path / "k", clip, images, clip.config.vision.last_third, 7)
+    kept = SavedMoments(tmp_path / "k", clip, images, clip.config.vision.last_third, 7)
     from dear.heads.batches import batches
     from dear.heads.contributions import head_maps
     from dear.heads.moments import moments

@@ -268,9 +268,9 @@ def test_the_studio() -> None:
 
 def test_errors_on_the_studios_page_are_escaped() -> None:
     pytest.importorskip("gradio")
-    from dear.studio.parts import spoken
+    from dear.studio.parts import errors_as_message
 
-    @spoken
+    @errors_as_message
     def fails() -> None:
         raise DearError(MARKUP[0])
 

@@ -353,14 +353,14 @@ def test_stop_ends_the_work_of_one_visitor_only():
 
 def test_an_error_takes_the_place_of_answers():
     pytest.importorskip("gradio", reason="the extra `studio` is not installed")
-    from dear.studio.parts import answered
+    from dear.studio.parts import errors_as_output
 
     def ask(wrong):
         if wrong:
             raise DearError(EVIL)
         return ["answers", "plot"]
 
-    asked = answered(ask, lambda problem: [problem, None])
+    asked = errors_as_output(ask, lambda problem: [problem, None])
     assert asked(False) == ["answers", "plot"]
     problem, plot = asked(True)
     assert plot is None

@@ -288,7 +288,7 @@ class Session:
         if wanted is None:
             return None
         path = draw_path(self.place.draws or ".", self.cell.dataset, self.cell.shots, self.cell.seed)
-        if file_mark(path) != wanted:
+        if file_digest(path) != wanted:
             raise RunError(f"{path}: the draw was changed after the cell was planned")
         return path
 
@@ -416,7 +416,7 @@ def draw_path(folder: str, dataset: str, shots: int, seed: int) -> str:
     return os.path.join(folder, f"{safe}-{shots}shot-seed{seed}.jsonl")
 
 
-def file_mark(path: str) -> str:
+def file_digest(path: str) -> str:
     """Hash of a file's content.
 
     Raises:

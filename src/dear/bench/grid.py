@@ -21,7 +21,7 @@ from msgspec import Meta
 from dear._io.files import read_json, require_writable, write_atomic, write_json
 from dear._io.text import Strict, Whole, check
 from dear.bench.ablations import Study, Variant
-from dear.bench.cells import SCHEMA, Cell, Outcome, Place, as_written, draw_path, file_mark
+from dear.bench.cells import SCHEMA, Cell, Outcome, Place, as_written, draw_path, file_digest
 from dear.bench.protocols import Name, Protocol
 from dear.bench.protocols.base_to_novel import BaseToNovel
 from dear.bench.protocols.few_shot import FewShot
@@ -205,7 +205,7 @@ def _cell(
     if request.draws is not None:
         if not shots:
             raise UsageError("imported few-shot draws have no effect where all images are taken (0 shots)")
-        extra["draw"] = file_mark(draw_path(request.draws, dataset, shots, seed))
+        extra["draw"] = file_digest(draw_path(request.draws, dataset, shots, seed))
     return Cell(
         protocol=protocol,
         method=kind.name,

@@ -25,7 +25,7 @@ from dear.heads.concepts import (
 from dear.heads.contributions import check_layers, head_maps
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.embed import DEFAULT, Embedder, sentence_embedder, unit
-from dear.heads.moments import EVERY, Kept, Moments, NamedImages, moments
+from dear.heads.moments import EVERY, Moments, NamedImages, SavedMoments, moments
 from dear.heads.names import CORE, PROTOTYPES
 from dear.heads.pooled import LinearShare
 from dear.heads.roles import Role, RoleMap
@@ -195,13 +195,13 @@ def _read(
     batch_size: int,
     tell: Progress,
     keep: str | PathLike[str] | None,
-) -> tuple[BlockMoments, Kept | None, float | None]:
+) -> tuple[BlockMoments, SavedMoments | None, float | None]:
     """The moments of all images, where they are kept for a second try, and the share of `LinearShare`."""
     total, share, every = count(images), LinearShare(clip), images
     seen = BlockMoments(head_maps(clip, layers), layers)
     kept = None
     if keep is not None and isinstance(images, NamedImages):
-        kept = Kept(keep, clip, images, layers, batch_size)
+        kept = SavedMoments(keep, clip, images, layers, batch_size)
         images = images.subset(range(kept.restore(seen), len(images)))
         kept.save(seen)  # a folder that cannot be written is told now, not after the images
     tell("images", seen.count, total)

@@ -124,7 +124,7 @@ class NamedImages(Protocol):
         """Some of the images."""
 
 
-class Kept:
+class SavedMoments:
     """Moments on disk, with a key of the computation that they belong to.
 
     Args:

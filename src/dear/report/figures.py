@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.report.look import INK, OTHER_SERIES, PALETTE, SERIES, attribute_color, dress, label, labels
+from dear.report.look import INK, OTHER_SERIES, PALETTE, SERIES, apply_style, attribute_color, label, labels
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -50,7 +50,7 @@ def class_accuracy(before: Mapping[str, float], after: Mapping[str, float], most
             hovertemplate="%{y}: %{x:.1f} %<extra>" + series + "</extra>",
         )
     figure.update_xaxes(range=[-2, 102], ticksuffix=" %")
-    return dress(figure, 90 + 26 * len(rows))
+    return apply_style(figure, 90 + 26 * len(rows))
 
 
 def confusion(table: Tensor, classes: Sequence[str], most: int = 30) -> go.Figure:
@@ -85,7 +85,7 @@ def confusion(table: Tensor, classes: Sequence[str], most: int = 30) -> go.Figur
             hovertemplate="%{y} answered as %{x}: %{z:.1f} %<extra></extra>",
         )
     )
-    dress(figure, 230 + max(24, 44 - 2 * len(rows)) * len(rows))
+    apply_style(figure, 230 + max(24, 44 - 2 * len(rows)) * len(rows))
     figure.update_xaxes(title="answered", tickangle=-45, showgrid=False)
     figure.update_yaxes(title="truth", autorange="reversed", showgrid=False)
     return figure
@@ -109,7 +109,7 @@ def fusion_weights(weights: Mapping[str, float]) -> go.Figure:
     )
     figure.add_hline(y=1 / len(names), line={"color": INK, "dash": "dot", "width": 1})
     figure.update_yaxes(title="weight", rangemode="tozero")
-    return dress(figure, 300)
+    return apply_style(figure, 300)
 
 
 def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
@@ -132,7 +132,7 @@ def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
         )
     figure.update_xaxes(tickangle=0)
     figure.update_yaxes(range=[0, 108], ticksuffix=" %", tickvals=[0, 25, 50, 75, 100])
-    return dress(figure, 320, barmode="group", bargap=0.3)
+    return apply_style(figure, 320, barmode="group", bargap=0.3)
 
 
 def changes(groups: Mapping[str, int]) -> go.Figure:
@@ -152,7 +152,7 @@ def changes(groups: Mapping[str, int]) -> go.Figure:
             hovertemplate=f"{words[name]}: {count} images<extra></extra>",
         )
     figure.update_xaxes(title="images", range=[0, sum(groups.values())])
-    dress(figure, 220, barmode="stack")
+    apply_style(figure, 220, barmode="stack")
     return figure.update_layout(legend_traceorder="normal")
 
 
@@ -181,7 +181,7 @@ def training_curve(lines: Sequence[Mapping[str, float | int]], total: int | None
         )
     figure.update_xaxes(title="step", range=None if total is None else [0, total])
     figure.update_yaxes(rangemode="tozero")
-    return dress(figure, 320)
+    return apply_style(figure, 320)
 
 
 def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
@@ -208,7 +208,7 @@ def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
     figure.update_xaxes(title="part of the margin over the runner-up (logits)")
     figure.update_yaxes(autorange="reversed")
     figure.add_vline(x=0, line={"color": INK, "width": 1})
-    return dress(figure, 130 + 44 * len(rows), barmode="relative", bargap=0.35)
+    return apply_style(figure, 130 + 44 * len(rows), barmode="relative", bargap=0.35)
 
 
 def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | None = None) -> go.Figure:
@@ -233,7 +233,7 @@ def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | Non
         )
     figure.update_xaxes(title="step", range=None if total is None else [0, total])
     figure.update_yaxes(range=[0, 102], ticksuffix=" %")
-    return dress(figure, 260)
+    return apply_style(figure, 260)
 
 
 def gates_figure(history: Tensor, title: str = "Gates of the heads") -> go.Figure:
@@ -280,7 +280,7 @@ def gates_figure(history: Tensor, title: str = "Gates of the heads") -> go.Figur
     figure = go.Figure(data=[map_of(sets[-1])], frames=frames)
     sliders = [{"active": len(names) - 1, "currentvalue": {"prefix": "epoch "}, "steps": steps}]
     height = 190 + 26 * sets.shape[1]
-    return dress(figure, height, title=title, sliders=sliders if len(names) > 1 else [])
+    return apply_style(figure, height, title=title, sliders=sliders if len(names) > 1 else [])
 
 
 def layer_effects_figure(
@@ -309,7 +309,7 @@ def layer_effects_figure(
     figure.add_hline(y=100 * accuracy, line={"color": INK, "dash": "dot", "width": 1})
     figure.add_vrect(x0=shown[0] - 0.5, x1=shown[1] + 0.5, fillcolor="#f1ede0", layer="below", line_width=0)
     figure.update_xaxes(tickvals=layers)
-    return dress(figure, 320, "layer", "zero-shot accuracy (%)")
+    return apply_style(figure, 320, "layer", "zero-shot accuracy (%)")
 
 
 def phrase_plane_figure(
@@ -334,7 +334,7 @@ def phrase_plane_figure(
             marker={"color": colors.get(concept, "#a0a0a0"), "size": 8, "opacity": 0.8},
             hovertemplate="%{text}<extra>" + label(concept) + "</extra>",
         )
-    dress(figure, 460)
+    apply_style(figure, 460)
     figure.update_layout(legend={"itemclick": "toggle"})
     figure.update_xaxes(showticklabels=False, showgrid=False)
     return figure.update_yaxes(showticklabels=False, showgrid=False)

@@ -69,7 +69,7 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def dress(figure: go.Figure, height: int, x: str = "", y: str = "", **layout: Any) -> go.Figure:
+def apply_style(figure: go.Figure, height: int, x: str = "", y: str = "", **layout: Any) -> go.Figure:
     """Give a figure the common look: white ground, thin grid, legend above, the page's own font."""
     figure.update_layout(
         template="none",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Protocol
 
-from dear.report.look import FAINT, INK, PALETTE, dress
+from dear.report.look import FAINT, INK, PALETTE, apply_style
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -97,7 +97,7 @@ def bars(lines: Sequence[Line], column: str) -> go.Figure:
             hovertemplate="%{x}<br>" + name + ": %{y:.2f}<extra></extra>",
         )
     figure.update_layout(barmode="group", bargap=0.25)
-    return dress(figure, 380, "", HEADINGS[column])
+    return apply_style(figure, 380, "", HEADINGS[column])
 
 
 def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
@@ -145,7 +145,7 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
             },
             hovertemplate="%{text}<br>base %{x:.2f}, novel %{y:.2f}<extra>" + name + "</extra>",
         )
-    dress(figure, 460, "Base accuracy (%)", "Novel accuracy (%)")
+    apply_style(figure, 460, "Base accuracy (%)", "Novel accuracy (%)")
     for axis, place in ((figure.update_xaxes, 0), (figure.update_yaxes, 1)):
         values = [point[place] for point in points] or [0.0, 100.0]
         axis(range=[max(0, min(values) - 5), min(100, max(values) + 5)])
@@ -180,7 +180,7 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
                 row=place // wide + 1,
                 col=place % wide + 1,
             )
-    dress(figure, 140 + 260 * tall, "", "")
+    apply_style(figure, 140 + 260 * tall, "", "")
     figure.update_layout(legend={"y": 1 + 0.12 / tall}, margin={"t": 90})
     figure.update_xaxes(type="log", tickvals=shots, ticktext=[str(count) for count in shots], title="shots")
     figure.update_yaxes(title="accuracy (%)", col=1)
@@ -214,7 +214,7 @@ def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
             hovertemplate="%{y}, %{x}: %{z:.4f}<extra></extra>",
         )
     )
-    dress(figure, 120 + 44 * len(names), "", "")
+    apply_style(figure, 120 + 44 * len(names), "", "")
     figure.update_xaxes(showgrid=False, side="top")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return figure

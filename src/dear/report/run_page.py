@@ -65,7 +65,9 @@ def run_page(
         lost=changed_classes(trained, better=False),
         changes={name: len(rows) for name, rows in groups.items()},
         changes_figure=figures.changes({name: len(rows) for name, rows in groups.items()}),
-        galleries={name: gallery(trained, some(groups[name]), before=True) for name in ("fixed", "broken")},
+        galleries={
+            name: gallery(trained, spread_rows(groups[name]), before=True) for name in ("fixed", "broken")
+        },
         confusion=figures.confusion(trained.confusion(), trained.adapted.classes),
         mistakes=_mistakes(trained),
         most_wrong=gallery(trained, trained.most_wrong(WRONG)),
@@ -150,7 +152,7 @@ def _mistakes(trained: Compared) -> Table:
     return Table(("truth → answer", "images"), rows)
 
 
-def some(rows: Sequence[int]) -> Sequence[int]:
+def spread_rows(rows: Sequence[int]) -> Sequence[int]:
     """A few of the rows, spread evenly."""
     return rows[:: max(1, len(rows) // CHANGED)][:CHANGED]
 

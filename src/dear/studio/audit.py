@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
+from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
@@ -15,7 +16,7 @@ from dear.heads.names import CONCEPTS
 from dear.heads.values import find_concept
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
-from dear.studio.desk import EXAMPLE, Desk, Tell
+from dear.studio.desk import EXAMPLE, Desk
 from dear.workflows.audit import Audit, AuditOptions, audit, without
 from dear.workflows.audit_evidence import evidence
 from dear.workflows.predict import probabilities
@@ -51,7 +52,7 @@ class Auditor:
             raise UsageError("name the images that the model was trained on: a folder, a table or world:NAME")
         return self.desk.images.select_classes(known)
 
-    def find(self, concept: str, data: str = "", tell: Tell | None = None) -> Audit:
+    def find(self, concept: str, data: str = "", tell: Progress | None = None) -> Audit:
         """The audit of one concept."""
         model = self.desk.find_model(tell)
         find_concept(concept)
@@ -63,7 +64,7 @@ class Auditor:
         images: Sequence[tuple[str, Image.Image]],
         concept: str,
         data: str = "",
-        tell: Tell | None = None,
+        tell: Progress | None = None,
         without_it: bool = True,
     ) -> list[Thumbnail]:
         """The model's answers for a visitor's images, and if asked those without the concept."""
@@ -83,7 +84,7 @@ class Auditor:
             shown.append(Thumbnail(thumbnail(image), name, tuple(lines)))
         return shown
 
-    def _without(self, model: Method, concept: str, data: str, tell: Tell | None) -> Method:
+    def _without(self, model: Method, concept: str, data: str, tell: Progress | None) -> Method:
         """The model with the concept removed, as the audit removes it; nothing is trained."""
         training = few_shot(self.images(data, model), SHOTS, AuditOptions().seed)
         chart = role_map(self.desk.roles, model.clip)

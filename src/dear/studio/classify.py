@@ -18,13 +18,14 @@ import torch
 from PIL import Image
 
 from dear._io.image_file import MAX_PIXELS, open_image, square
+from dear._io.progress import Progress
 from dear.errors import InputError, UsageError
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score, run_threshold
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail
-from dear.studio.desk import Desk, Tell, pixels_of
+from dear.studio.desk import Desk, pixels_of
 from dear.workflows.examine import recommended_modes
 
 _SECONDS = 30.0
@@ -137,7 +138,7 @@ def classify(
     classes: Sequence[str],
     template: str,
     top: int = 3,
-    tell: Tell | None = None,
+    tell: Progress | None = None,
     reject: float | None = None,
 ) -> list[Verdict]:
     """Classify images with the frozen and the adapted model.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dear._io.progress import Progress
 from dear.bench.cells import Cell
 from dear.bench.grid import PROTOCOLS, read_cell
 from dear.bench.outputs import figures_of, texts_of
@@ -19,8 +20,8 @@ from dear.methods.zeroshot import ZeroShot
 from dear.report.page import Table, percent, render
 from dear.report.results_page import sheet_table
 from dear.report.run_facts import Compared
-from dear.report.run_page import changed_classes, gallery, some
-from dear.studio.desk import Desk, Tell
+from dear.report.run_page import changed_classes, gallery, spread_rows
+from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train import Evaluation, evaluate, load_run
 from dear.workflows.examine import recommended_modes
@@ -102,7 +103,7 @@ def model_names(desk: Desk) -> list[str]:
     return [FROZEN, *desk.models]
 
 
-def compare_models(desk: Desk, first: str, second: str, data: str, tell: Tell | None = None) -> str:
+def compare_models(desk: Desk, first: str, second: str, data: str, tell: Progress | None = None) -> str:
     """The comparison as HTML.
 
     Args:
@@ -147,8 +148,8 @@ def compare_models(desk: Desk, first: str, second: str, data: str, tell: Tell | 
         table=_table((first, second), found, modes),
         gained=changed_classes(compared, better=True),
         lost=changed_classes(compared, better=False),
-        fixed=gallery(compared, some(groups["fixed"]), before=True),
-        broken=gallery(compared, some(groups["broken"]), before=True),
+        fixed=gallery(compared, spread_rows(groups["fixed"]), before=True),
+        broken=gallery(compared, spread_rows(groups["broken"]), before=True),
     )
 
 

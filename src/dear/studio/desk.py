@@ -26,9 +26,6 @@ from dear.workflows.evaluate import run_images
 if TYPE_CHECKING:
     from PIL import Image
 
-Tell = Progress
-"""As everywhere; here it may raise `Stopped` to end the work."""
-
 EXAMPLE = "world:emblems"  #: what the example model learns when no run is given
 EXAMPLES = ("world:emblems", "world:vehicles", "world:fauna", "world:textures", "world:scenes")
 _EACH = 60  # images of every example task on the desk
@@ -36,7 +33,7 @@ MOST_MODELS = 20  #: models kept for comparison
 
 
 class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed Stop)
-    """The work was stopped."""
+    """The work was stopped; a progress callback of the studio raises it."""
 
 
 @dataclass
@@ -82,7 +79,7 @@ class Desk:
         """The prompt to start with."""
         return self.model.template if self.model is not None else open_data(EXAMPLE, "test").template
 
-    def find_roles(self, tell: Tell | None = None) -> RoleMap:
+    def find_roles(self, tell: Progress | None = None) -> RoleMap:
         """The role map: the model's, the backbone's own, or one discovered on the desk's images."""
         with self.lock:
             if self.roles is None:
@@ -91,7 +88,7 @@ class Desk:
                 self.roles = discover_roles(self.clip, self.images, concepts="tags", progress=tell)
             return self.roles
 
-    def find_model(self, tell: Tell | None = None) -> Method:
+    def find_model(self, tell: Progress | None = None) -> Method:
         """The adapted model; without a run a small one is trained on example images, in seconds."""
         with self.lock:
             if self.model is None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
@@ -20,7 +21,7 @@ from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
 from dear.report.headmap import KIND_MEANINGS, head_map, role_title
 from dear.report.page import render
-from dear.studio.desk import Desk, Tell, gallery_html, name_of, pixels_of
+from dear.studio.desk import Desk, gallery_html, name_of, pixels_of
 
 Key = tuple[int, int]
 _LOOKED_AT, _SHOWN = 400, 6
@@ -34,7 +35,7 @@ class Viewer:
         self._kept: tuple[RoleMap, ImageSet, Collected] | None = None
         self._looked_at: ImageSet | None = None
 
-    def collected(self, tell: Tell | None = None) -> tuple[RoleMap, ImageSet, Collected]:
+    def collected(self, tell: Progress | None = None) -> tuple[RoleMap, ImageSet, Collected]:
         """The role map, the images looked at, and what every head adds to each of them."""
         with self.desk.lock:
             roles = self.desk.find_roles(tell)
@@ -48,7 +49,7 @@ class Viewer:
                 self._kept, self._looked_at = (roles, some, kept), every
             return self._kept
 
-    def view(self, key: Key, tell: Tell | None = None) -> HeadView:
+    def view(self, key: Key, tell: Progress | None = None) -> HeadView:
         """Everything the tab shows about one head."""
         roles, images, kept = self.collected(tell)
         role, clip = roles[key], self.desk.clip

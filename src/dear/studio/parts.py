@@ -15,15 +15,16 @@ import gradio as gr
 from PIL import Image
 
 from dear._io.files import write_atomic
+from dear._io.progress import Progress
 from dear.errors import DearError
 from dear.report.page import render
-from dear.studio.desk import Desk, Stopped, Tell, name_of
+from dear.studio.desk import Desk, Stopped, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_VISITORS = 1000
 
 
-def spoken(function: F) -> F:
+def errors_as_message(function: F) -> F:
     """Show errors that a person can correct as a sentence on the page; others go to the terminal."""
 
     @functools.wraps(function)
@@ -53,8 +54,8 @@ def _plain_sentence(error: Exception) -> str:
     return "Something broke inside dear; the terminal says what."
 
 
-def answered(function: F, empty: Callable[[str], list[Any]]) -> F:
-    """As `spoken`, but the sentence replaces the answers that are shown.
+def errors_as_output(function: F, empty: Callable[[str], list[Any]]) -> F:
+    """As `errors_as_message`, but the sentence replaces the answers that are shown.
 
     Args:
         function: gives a list of outputs.
@@ -78,7 +79,7 @@ class Work:
         self._stops: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
 
-    def tell(self, progress: Any, visitor: str) -> Tell:
+    def tell(self, progress: Any, visitor: str) -> Progress:
         """A callback for work that begins now; earlier work of the same visitor in this tab ends."""
         stop = threading.Event()
         with self._lock:

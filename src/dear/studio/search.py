@@ -7,11 +7,12 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
-from dear.studio.desk import Desk, Tell, name_of
+from dear.studio.desk import Desk, name_of
 from dear.workflows.retrieve import gallery_features, gallery_of, rank
 
 MOST = 20_000
@@ -46,7 +47,7 @@ class Search:
         attribute: str,
         folder: str = "",
         top: int = 8,
-        tell: Tell | None = None,
+        tell: Progress | None = None,
     ) -> list[tuple[Image.Image, str, float]]:
         """The nearest images of the gallery: (image, name, cosine), nearest first.
 
@@ -64,7 +65,7 @@ class Search:
             for index, cosine in zip(found.indices, found.similarity, strict=True)
         ]
 
-    def _features(self, model: DeAR, folder: str, tell: Tell | None) -> tuple[ImageSet, Tensor]:
+    def _features(self, model: DeAR, folder: str, tell: Progress | None) -> tuple[ImageSet, Tensor]:
         kept = self._kept
         if kept is not None and kept[0] is model and kept[1] == folder:
             return kept[2], kept[3]

@@ -15,7 +15,7 @@ from dear.studio import classify as asking
 from dear.studio import heads as watching
 from dear.studio.audit import CHOICES, Auditor, answers_html, audit_html
 from dear.studio.desk import Desk, gallery_html
-from dear.studio.parts import Samples, Work, answered, gallery_look, plot_look, visitor_of
+from dear.studio.parts import Samples, Work, errors_as_output, gallery_look, plot_look, visitor_of
 from dear.studio.search import Search
 
 _CLICK = """
@@ -100,10 +100,15 @@ def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
 
     outputs = [chosen, about, most, seen, least]
     grid.select(
-        answered(select, lambda problem: ["", problem, "", "", ""]), None, outputs, show_progress_on=[about]
+        errors_as_output(select, lambda problem: ["", problem, "", "", ""]),
+        None,
+        outputs,
+        show_progress_on=[about],
     )
-    gr.on([own.change, chosen.change], answered(look, lambda problem: [problem]), [own, chosen], looked)
-    return answered(begin, lambda problem: [problem, "", "", "", "", ""]), [grid, *outputs]
+    gr.on(
+        [own.change, chosen.change], errors_as_output(look, lambda problem: [problem]), [own, chosen], looked
+    )
+    return errors_as_output(begin, lambda problem: [problem, "", "", "", "", ""]), [grid, *outputs]
 
 
 @dataclass(frozen=True)
@@ -219,9 +224,13 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     outputs, shown = parts.outputs, {"show_progress_on": parts.outputs[:1]}
     asked = [parts.names, parts.template, parts.refuse]
     parts.go.click(
-        answered(run, empty), [parts.files, parts.camera, *asked], outputs, api_name="classify", **shown
+        errors_as_output(run, empty),
+        [parts.files, parts.camera, *asked],
+        outputs,
+        api_name="classify",
+        **shown,
     )
-    parts.example.select(answered(pick, empty), [*asked, version], outputs, **shown)
+    parts.example.select(errors_as_output(pick, empty), [*asked, version], outputs, **shown)
 
     def values() -> list[Any]:
         return ["\n".join(desk.classes), desk.template, samples.shown(desk.version), *empty(_HINT)]
@@ -302,7 +311,7 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
 
     inputs = [parts.query, picked, parts.attribute, parts.folder, version]
     outputs, shown = parts.outputs, {"show_progress_on": parts.outputs[1:]}
-    find = answered(run, lambda problem: ["", problem])
+    find = errors_as_output(run, lambda problem: ["", problem])
     parts.go.click(find, inputs, outputs, api_name="retrieve", **shown)
     chosen = parts.example.select(pick, None, [picked, parts.query], show_progress="hidden")
     chosen.then(find, inputs, outputs, **shown)
@@ -368,11 +377,11 @@ def audit_tab(desk: Desk) -> Refreshed:
         opened = asking.open_uploads(paths)
         return [answers_html(name, auditor.answers(opened, name, where or "", tell, ticked), ticked)]
 
-    audit = answered(run, lambda problem: [problem])
+    audit = errors_as_output(run, lambda problem: [problem])
     go.click(audit, [concept, data], [found], show_progress_on=[found], api_name="audit")
     gr.on(
         [files.change, without.change, concept.change],
-        answered(compare, lambda problem: [problem]),
+        errors_as_output(compare, lambda problem: [problem]),
         [files, without, concept, data],
         [own],
         show_progress_on=[own],

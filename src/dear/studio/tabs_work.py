@@ -16,7 +16,7 @@ from dear.methods import list_methods
 from dear.report import figures
 from dear.studio import compare as comparing
 from dear.studio.desk import Desk
-from dear.studio.parts import Work, answered, plot_look, spoken, visitor_of
+from dear.studio.parts import Work, errors_as_message, errors_as_output, plot_look, visitor_of
 from dear.studio.tabs_look import Refreshed
 from dear.studio.training import AUTOMATIC, ROLE_CHOICES, Plan, Trainer, Watched, status_html
 
@@ -100,7 +100,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
             if not watched.busy:
                 return
 
-    @spoken
+    @errors_as_message
     def begin(
         spec: str,
         name: str,
@@ -117,13 +117,13 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
         )
         trainer.start(plan, visitor_of(request))
 
-    @spoken
+    @errors_as_message
     def end(request: gr.Request) -> None:
         if not trainer.may_stop(visitor_of(request)):
             raise UsageError("this training was started by somebody else; only they can stop it")
         trainer.stop(0)
 
-    resumed = spoken(trainer.resume)
+    resumed = errors_as_message(trainer.resume)
     quiet: dict[str, Any] = {"show_progress": "hidden"}
     # Watching only waits: everybody may do so at once, or the second visitor would see nothing until the end.
     waiting = {**quiet, "concurrency_limit": None}
@@ -194,7 +194,7 @@ def _compare_models(desk: Desk) -> Refreshed:
         return [comparing.compare_models(desk, one, two, images or "", tell)]
 
     go.click(
-        answered(run, lambda problem: [problem]),
+        errors_as_output(run, lambda problem: [problem]),
         [first, second, data],
         answer,
         show_progress_on=[answer],
@@ -240,7 +240,7 @@ def _compare_results(desk: Desk) -> None:
         return [{}, gr.update(visible=False), problem, *[gr.update(visible=False)] * 3]
 
     go.click(
-        answered(run, empty),
+        errors_as_output(run, empty),
         [files, folder],
         [kept, protocol, table, *plots],
         show_progress_on=[table],

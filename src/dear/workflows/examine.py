@@ -41,7 +41,7 @@ def examine(
         )
     trained_images = images if not others else images.select_classes(known)
     new_images = other if other is not None else (images.select_classes(others) if others else None)
-    told = _Told(progress, 2 * len(trained_images) + 4 * (len(new_images) if new_images else 0))
+    told = _TotalProgress(progress, 2 * len(trained_images) + 4 * (len(new_images) if new_images else 0))
     new, why = None, ""
     if new_images is None or len(new_images) == 0:
         why = "The test images show no new class, so nothing was measured here."
@@ -73,7 +73,7 @@ def recommended_modes(method: Method) -> tuple[str, str]:
     return usual, keeps  # "auto" tells trained and new classes apart by itself
 
 
-class _Told:
+class _TotalProgress:
     """Adds up the progress of several evaluations."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -86,7 +86,7 @@ class _Told:
             self.before += done
 
 
-def _compare(method: Method, images: ImageSet, mode: str, told: _Told) -> Compared:
+def _compare(method: Method, images: ImageSet, mode: str, told: _TotalProgress) -> Compared:
     adapted = evaluate(method, images, progress=told)
     same = tuple(adapted.classes) == method.classes
     words = method.prompts.given if same else None  # ids that were given stand for the method's own classes
@@ -95,7 +95,7 @@ def _compare(method: Method, images: ImageSet, mode: str, told: _Told) -> Compar
     return Compared(images, adapted, evaluate(frozen, images, progress=told), mode)
 
 
-def _new_classes(method: Method, images: ImageSet, mode: str, told: _Told) -> NewClasses:
+def _new_classes(method: Method, images: ImageSet, mode: str, told: _TotalProgress) -> NewClasses:
     alone = _compare(method.with_classes(images.classes, images.template), images, mode, told)
     shared = set(method.classes) & set(images.classes)
     if shared:

@@ -130,7 +130,7 @@ class Attempt:
             self.skipped = _needs(missing)
             return
         turns = len(class_folds(len(self.method.classes), self.trials.recipe.seed))
-        self.full = self.pace = paced(
+        self.full = self.pace = measure_pace(
             self.method, self.trials, self.folds, turns if self.method.open_classes else 0
         )
 
@@ -252,7 +252,7 @@ def _lost(one: Candidate, rivals: Sequence[Candidate]) -> bool:
     return any(better(rival.on(own.rows), own.on(rival.rows), _LOST) for rival in answers)
 
 
-def paced(method: Method, trials: Trials, folds: int, turns: int) -> Pace:
+def measure_pace(method: Method, trials: Trials, folds: int, turns: int) -> Pace:
     """Time a few training steps of a copy of the method."""
     return Pace(_time_of_step(method, trials), _steps(trials), folds, turns)
 
