@@ -6,8 +6,8 @@
         --methods coop,clip-lora,mmrl,dear --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py rows --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
         --data-root DATA --small BACKBONE --methods coop,clip-lora,mmrl,dear
-    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --cpu-clock --keep tried \
-        --seeds 1,2,3 --workers 15 --data-root DATA --small BACKBONE --roles roles.json
+    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --keep tried --seeds 1,2 \
+        --threads 2 --workers 8 --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py show benchmarks/results/answers.csv benchmarks/results/answers_choose.csv
 
 `run` trains each method on the first half of the classes (16 images per class), calibrates it on the same
@@ -20,13 +20,13 @@ without random crops; the others train as `dear adapt` does. `--workers` process
 cell is written when it is done; where SciPy is missing `run` writes no rows, and `rows` makes them elsewhere.
 
 `choose` asks `dear choose` on the first half of the classes; `show` compares its pick with the test results
-of benchmarks/results/fair_table.csv on the same classes, images and seeds. With `--cpu-clock` the minutes are
-CPU time of one thread, for machines that others use too; `--workers` tables are then done at once. What was
-tried stays in `--keep`, and the same command makes the rows again, with the rule that recommends as it is.
+of benchmarks/results/fair_table.csv on the same classes, images and seeds. `--threads` is the number of cores
+that it may use. With `--cpu-clock` the minutes are CPU time, for machines that others use too. What was tried
+stays in `--keep`, and the same command makes the rows again, with the rule that recommends as it is.
 
-On a machine with a GPU and 16 cores the second command takes the GPU and the one with `choose` the cores, one
-after the other; neither needs SciPy, scikit-learn or pandas, and `kept` and `tried` are all that must be
-brought back.
+On a machine with a GPU and 16 cores the second command takes the GPU, then the one with `choose` the cores
+(2 for each of 8 tables at once, 3 rounds of 2 to 3 minutes); neither needs SciPy, scikit-learn or pandas, and
+`kept` and `tried` are all that must be brought back.
 
 Rows that are in the CSV are not computed again; a process that is stopped goes on with the same command.
 """
@@ -204,7 +204,10 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
 
 def hardware(device: str) -> str:
     """What a cell was computed on."""
-    return torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, one thread"
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"{platform.machine()}, {'one thread' if threads == 1 else f'{threads} threads'}"
 
 
 def ece(logits: Tensor, labels: Tensor) -> float:
@@ -291,11 +294,11 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
     file = None if task.folder is None else task.folder / f"choose.{seed}.pt"
     if file is not None and file.exists():
         tried, notes, seconds = torch.load(file, weights_only=False)
-        found = recommend(tried, seconds, notes)
+        found = recommend(tried, seconds[1], notes)
     else:
         began = time.process_time()
         found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), task.settings(seed))
-        seconds = time.process_time() - began
+        seconds = time.process_time() - began, found.seconds, hardware("cpu"), torch.__version__
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             save((found.candidates, found.notes, seconds), file)
@@ -303,8 +306,8 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
     return [
         {
             "date": date.today().isoformat(),
-            "hardware": hardware("cpu"),
-            "torch": torch.__version__,
+            "hardware": seconds[2],
+            "torch": seconds[3],
             "backbone": task.clip.name,
             "dataset": task.name,
             "seed": seed,
@@ -316,7 +319,8 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
             "shortened": one.shortened,
             "pick": one.method == found.pick.method,
             "pick_for_new": one.method == later,
-            "choose_cpu_s": round(seconds, 1),
+            "choose_cpu_s": round(seconds[0], 1),
+            "choose_s": round(seconds[1], 1),
             "sentence": found.sentence,
         }
         for one in found.candidates
@@ -427,6 +431,7 @@ def arguments() -> argparse.Namespace:
         own.add_argument("--shots", type=int, default=16, help="training images per class")
         own.add_argument("--test-shots", type=int, default=50, help="test images per class")
         own.add_argument("--epochs", type=int, help="fewer than usual, to try the program out")
+        own.add_argument("--threads", type=int, default=1, help="of choose")
         own.add_argument("--workers", type=int, default=1, help="processes")
         own.add_argument("--minutes", type=float, default=2.0)
         own.add_argument("--cpu-clock", action="store_true")
@@ -453,8 +458,8 @@ def cell(name: str, seed: int, method: str, asked: tuple[tuple[str, Any], ...]) 
 
 def choice(name: str, seed: int, methods: str, asked: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
     """The rows of `dear choose` on one dataset."""
-    torch.set_num_threads(1)
     task = opened(name, asked)
+    torch.set_num_threads(task.asked.threads)
     if task.asked.cpu_clock:
         clock = SimpleNamespace(monotonic=time.process_time)
         dear.workflows.choose.time = dear.workflows.trying.time = clock
