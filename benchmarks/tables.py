@@ -101,7 +101,7 @@ def images() -> str:
     """The data feed."""
     names = ("machine", "way", "epoch", "images", "images_per_s")
     body = [tuple(row[name] for name in names) for row in rows("images")]
-    return table(tuple(name.replace("_per_s", " a second") for name in names), body, 2)
+    return table(tuple(name.replace("_per_s", " per second") for name in names), body, 2)
 
 
 def cpu() -> str:
