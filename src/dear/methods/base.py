@@ -225,6 +225,7 @@ class Method(nn.Module):
     uses_roles: ClassVar[bool] = False
     mergeable: ClassVar[bool] = False
     open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
+    first: int | None = None  #: the first layer of the image tower that it changes; None: it changes none
     reads_feature: ClassVar[bool] = False  #: its frozen stage is the frozen image feature [B, E] alone
     quick: ClassVar[bool] = False  #: a training step runs neither tower once the frozen stage is known
     #: every step launches the same kernels and never waits for the GPU
@@ -300,9 +301,11 @@ class Method(nn.Module):
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """What the loss needs of the frozen backbone for pixels [B, 3, S, S]: tensors [B, ...].
 
-        It depends on no learned tensor and draws no random numbers. Here the frozen image feature [B, E] of
-        methods with `reads_feature`, else the pixels themselves.
+        It depends on no learned tensor and draws no random numbers. Here it is the input of layer `first`
+        [B, N, D]; without one, the frozen image feature [B, E] with `reads_feature`, else the pixels.
         """
+        if self.first is not None:
+            return (self.clip.visual.prefix(pixels, self.first),)
         return (self.clip.encode_image(pixels),) if self.reads_feature else (pixels,)
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
@@ -312,8 +315,11 @@ class Method(nn.Module):
     def stage_key(self) -> Hashable:
         """Methods on one backbone with equal keys have the same `inference_stage`.
 
-        Here: all that read the frozen image feature alone, and otherwise none but itself.
+        Here: all with the same first changed layer, all that read the frozen image feature alone, and
+        otherwise none but itself.
         """
+        if self.first is not None:
+            return "prefix", self.first
         return "feature" if self.reads_feature else id(self)
 
     def stack_key(self) -> Hashable | None:

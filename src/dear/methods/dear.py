@@ -240,6 +240,7 @@ class DeAR(Method):
 
     name: ClassVar[str] = "dear"
     title: ClassVar[str] = "DeAR"
+    first: int
     modes: ClassVar[tuple[str, ...]] = ("auto", "fused", "decoupled")
     uses_roles: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
@@ -372,9 +373,9 @@ class DeAR(Method):
             return (prefix,)
         return prefix, unit(self.clip.visual.frozen_features(prefix, self.first))
 
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", self.first
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """The input of layer J [B, N, D]."""
+        return super().frozen_stage(pixels)
 
     def stack_key(self) -> Hashable:
         """Adapters that differ in learned tensors and classes alone are computed in one pass."""
@@ -386,10 +387,6 @@ class DeAR(Method):
         """Logits [C_i] of each image under its own adapter; see `dear_stack`."""
         models = [method for method in methods if isinstance(method, DeAR)]
         return dear_stack.stacked_logits(models, frozen, mode, run)
-
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D]."""
-        return (self.clip.visual.prefix(pixels, self.first),)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""

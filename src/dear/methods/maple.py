@@ -10,7 +10,7 @@ apart, where the authors' code copies one start. Otherwise the authors' setting:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +36,7 @@ class MaPLe(Method):
 
     name: ClassVar[str] = "maple"
     title: ClassVar[str] = "MaPLe"
+    first = 1
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = MaPLeConfig
@@ -49,14 +50,6 @@ class MaPLe(Method):
         self.vectors = self.learn(self.context.deep_start(self.clip, generator, depth))
         couple = linear(generator, depth, vision.width, text.width)
         self.couple, self.couple_bias = map(self.learn, couple)
-
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", 1
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D]."""
-        return (self.clip.visual.prefix(pixels),)
 
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned vectors of every layer."""

@@ -14,7 +14,7 @@ Departures: one Gaussian for all tasks, in shares of the epochs (the authors set
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -72,6 +72,7 @@ class PromptSRC(Method):
 
     name: ClassVar[str] = "promptsrc"
     title: ClassVar[str] = "PromptSRC"
+    first = 1
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
     Config: ClassVar[type] = PromptSRCConfig
@@ -97,13 +98,9 @@ class PromptSRC(Method):
         embedded = self.clip.visual.prefix(pixels)
         return embedded, unit(self.clip.visual.frozen_features(embedded))
 
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", 1
-
     def inference_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D]."""
-        return (self.clip.visual.prefix(pixels),)
+        """The input of layer 1 [B, N, D]."""
+        return super().frozen_stage(pixels)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the learned tokens."""

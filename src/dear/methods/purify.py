@@ -16,7 +16,7 @@ value with that gradient, which is the same as running a second pass on detached
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,6 +79,7 @@ class Purify(Method):
 
     name: ClassVar[str] = "purify"
     title: ClassVar[str] = "Head purification"
+    first = 1
     mergeable: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 32}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -131,14 +132,6 @@ class Purify(Method):
 
     def _pair(self, name: str) -> LowRank | None:
         return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
-
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", 1
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D]."""
-        return (self.clip.visual.prefix(pixels),)
 
     def images_from_frozen(self, frozen: Frozen, record: Record | None = None) -> Tensor:
         """Features [B, E] of the purified image tower."""

@@ -11,7 +11,7 @@ classes that were trained on, decoupled for others.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,7 @@ class RepresentationMethod(Method):
     Its `Config` has `tokens`, `width`, `first_layer`, `alpha` and `weight`.
     """
 
+    first: int
     cuda_graph_safe: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("auto", "fused", "decoupled")
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
@@ -80,13 +81,9 @@ class RepresentationMethod(Method):
         prefix = self.clip.visual.prefix(pixels, self.first)
         return prefix, unit(self.clip.visual.frozen_features(prefix, self.first))
 
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", self.first
-
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """The input of layer J [B, N, D]."""
-        return (self.clip.visual.prefix(pixels, self.first),)
+        return super().frozen_stage(pixels)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C] of every mode."""

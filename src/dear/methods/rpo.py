@@ -11,7 +11,7 @@ SGD, batch 4, 15 epochs, last epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,6 +50,7 @@ class RPO(Method):
 
     name: ClassVar[str] = "rpo"
     title: ClassVar[str] = "RPO"
+    first = 1
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
     Config: ClassVar[type] = RPOConfig
@@ -68,14 +69,6 @@ class RPO(Method):
         assert self.clip.visual.class_token is not None  # pooling by it needs it
         self.image = self.learn(around(self.clip.visual.class_token))
         self.text = self.learn(around(_eot_embedding(self.clip)))
-
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", 1
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D]."""
-        return (self.clip.visual.prefix(pixels),)
 
     def _images(self, x: Tensor) -> Tensor:
         """Last states of the image prompts, projected, [B, K, E], for embedded patches [B, N, D]."""

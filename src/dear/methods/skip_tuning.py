@@ -14,7 +14,7 @@ authors draw once at the first step.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,6 +58,7 @@ class SkipTuning(Method):
 
     name: ClassVar[str] = "skip-tuning"
     title: ClassVar[str] = "SkipTuning"
+    first: int
     mergeable: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {
@@ -86,14 +87,6 @@ class SkipTuning(Method):
         low, high = (float(falling.min()), float(falling.max())) if count - sure > 1 else (0.0, 1.0)
         taken = torch.rand(count - sure, generator=generator) < (falling - low) / (high - low)
         return torch.cat([torch.arange(sure), sure + taken.nonzero()[:, 0]])
-
-    def stage_key(self) -> Hashable:
-        """The layers before the first trained one."""
-        return "prefix", self.first
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """The input of the first trained layer, [B, N, D]."""
-        return (self.clip.visual.prefix(pixels, self.first),)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the changed image tower."""

@@ -12,7 +12,7 @@ learning rate here, over 50 epochs. The norm before the first layer stays frozen
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,6 +44,7 @@ class TwoStage(Method):
 
     name: ClassVar[str] = "two-stage"
     title: ClassVar[str] = "2SFS"
+    first = 1
     recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = TwoStageConfig
     config: TwoStageConfig
@@ -61,14 +62,6 @@ class TwoStage(Method):
         shape = (len(self.trained_classes), self.clip.config.embed_dim)
         self.classifier = self.learn(torch.zeros(shape))
         self.register_buffer("stage", torch.ones((), dtype=torch.long, device=self.clip.device))
-
-    def stage_key(self) -> Hashable:
-        """The embedded patches."""
-        return "prefix", 1
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D]."""
-        return (self.clip.visual.prefix(pixels),)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained norms; fixed in the second stage."""

@@ -11,7 +11,7 @@ epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ class VPT(Method):
 
     name: ClassVar[str] = "vpt"
     title: ClassVar[str] = "VPT"
+    first = 1
     cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = VPTConfig
@@ -45,14 +46,6 @@ class VPT(Method):
         vision = self.clip.config.vision
         depth = depth_of(self.config.depth, vision.layers, share=1.0)
         self.tokens = self.learn(normal(generator, depth, self.config.tokens, vision.width))
-
-    def stage_key(self) -> Hashable:
-        """The layers before the first change."""
-        return "prefix", 1
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D]."""
-        return (self.clip.visual.prefix(pixels),)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the learned tokens."""
