@@ -67,7 +67,9 @@ def test_the_layers_before_the_first_change_run_once_for_all_corrections(monkeyp
         torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["zeroshot", "coop", "linear-probe", "tip-adapter", "vpt", "maple", "mmrl"])
+@pytest.mark.parametrize(
+    "name", ["zeroshot", "coop", "linear-probe", "tip-adapter", "vpt", "maple", "mmrl", "prolip"]
+)
 def test_other_methods_answer_as_alone(name) -> None:
     methods = []
     for seed, clip in enumerate(backbones(tiny_clip(), left_out=name != "mmrl")):

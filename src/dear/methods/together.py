@@ -54,10 +54,11 @@ def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]
 def _stage_group(method: Method) -> tuple[int, Hashable]:
     """Methods with equal groups share their frozen stage, but for the affine part of a correction.
 
-    A correction changes the feature alone, not the layers before it; heads are left out in the tower, though.
+    A correction changes the feature alone, not the layers before it ("prefix", J); heads that are left out
+    change what the last layer gives ("feature", "class token").
     """
     clip, key = method.clip, method.stage_key()
-    alone = isinstance(key, int) or (key == "feature" and clip.visual.left_out)
+    alone = isinstance(key, int) or (isinstance(key, str) and clip.visual.left_out)
     return id(clip) if alone else id(clip.plain), key
 
 
