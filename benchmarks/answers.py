@@ -14,10 +14,11 @@
 images, and measures on the test images (at most 50 per class): calibration error (15 bins) of trained, new
 and all classes before and after, beside the error that a perfectly calibrated model would show on as few
 images; joint accuracy before and after the common scale; the share of known images refused at 5 % beside the
-stated interval; images of the new classes accepted as known. What the models answered stays in `--keep`, so
-that `rows` makes the table again without any training. Methods that learn from frozen features share them,
-without random crops; the others train as `dear adapt` does. `--workers` processes share the device, and each
-cell is written when it is done; where SciPy is missing `run` writes no rows, and `rows` makes them elsewhere.
+stated interval of the true share and that of as many images; images of the new classes accepted as known.
+What the models answered stays in `--keep`, so that `rows` makes the table again without any training. Methods
+that learn from frozen features share them, without random crops; the others train as `dear adapt` does.
+`--workers` processes share the device, and each cell is written when it is done; where SciPy is missing `run`
+writes no rows, and `rows` makes them elsewhere.
 
 `choose` asks `dear choose` on the first half of the classes; `show` compares its pick with the test results
 of benchmarks/results/fair_table.csv on the same classes, images and seeds. `--threads` is the number of cores
@@ -252,6 +253,7 @@ def _row(task: Task, found: dict[str, Any], mode: str, own: ModeCalibration) -> 
     z, labels = found["old"][0][mode], found["old"][1]
     inside, outside = z / own.temperature, found["outside"][mode] / own.temperature
     score, other = (confidence_score(scaled, own.score) for scaled in (inside, outside))
+    seen = limit.among(len(labels))
     row: dict[str, Any] = {
         "temperature": own.temperature,
         "trained_accuracy": accuracy(z, labels),
@@ -261,6 +263,8 @@ def _row(task: Task, found: dict[str, Any], mode: str, own: ModeCalibration) -> 
         "refused": float((score < limit.value).double().mean()),
         "refused_low": limit.low,
         "refused_high": limit.high,
+        "seen_low": seen[0],
+        "seen_high": seen[1],
         "false_acceptance": float((other >= limit.value).double().mean()),
         "auroc": auroc(score, other),
     }
@@ -371,12 +375,13 @@ def show(answers: Path, choices: Path | None, fair: Path) -> None:
         means = (100 * known[columns].mean()).round(1)
         means.insert(0, "cells", known.size())
         print(f"\n{kind}: {', '.join(part.dataset.unique())}\n\n{means.to_markdown()}")
-    inside = (table.refused >= table.refused_low) & (table.refused <= table.refused_high)
-    under = table.refused <= table.refused_high
-    print(
-        f"\nrefused within the stated interval: {inside.sum()} of {len(table)} cells ({inside.mean():.0%}); "
-        f"not above it: {under.mean():.0%}; mean {table.refused.mean():.1%}"
-    )
+    for kind, words in (("seen", "for as many test images"), ("refused", "of the true share")):
+        low, high = table[f"{kind}_low"], table[f"{kind}_high"]
+        inside = (table.refused >= low - 1e-4) & (table.refused <= high + 1e-4)
+        over = (table.refused > high + 1e-4).sum()
+        found = f"{inside.sum()} of {len(table)} rows ({inside.mean():.0%})"
+        print(f"\nrefused within the interval {words}: {found}, above it {over}")
+    print(f"refused on average: {table.refused.mean():.1%}")
     if choices is not None and choices.exists():
         show_choices(pd.read_csv(choices), pd.read_csv(fair))
 

@@ -228,6 +228,11 @@ def test_a_cautious_temperature_leaves_calibrated_logits_alone_and_corrects_othe
         nearer = np.log(best) - np.sign(np.log(scale)) * CAUTION * error
         assert np.log(found) == pytest.approx(nearer, abs=1e-9)
         assert abs(np.log(found / scale)) < 0.5 * abs(np.log(scale))  # most of the way
+    z[:40] *= 4
+    assert 1.05 < fit_temperature(z, labels) < 1.6
+    left = cautious_temperature(z[20:], labels[20:])
+    assert left == 1.0  # a few bold answers pull at the temperature: chance may explain what it gains
+    z[:40] /= 4
     best = fit_temperature(z[:20] * 1.2, labels[:20])
     assert abs(np.log(best)) > 0.1
     assert cautious_temperature(z[:20] * 1.2, labels[:20]) == 1.0  # 20 images do not show a factor of 1.2

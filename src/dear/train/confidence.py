@@ -82,11 +82,18 @@ def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> flo
 def cautious_temperature(logits: Tensor, labels: Tensor, errors: float = CAUTION) -> float:
     """The temperature nearest to 1 within so many standard errors of the best one, on a log scale.
 
-    A method that is calibrated already is thus left alone, unless enough images say otherwise.
+    It is 1 where the best one does not raise the likelihood by more than a standard error. A method that is
+    calibrated already is thus left alone, unless enough images say otherwise.
     """
-    best = math.log(fit_temperature(logits, labels))
-    spread = errors * temperature_error(logits, labels, math.exp(best))
-    return math.exp(math.copysign(max(0.0, abs(best) - spread), best))
+    best = fit_temperature(logits, labels)
+    before, after = (
+        z.double().log_softmax(dim=-1).gather(1, labels[:, None])[:, 0] for z in (logits, logits / best)
+    )
+    gain = after - before
+    if len(gain) < 2 or float(gain.mean()) <= float(gain.std()) / math.sqrt(len(gain)):
+        return 1.0
+    spread = errors * temperature_error(logits, labels, best)
+    return math.exp(math.copysign(max(0.0, abs(math.log(best)) - spread), math.log(best)))
 
 
 def fit_bias(logits: Tensor, new: Tensor, labels: Tensor, span: float = 50.0) -> float:
