@@ -203,7 +203,7 @@ def _read(
     if keep is not None and isinstance(images, NamedImages):
         kept = SavedMoments(keep, clip, images, layers, batch_size)
         images = images.subset(range(kept.restore(seen), len(images)))
-        kept.save(seen)  # a folder that cannot be written is told now, not after the images
+        kept.save(seen)  # fails now, not after the images, if the folder cannot be written
     tell("images", seen.count, total)
     batch = 0
 

@@ -42,7 +42,7 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model = SentenceTransformer(source, device="cpu")
-    except Exception as error:  # a stranger's folder may fail in any way; pickles in it stay shut
+    except Exception as error:  # a folder from outside may fail in any way; pickles in it are not loaded
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DearError(f"the sentence model {name!r} cannot be loaded ({reason})") from error
 

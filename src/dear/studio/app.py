@@ -39,10 +39,10 @@ _STRANGE = b"This studio answers pages of this computer only; start it with --ho
 
 
 class OwnServerOnly:
-    """ASGI layer between browsers and the studio.
+    """ASGI middleware that protects a local studio from other pages.
 
-    Pages may load nothing from other servers. A studio for this computer alone answers nobody who came by
-    another name (a page elsewhere whose name was made to point here) and no page of another origin.
+    Pages may load nothing from other servers. A local studio refuses requests whose Host is another name (DNS
+    rebinding) or whose Origin is another page.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], local: bool = True) -> None:
@@ -60,7 +60,7 @@ class OwnServerOnly:
         return origin is not None and not is_local(urlsplit(origin).hostname or "")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse strangers, and add the policy to every answer."""
+        """Refuse requests from elsewhere, and add the policy to every answer."""
         if scope["type"] == "http" and self.is_strange(scope["headers"]):
             await send({"type": "http.response.start", "status": 403, "headers": []})
             await send({"type": "http.response.body", "body": _STRANGE})

@@ -51,7 +51,7 @@ def _plain_sentence(error: Exception) -> str:
     if isinstance(error, DearError):
         return str(error)
     traceback.print_exception(error)
-    return "Something broke inside dear; the terminal says what."
+    return "An error inside dear; the terminal has the details."
 
 
 def errors_as_output(function: F, empty: Callable[[str], list[Any]]) -> F:

@@ -141,7 +141,7 @@ class Trainer:
         Raises:
             RunError: no run is finished.
         """
-        with self.desk.lock:  # nobody begins the next one meanwhile
+        with self.desk.lock:  # no other training can begin meanwhile
             if self.run is None or self.watched.state != "finished" or self.plan is None:
                 raise RunError("there is no finished run to download yet")
             memory = io.BytesIO()
@@ -204,7 +204,7 @@ class Trainer:
             watched.state, watched.message = "failed", str(error)
         except Exception:  # a fault of ours: the page says so, the terminal gets the trace
             traceback.print_exc()
-            watched.state, watched.message = "failed", "Something broke inside dear; see the terminal."
+            watched.state, watched.message = "failed", "An error inside dear; the terminal has the details."
         else:
             self.desk.use(method, f"{method.title} trained here on {plan.data}", test or images)
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."

@@ -95,7 +95,7 @@ def pad(images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def stream(seed: int, purpose: str, number: int) -> torch.Generator:
-    """Random numbers for one purpose at one place of the run, whatever was drawn before."""
+    """A random generator for one purpose and step, independent of what was drawn before."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 

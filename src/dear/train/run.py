@@ -176,7 +176,7 @@ def _train(job: _Job, resumable: bool = False) -> Trained:
     def seconds() -> float:
         return before + time.perf_counter() - began
 
-    with torch.enable_grad():  # wherever it is called from
+    with torch.enable_grad():  # also when called under no_grad
         work = in_precision(job.method, recipe.precision)  # shares what is learned with `job.method`
         loop = Loop(work, Feed(job.images, work.clip, recipe), recipe, job.stages)
         if job.folder is not None and resumable:

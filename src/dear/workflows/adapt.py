@@ -31,7 +31,7 @@ def adapt(
     stop: Callable[[], bool] | None = None,
     **changes: Any,
 ) -> Trained:
-    """Adapt a backbone to a person's own images.
+    """Adapt a backbone to the user's own images.
 
     Args:
         data: what `open_data` takes (its training split is used), or an image set.
@@ -65,7 +65,7 @@ def run_plan(
     log: LogLine | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Trained:
-    """Train as planned; `log` is told the training log as it grows, the rest is as in `adapt`."""
+    """Train as planned; `log` gets every line of the training log, the rest is as in `adapt`."""
 
     def told(step: int, steps: int, line: Mapping[str, float | int]) -> None:
         if progress is not None:

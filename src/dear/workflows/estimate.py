@@ -31,7 +31,7 @@ def estimate(plan: Plan) -> Estimate | None:
     """Estimate the time of an adaptation from its first batch; None where it has hardly any steps.
 
     One or two steps are computed without an update: nothing that is learned changes, and a run gives the same
-    bits with and without this. On a GPU recorded steps may be quicker than what is told.
+    bits with and without this. On a GPU recorded steps may be faster than the estimate.
     """
     if plan.steps < WORTH_MEASURING:
         return None
@@ -42,7 +42,7 @@ def estimate(plan: Plan) -> Estimate | None:
         with torch.random.fork_rng(devices=devices), torch.enable_grad():
             once, step = _measured(plan, plan.distinct.subset(rows))
     except torch.OutOfMemoryError:
-        return None  # training says in its own sentence what to do
+        return None  # the error of the training says what to do
     whole = once * images / len(rows) + step * plan.steps
     if not plan.calibrate:
         return Estimate(whole, 0.0)
