@@ -136,10 +136,27 @@ def test_the_choice_finds_the_way_that_works(mini: Clip) -> None:
     assert choice.scores["words"] > choice.scores["heads"] + 0.03
     assert choose(images, labels, {"heads": ways["heads"]}).way == "heads"
     assert not choice.costly
-    # A method that learns inside the tower takes heads as well, never instead of what works.
-    assert choose(images, labels, ways, heads_first=True).way == "words+heads"
+    assert choose(images, labels, ways, heads_first=True).way == "words"
+    weak, own, _ = _shots(mini, "world:shortcut-color@0.9", seed=2)  # heads come near there, not near enough
+    ways = {
+        "heads": remove_heads(weak, roles.select(concept="Color"), "Color"),
+        "words": remove_span(weak, value_features(mini, find_concept("color"))[1], "Color"),
+    }
+    assert choose(weak, own, ways, heads_first=True).way == "words"
     with pytest.raises(UsageError, match="no way"):
         choose(images, labels, {})
+
+
+def test_a_method_inside_the_tower_takes_heads_where_they_are_enough(mini: Clip) -> None:
+    images, labels, _ = _shots(mini, "world:shortcut-place")
+    roles = known_roles(mini)
+    assert roles is not None
+    ways = {
+        "words": remove_span(images, value_features(mini, find_concept("location"))[1], "Location"),
+        "heads": remove_heads(images, roles.select(concept="Location"), "Location"),
+    }
+    assert choose(images, labels, ways).way == "words"
+    assert choose(images, labels, ways, heads_first=True).way == "heads"
 
 
 def test_concepts_by_name_and_by_values(mini: Clip) -> None:

@@ -23,11 +23,12 @@ from dear.heads.repair import Repair, combine
 ORDER = ("words", "examples", "leace", "heads")
 """Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal.
 
-For methods that learn inside the image tower, ways that leave out heads come first instead: such a method can
+For methods that learn inside the image tower, heads come first where they alone do as well: such a method can
 learn to write what was taken from the last feature elsewhere in it, but cannot read what heads no longer add.
 """
 
 CLOSE = 0.03
+ENOUGH = 0.01  #: how near to the best heads alone must be to come first
 COSTLY = 0.05  #: of cross-validated accuracy on the training images
 FOLDS = 4
 
@@ -78,8 +79,8 @@ def choose(
         labels: int64 [n].
         ways: removals by name ("words", "heads", "examples" or "leace").
         seed: of the exchanges.
-        heads_first: of ways that are about equal, take one that leaves out heads, for a method that learns
-            inside the image tower.
+        heads_first: take heads where they alone are as good as the best, for a method that learns inside
+            the image tower.
 
     Raises:
         UsageError: there is no way.
@@ -102,7 +103,8 @@ def choose(
     }
     best = max(scores.values())
     close = [name for name in candidates if scores[name] >= best - CLOSE]
-    chosen = next((name for name in close if heads_first and "heads" in name), close[0])
+    enough = scores.get("heads", 0.0) >= best - ENOUGH
+    chosen = "heads" if heads_first and enough else close[0]
     nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
     before, after = (_accuracies(one, images, [images], labels)[0] for one in (nothing, candidates[chosen]))
     return Choice(chosen, candidates[chosen], scores, before, after)

@@ -146,8 +146,8 @@ def remove(
         images: the training images.
         without: which concepts, and how.
         roles: role map for the removal by heads; None: the backbone's own, where it has one.
-        heads_first: of ways that are about equal, take one that leaves out heads, for a method that learns
-            inside the image tower.
+        heads_first: take heads where they alone are as good as the best, for a method that learns inside
+            the image tower.
 
     Raises:
         UsageError: a concept is not known, or there is no way to remove it.
