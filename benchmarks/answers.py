@@ -3,9 +3,9 @@
     python benchmarks/answers.py run --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
         --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py run --keep kept --csv answers.csv --seeds 1,2,3 --device cuda --workers 14 \
-        --methods coop,clip-lora,mmrl,dear --data-root DATA --small BACKBONE --roles roles.json
+        --methods mmrl,dear,coop,clip-lora --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py rows --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
-        --data-root DATA --small BACKBONE --methods coop,clip-lora,mmrl,dear
+        --data-root DATA --small BACKBONE --methods mmrl,dear,coop,clip-lora
     python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --keep tried --seeds 1,2 \
         --threads 2 --workers 8 --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py show benchmarks/results/answers.csv benchmarks/results/answers_choose.csv

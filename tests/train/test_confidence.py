@@ -119,8 +119,10 @@ def test_scales_of_trained_and_new_classes() -> None:
     own = ModeCalibration(temperature=2.0, new_temperature=8.0, joint_temperature=4.0, new_bias=0.5)
     scales = class_scales(own, [True, False], torch.tensor([1.0, 1.2]))
     z, mean = torch.tensor([[3.0, 8.0]]), 5.5
-    wanted = torch.tensor([[3 / 2, (1.2 * 8 - mean) / 4 + mean / 2 + 0.5]])
+    wanted = torch.tensor([[3 / 2, (8 - mean) / 4 + mean / 2 + 0.5]])  # the distance does not count here
     torch.testing.assert_close(apply_scales(z, scales), wanted)
+    far = apply_scales(z, class_scales(own, [False, False], torch.tensor([1.0, 1.2])))
+    torch.testing.assert_close(far.softmax(-1), (torch.tensor([[3.0, 1.2 * 8]]) / 8).softmax(-1))
     alone = apply_scales(z, class_scales(own, [False, False], torch.ones(2)))
     torch.testing.assert_close(alone.softmax(-1), (z / 8).softmax(-1))  # new classes among themselves
     moved = apply_scales(z + 7, class_scales(own, [True, False], torch.ones(2)))
@@ -194,6 +196,7 @@ def test_the_common_scale_is_used_where_it_helps() -> None:
     assert joint(helped, turn(3.0, 7)) > joint(plain, turn(3.0, 7)) + 0.2
     fine = fit_calibration(held, [turn(0.0, 3), turn(0.0, 4)], True, 2).modes["m"]
     assert fine.new_bias == 0.0  # nothing to repair: nothing is changed
+    assert fit_calibration(held, [turn(3.0, 1)], True, 1).modes["m"].new_bias == 0.0  # one turn does not tell
     assert fine.joint_temperature == pytest.approx(fine.temperature)
 
 
@@ -228,6 +231,8 @@ def test_a_cautious_temperature_leaves_calibrated_logits_alone_and_corrects_othe
         nearer = np.log(best) - np.sign(np.log(scale)) * CAUTION * error
         assert np.log(found) == pytest.approx(nearer, abs=1e-9)
         assert abs(np.log(found / scale)) < 0.5 * abs(np.log(scale))  # most of the way
+        lower = cautious_temperature(z * scale, labels, too_high=0.4)
+        assert np.log(lower) == pytest.approx(np.log(found) - (0.4 if scale > 1 else 0))
     z[:40] *= 4
     assert 1.05 < fit_temperature(z, labels) < 1.6
     left = cautious_temperature(z[20:], labels[20:])

@@ -77,12 +77,15 @@ def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
     scale, _, bias = both.calibration_scales()
     np.testing.assert_allclose(scale[:4].numpy(), 1 / own.temperature, rtol=1e-6)
     assert bias[:4].tolist() == [0.0] * 4
+    np.testing.assert_allclose(scale[4:].numpy(), 1 / own.joint_temperature, rtol=1e-6)
+    np.testing.assert_allclose(bias[4:].numpy(), own.new_bias, rtol=1e-5)
     texts, frozen = (t.detach().double().numpy() for t in (both.texts(), both.prompts.frozen))
-    for c in (4, 5):
+    alone, _, bias = method.with_classes(["purple", "orange"]).calibration_scales()
+    assert bias.tolist() == [0.0] * 2
+    for c in (4, 5):  # in a list of their own, their distance from the trained classes counts
         tuned = np.sort(np.linalg.norm(texts[c] - texts[:4], axis=1)).mean()
         before = np.sort(np.linalg.norm(frozen[c] - frozen[:4], axis=1)).mean()
-        assert float(scale[c]) == pytest.approx(np.exp(before - tuned) / own.joint_temperature, rel=1e-4)
-        assert float(bias[c]) == pytest.approx(own.new_bias, rel=1e-5)
+        assert float(alone[c - 4]) == pytest.approx(np.exp(before - tuned) / own.new_temperature, rel=1e-4)
 
 
 def test_predict_refuses_what_scores_below_the_threshold(run: Path, colors: Colors) -> None:

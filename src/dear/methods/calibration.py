@@ -3,12 +3,13 @@
 Logits z of a mode become (method page, section 6)
 
     trained class c:   z_c / T
-    new class c:       (gamma_c z_c - m) / T_c + m / T + b,    gamma_c = exp(-d_tuned) / exp(-d_frozen)
+    new class c:       (gamma_c z_c - m) / T_c + m / T + b,    gamma_c = exp(-d_tuned) / exp(-d_frozen) or 1
 
 where m is the mean of all logits of the image: what they share depends on the image and says nothing about
 its class, so the two sets must not scale it differently. d is the mean distance of c's text feature from its
 k nearest trained classes, in the tuned and in the frozen text space (distance-aware calibration, Wang et al.,
-ICML 2024). T_c is T_new in a list of new classes alone and T_joint beside trained ones.
+ICML 2024). T_c is T_new in a list of new classes alone and T_joint beside trained ones, where gamma is 1: it
+would favor or slight them as a whole there, which lowers joint accuracy (docs/answers.md).
 `dear.train.calibrate` fits the temperatures and b by cross-validation and keeps the scores of held-out
 images, from which thresholds for "none of these" are read. This module holds the values and applies them; it
 knows no files.
@@ -195,10 +196,12 @@ def distance_ratio(
 def class_scales(own: ModeCalibration, trained: Sequence[bool], gamma: Tensor) -> Tensor:
     """For `apply_scales`: factors of logit and of the mean logit, and summands, of each class, [3, C].
 
-    `gamma` [C] counts for new classes.
+    `gamma` [C] counts in lists of new classes alone.
     """
     known = torch.tensor(list(trained), device=gamma.device)
-    new, mixed = (own.joint_temperature, own.new_bias) if bool(known.any()) else (own.new_temperature, 0.0)
+    new, mixed = own.new_temperature, 0.0
+    if bool(known.any()):
+        new, mixed, gamma = own.joint_temperature, own.new_bias, torch.ones_like(gamma)
     scale = torch.where(known, torch.full_like(gamma, 1 / own.temperature), gamma / new)
     shift = torch.where(known, 0.0, 1 / own.temperature - 1 / new)
     return torch.stack([scale, shift.to(scale), torch.where(known, 0.0, mixed).to(scale)])

@@ -27,6 +27,7 @@ CLASS_FOLDS = 3  #: the same while half of the classes are left out
 LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
 LEAST_NEW = 4  #: classes left out in all turns; fewer say nothing about a temperature of new classes
 ENOUGH_IMAGES = 80  #: of a set of which one part is enough to hold out
+TOO_HIGH = 0.4  #: of log T, where a single training on half of the images tells it (docs/answers.md)
 
 
 def calibrate(
@@ -112,13 +113,16 @@ def _folds(method: Method, labels: Tensor) -> int:
 
 def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, folds: int) -> Calibration:
     """The calibration that cross-validated answers give."""
-    modes = {mode: _fit_mode(mode, held, left, open_classes) for mode in held.logits}
+    too_high = TOO_HIGH if folds == 1 else 0.0
+    modes = {mode: _fit_mode(mode, held, left, open_classes, too_high) for mode in held.logits}
     return Calibration(images=len(held.labels), folds=folds, class_folds=len(left), modes=modes)
 
 
-def _fit_mode(mode: str, held: HeldOut, left: list[LeftOut], open_classes: bool) -> ModeCalibration:
+def _fit_mode(
+    mode: str, held: HeldOut, left: list[LeftOut], open_classes: bool, too_high: float
+) -> ModeCalibration:
     logits, labels = held.logits[mode], held.labels
-    temperature = cautious_temperature(logits, labels)
+    temperature = cautious_temperature(logits, labels, too_high=too_high)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
     own = ModeCalibration(temperature=temperature, new_temperature=temperature, joint_temperature=temperature)
     score, separation = "logit", None
@@ -156,14 +160,15 @@ def _common_scale(
 
     Beside trained classes they keep the temperature of those and get one summand, chosen on classes that were
     left out, where balanced accuracy is higher with it by more than two standard errors: with few classes the
-    estimates are rough. (In one list, their own temperature lowered joint accuracy: docs/answers.md.)
+    estimates are rough. A single turn gives none: it leaves out fewer classes than it trains, which then win
+    for that reason. (In one list, their own temperature lowered joint accuracy: docs/answers.md.)
     """
     new_in_turns = _temperature_of_new(mode, left) or in_turns
     plain = ModeCalibration(temperature=in_turns, joint_temperature=in_turns)
     scaled = [_scaled(mode, plain, turn) for turn in left]
     other = msgspec.structs.replace(plain, new_bias=fit_bias(*_pooled(scaled, left)))
     gain = _joint_right(mode, other, left) - _joint_right(mode, plain, left)
-    helps = float(gain.sum()) > 2 * float(gain.square().sum().sqrt())
+    helps = len(left) > 1 and float(gain.sum()) > 2 * float(gain.square().sum().sqrt())
     return msgspec.structs.replace(
         own,
         new_temperature=new_in_turns * fitted / in_turns,

@@ -79,11 +79,20 @@ def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> flo
     return math.inf if curve <= 0 else float(pull.square().mean().sqrt()) / curve / math.sqrt(len(labels))
 
 
-def cautious_temperature(logits: Tensor, labels: Tensor, errors: float = CAUTION) -> float:
+def cautious_temperature(
+    logits: Tensor, labels: Tensor, errors: float = CAUTION, too_high: float = 0.0
+) -> float:
     """The temperature nearest to 1 within so many standard errors of the best one, on a log scale.
 
     It is 1 where the best one does not raise the likelihood by more than a standard error. A method that is
     calibrated already is thus left alone, unless enough images say otherwise.
+
+    Args:
+        logits: of held-out images, [n, C].
+        labels: [n].
+        errors: how many standard errors.
+        too_high: how much larger log T of the methods that answered is than that of the one to be calibrated;
+            it counts above 1 alone.
     """
     best = fit_temperature(logits, labels)
     before, after = (
@@ -92,7 +101,7 @@ def cautious_temperature(logits: Tensor, labels: Tensor, errors: float = CAUTION
     gain = after - before
     if len(gain) < 2 or float(gain.mean()) <= float(gain.std()) / math.sqrt(len(gain)):
         return 1.0
-    spread = errors * temperature_error(logits, labels, best)
+    spread = errors * temperature_error(logits, labels, best) + (too_high if best > 1 else 0.0)
     return math.exp(math.copysign(max(0.0, abs(math.log(best)) - spread), math.log(best)))
 
 
