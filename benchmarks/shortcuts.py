@@ -41,6 +41,7 @@ from torch import Tensor
 from dear.heads.audit import associate, judge, reliance
 from dear.heads.repair import Repair, remove_heads, remove_span
 from dear.heads.roles import known_roles
+from dear.heads.through import told_through
 from dear.heads.values import known_concepts, value_features
 from dear.methods import find_method
 from dear.workflows.speed import add_rows, machine
@@ -129,7 +130,7 @@ def verdict_of(name: str, seed: int, device: str) -> dict[str, str]:
     def scores(features: Tensor) -> Tensor:
         return F.normalize(features, dim=-1) @ weight.T + bias
 
-    verdicts, own, roles = {}, scores(learn.features), known_roles(clip)
+    findings, spans, own, roles = [], {}, scores(learn.features), known_roles(clip)
     assert roles is not None
     for name_of_concept in known_concepts():
         words, directions = values_in_words(name_of_concept, device)
@@ -139,8 +140,10 @@ def verdict_of(name: str, seed: int, device: str) -> dict[str, str]:
         ways += [remove_heads(learn, heads, name_of_concept)] if heads else []
         used = [reliance(own, scores(way.apply(learn)), drawn.labels) for way in ways]
         worst = max(used, key=lambda one: max(one.lost, one.changed))
-        verdicts[name_of_concept] = judge(found, worst).verdict
-    return verdicts
+        findings.append(judge(found, worst))
+        spans[name_of_concept] = directions
+    told = told_through(findings, spans, learn.features, drawn.labels, seed)
+    return {one.association.concept: one.verdict for one in told}
 
 
 @lru_cache(maxsize=12)

@@ -16,10 +16,18 @@ from dear.data import few_shot, open_data
 from dear.errors import UsageError
 from dear.heads import audit
 from dear.heads.ablate import Collected, collect
-from dear.heads.audit import Association, associate, judge, mutual_information, reliance
+from dear.heads.audit import (
+    Association,
+    against_chance,
+    associate,
+    judge,
+    mutual_information,
+    reliance,
+)
 from dear.heads.choose import choose, exchange
 from dear.heads.repair import remove_heads, remove_span
 from dear.heads.roles import known_roles
+from dear.heads.through import told_through
 from dear.heads.values import find_concept, known_concepts, readable_words, value_features
 
 
@@ -174,14 +182,55 @@ def test_concepts_by_name_and_by_values(mini: Clip) -> None:
         value_features(mini, find_concept("background: beach, kitchen, parking lot"))
 
 
-def test_planted_letters_are_found_and_the_places_are_what_the_classes_are_about(mini: Clip) -> None:
+def test_planted_letters_are_found_and_what_they_look_like_is_not(mini: Clip) -> None:
+    """Places are what the classes are about; the object nearest to a letter goes with it, no more."""
     images, labels, texts = _shots(mini, "world:shortcut-text@0.9")
-    verdicts = {}
-    for name in ("text", "location", "color"):
-        words, directions = value_features(mini, find_concept(name))
-        found = associate(name, words, directions, images.features, labels, texts)
-        verdicts[name] = judge(found, None).verdict
-    assert verdicts == {"text": audit.ASSOCIATED, "location": audit.ABOUT_CLASSES, "color": audit.NONE}
+    findings, spans = [], {}
+    for name in ("object", "shape", "text", "location", "color"):
+        words, spans[name] = value_features(mini, find_concept(name))
+        findings.append(judge(associate(name, words, spans[name], images.features, labels, texts), None))
+    assert [one.verdict for one in findings][:2] == [audit.ASSOCIATED, audit.ASSOCIATED]
+    told = told_through(findings, spans, images.features, labels)
+    assert {one.association.concept: (one.verdict, one.through) for one in told} == {
+        "object": (audit.THROUGH, "text"),
+        "shape": (audit.THROUGH, "text"),
+        "text": (audit.ASSOCIATED, ""),
+        "location": (audit.ABOUT_CLASSES, ""),
+        "color": (audit.NONE, ""),
+    }
+
+
+def test_what_values_tell_beyond_others() -> None:
+    values = torch.tensor([0, 0, 1, 1] * 20)
+    given = torch.tensor([0, 1, 0, 1] * 20)
+    labels = values ^ given  # neither tells anything alone, both together everything
+    alone, _ = against_chance(values, labels, permutations=50)
+    assert alone == pytest.approx(0, abs=1e-9)
+    beyond, drawn = against_chance(values, labels, given, permutations=50)
+    assert beyond == pytest.approx(1)
+    assert drawn.max() < 0.3
+    # Dealt out among images with the same label, labels stay as they are: nothing is left to tell.
+    nothing, drawn = against_chance(values, labels, labels, permutations=50)
+    assert nothing == pytest.approx(0, abs=1e-9)
+    assert drawn.abs().max() < 1e-9
+
+
+def test_a_second_shortcut_stays_suspected() -> None:
+    """Two concepts have a value per class, in directions of their own; a third reads the first's."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(3).repeat(20)
+    axes = torch.eye(12)
+    features = 3 * axes[labels] + 2.5 * axes[3 + labels] + 0.3 * torch.randn(60, 12, generator=generator)
+    spans = {"first": axes[:3], "second": axes[3:6], "third": axes[:3] + 0.4 * axes[6:9]}
+    classes = axes[9:12]  # the class names differ in something else
+    findings = [
+        judge(associate(name, "abc", span, features, labels, classes, permutations=200), None, concepts=3)
+        for name, span in spans.items()
+    ]
+    assert {one.verdict for one in findings} == {audit.ASSOCIATED}
+    told = told_through(findings, spans, features, labels)
+    assert [one.verdict for one in told] == [audit.ASSOCIATED, audit.ASSOCIATED, audit.THROUGH]
+    assert told[2].through == "first"
 
 
 def test_a_removal_that_takes_the_classes_away_is_told(mini: Clip) -> None:

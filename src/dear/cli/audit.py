@@ -157,7 +157,7 @@ def _print(found: Audit) -> None:
         told = () if used is None else (f"{used.changed:.0%}", f"{used.lost:.0%}")
         table.add_row(
             Text(about.concept),
-            Text(finding.verdict),
+            Text(finding.title),
             f"{about.information:.2f}",
             f"{about.expected:.2f}",
             f"{about.p_value:.3f}",

@@ -25,11 +25,11 @@ STRONG = 0.10  #: excess of normalized mutual information that counts
 ABOUT = 2.0  #: class names differ in the concept this many times as much as in as many random directions
 RELIES = 0.05  #: share of the margin, or of the answers, that goes with the concept
 
-SHORTCUT, ASSOCIATED, UNUSED, ABOUT_CLASSES, NONE = (
-    "shortcut", "associated", "unused", "about the classes", "none"
+SHORTCUT, ASSOCIATED, THROUGH, UNUSED, ABOUT_CLASSES, NONE = (
+    "shortcut", "associated", "goes with another", "unused", "about the classes", "none"
 )  # fmt: skip
-"""Verdicts: suspected shortcut; associated (no model was asked); associated but not used; what the classes
-are about; not associated."""
+"""Verdicts: suspected shortcut; associated (no model was asked); the same, but only as a stronger concept is
+(`dear.heads.through`); associated but not used; what the classes are about; not associated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +99,7 @@ class Finding:
         heads: the heads with that role.
         verdict: one of the verdicts above.
         sentence: the verdict for people.
+        through: the stronger concept that it goes with; empty: none.
     """
 
     association: Association
@@ -106,6 +107,12 @@ class Finding:
     heads: tuple[Key, ...]
     verdict: str
     sentence: str
+    through: str = ""
+
+    @property
+    def title(self) -> str:
+        """The verdict in a few words: "shortcut", "goes with Text"."""
+        return f"goes with {self.through}" if self.through else self.verdict
 
 
 def mutual_information(values: Tensor, labels: Tensor, kinds: int, classes: int) -> Tensor:
@@ -149,32 +156,58 @@ def associate(
     """
     if len(class_features) < 2:
         raise UsageError("an association needs images of at least two classes")
-    seen = (F.normalize(features.float(), dim=-1) @ F.normalize(directions.float(), dim=-1).T).argmax(dim=1)
     classes, kinds = len(class_features), len(words)
-    labels = labels.to(torch.int64)
-    found = float(mutual_information(seen, labels[None], kinds, classes))
-    generator = torch.Generator().manual_seed(seed)
-    chance: list[Tensor] = []
-    at_once = max(1, 2_000_000 // max(1, len(labels)))
-    for start in range(0, permutations, at_once):
-        rows = [
-            torch.randperm(len(labels), generator=generator)
-            for _ in range(min(at_once, permutations - start))
-        ]
-        chance.append(mutual_information(seen, labels[torch.stack(rows)], kinds, classes))
-    drawn = torch.cat(chance)
-    share = torch.bincount(labels, minlength=classes).double() / len(labels)
-    entropy = max(float(-(share * share.clamp(min=1e-300).log()).sum()), 1e-12)
+    seen, labels = seen_values(features, directions), labels.to(torch.int64)
+    found, drawn = against_chance(seen, labels, permutations=permutations, seed=seed)
     return Association(
         concept,
         tuple(words),
         seen,
         torch.bincount(labels * kinds + seen, minlength=classes * kinds).view(classes, kinds),
-        found / entropy,
-        float(drawn.mean()) / entropy,
+        found,
+        float(drawn.mean()),
         (1 + int((drawn >= found - 1e-12).sum())) / (1 + permutations),
         about_classes(directions, class_features),
     )
+
+
+def seen_values(features: Tensor, directions: Tensor) -> Tensor:
+    """Row of `directions` [K, E] that each image [n, E] is nearest to: int64 [n]."""
+    return (F.normalize(features.float(), dim=-1) @ F.normalize(directions.float(), dim=-1).T).argmax(dim=1)
+
+
+def against_chance(
+    values: Tensor,
+    labels: Tensor,
+    given: Tensor | None = None,
+    permutations: int = PERMUTATIONS,
+    seed: int = 1,
+) -> tuple[float, Tensor]:
+    """What values [n] tell about labels [n], and the same for labels dealt out at random [P].
+
+    In shares of the labels' entropy. With `given` [n], what the values tell beyond that: random labels are
+    then dealt out among images that have it in common.
+    """
+    values, labels = (part.unique(return_inverse=True)[1] for part in (values, labels))
+    within = torch.zeros_like(labels) if given is None else given.unique(return_inverse=True)[1]
+    both = (values * (int(within.max()) + 1) + within).unique(return_inverse=True)[1]
+    kinds, groups, classes = (int(part.max()) + 1 for part in (both, within, labels))
+
+    def told(rows: Tensor) -> Tensor:
+        whole = mutual_information(both, rows, kinds, classes)
+        return whole - mutual_information(within, rows, groups, classes)
+
+    generator, own = torch.Generator().manual_seed(seed), within.argsort(stable=True)
+    drawn, at_once = [], max(1, 2_000_000 // max(len(labels), kinds * classes))
+    for start in range(0, permutations, at_once):
+        shape = (min(at_once, permutations - start), len(labels))
+        keys = torch.rand(shape, generator=generator, dtype=torch.float64)
+        rows = torch.empty(keys.shape, dtype=torch.int64)
+        rows[:, own] = labels[(keys + within).argsort(dim=1)]  # keys are below 1: groups stay together
+        drawn.append(told(rows))
+    share = torch.bincount(labels).double() / len(labels)
+    entropy = max(float(-(share * share.clamp(min=1e-300).log()).sum()), 1e-12)
+    return float(told(labels[None])) / entropy, torch.cat(drawn) / entropy
 
 
 def about_classes(directions: Tensor, class_features: Tensor) -> float:

@@ -24,6 +24,7 @@ from dear.heads.audit import (
     ASSOCIATED,
     NONE,
     SHORTCUT,
+    THROUGH,
     UNUSED,
     Finding,
     Reliance,
@@ -33,6 +34,7 @@ from dear.heads.audit import (
 )
 from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
+from dear.heads.through import told_through
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.methods.base import Method, in_precision
 from dear.train.evaluate import BATCH, fit_classes
@@ -110,6 +112,7 @@ class Audit:
                     "concept": about.concept,
                     "verdict": finding.verdict,
                     "sentence": finding.sentence,
+                    "through": finding.through or None,
                     "information": about.information,
                     "expected": about.expected,
                     "p_value": about.p_value,
@@ -167,10 +170,13 @@ def audit(
     seen = _collected(clip, images, roles, progress)
     own = None if method is None else scores_of(method, images, asked.mode)
     texts = clip.encode_text([fill_template(images.template, name) for name in images.classes]).float().cpu()
-    findings, without = [], {}
+    findings: list[Finding] = []
+    without: dict[str, Tensor] = {}
+    spans: dict[str, Tensor] = {}
     chosen = [concept for concept in concepts if asked.concepts or _readable(clip, concept)]
     for number, concept in enumerate(chosen):
         words, directions = value_features(clip, concept)
+        spans[concept.name] = directions
         found = associate(
             concept.name, words, directions, seen.features, images.labels, texts, seed=asked.seed
         )
@@ -182,8 +188,9 @@ def audit(
         findings.append(judge(found, used, heads, len(chosen)))
         if progress is not None:
             progress("concepts", number + 1, len(chosen))
-    rank = (SHORTCUT, ASSOCIATED, UNUSED, ABOUT_CLASSES, NONE)
-    order = sorted(findings, key=lambda f: (rank.index(f.verdict), -f.association.excess))
+    told = told_through(findings, spans, seen.features, images.labels, asked.seed)
+    rank = (SHORTCUT, ASSOCIATED, THROUGH, UNUSED, ABOUT_CLASSES, NONE)
+    order = sorted(told, key=lambda f: (rank.index(f.verdict), -f.association.excess))
     answers = None if own is None else own.argmax(dim=1)
     worst = None if answers is None else _worst(images, answers == labels)
     return Audit(tuple(order), images, clip, method, roles, without, answers, worst)

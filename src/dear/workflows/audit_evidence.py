@@ -53,7 +53,7 @@ def overview(found: Audit) -> Table:
         about, used = finding.association, finding.reliance
         told = () if used is None else (percent(used.changed), percent(used.lost))
         figures = (f"{about.information:.2f}", f"{about.expected:.2f}", f"{about.p_value:.3f}")
-        rows.append((about.concept, finding.verdict, *figures, *told))
+        rows.append((about.concept, finding.title, *figures, *told))
     columns: tuple[str, ...] = ("concept", "verdict", "information", "by chance", "p")
     if found.method is not None:
         columns += ("answers changed", "margin lost")
