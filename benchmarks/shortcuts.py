@@ -172,12 +172,16 @@ def audit_command(args: argparse.Namespace) -> None:
 
 
 def table_command(args: argparse.Namespace) -> None:
-    """Means over seeds and draws as a Markdown table: worst group (mean), in percent."""
+    """Means over seeds and draws as a Markdown table: worst group (mean), in percent; later files count."""
+    figures: dict[tuple[str, ...], tuple[float, float]] = {}
+    for path in args.csv:
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                own = (float(row["worst_group"]), float(row["accuracy"]))
+                figures[tuple(row[key] for key in CELL)] = own
     cells: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    with open(args.csv, newline="") as file:
-        for row in csv.DictReader(file):
-            key = (row["method"], row["shortcut"], row["correlation"], row["way"])
-            cells.setdefault(key, []).append((float(row["worst_group"]), float(row["accuracy"])))
+    for (method, kind, correlation, _, way, _), own in figures.items():
+        cells.setdefault((method, kind, correlation, way), []).append(own)
     print("| method | shortcut | correlation | " + " | ".join(WAYS) + " |")
     print("|---|---|---|" + "---:|" * len(WAYS))
     for method, kind, correlation in dict.fromkeys(key[:3] for key in cells):
@@ -219,7 +223,7 @@ def main() -> None:
             own.add_argument("--control-draws", type=int, default=40)
     own = commands.add_parser("table")
     own.set_defaults(command=table_command)
-    own.add_argument("csv")
+    own.add_argument("csv", nargs="+")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.command(args)
