@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,7 @@ def answered(right: torch.Tensor, rows: torch.Tensor | None = None) -> Any:
 
 
 def test_a_method_that_answered_for_some_images_is_compared_on_those() -> None:
-    from dear.workflows.verdict import Candidate, best_of
+    from dear.workflows.verdict import Candidate, best_of, recommend
 
     rows = torch.arange(90)
     easy = rows < 30  # the others are hard: half are wrong
@@ -289,6 +290,10 @@ def test_a_method_that_answered_for_some_images_is_compared_on_those() -> None:
         for name, answers, s in (("quick", probe, 1), ("slow", partly, 60), ("poor", bad, 0.1))
     )
     assert best_of([slow, quick, poor], "trained") == [quick, slow]
+    named = [replace(slow, method="mmrl"), quick]
+    assert recommend(named, 1.0).sentence.startswith(
+        "Take slow: 100 ± 5 % against 100 ± 5 % of quick on the same 30"
+    )
 
 
 def test_inside_the_noise_the_method_that_did_best_elsewhere_is_named_and_the_sentence_says_so() -> None:
@@ -310,8 +315,6 @@ def test_inside_the_noise_the_method_that_did_best_elsewhere_is_named_and_the_se
 
 
 def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
-    from dataclasses import replace
-
     from dear.train.crossval import answers_of
     from dear.train.frozen import stages_of
     from dear.train.loop import Recipe

@@ -55,6 +55,10 @@ class Answers:
         """The answers for the images at `rows` that are there, [m]."""
         return self.right[torch.isin(self.rows, rows)]
 
+    def shared(self, other: Answers) -> Answers:
+        """The answers for images that both know."""
+        return Answers(self.on(other.rows), self.rows[torch.isin(self.rows, other.rows)])
+
     def __str__(self) -> str:
         """With half the width of the interval: "92 ± 2 %"."""
         found = self.figures()
@@ -191,10 +195,7 @@ def recommend(candidates: Sequence[Candidate], seconds: float, notes: Sequence[s
     tried = [one for one in candidates if one.trained is not None]
     alike = best_of(tried, "trained")
     pick = alike[0]
-    runner = max((one for one in tried if one is not pick), key=_accuracy, default=None)
-    sentence = f"Take {_name(pick)}: {pick.trained}"
-    if runner is not None:
-        sentence += f" against {runner.trained} of {_name(runner)}"
+    sentence = f"Take {_name(pick)}: {_compared(pick, [one for one in tried if one is not pick])}"
     sentence += f", and it trains in {_duration(pick.seconds)}."
     if len(alike) > 1:
         sentence += _in_doubt(pick, alike[1:])
@@ -213,19 +214,29 @@ def recommend(candidates: Sequence[Candidate], seconds: float, notes: Sequence[s
     return Choice(tuple(candidates), pick, later, sentence, tuple(notes), seconds)
 
 
+def _compared(pick: Candidate, others: Sequence[Candidate]) -> str:
+    """The accuracy of a method and that of the best other one, both on the images of both."""
+    own = pick.trained
+    assert own is not None
+    answers = {_name(one): one.trained for one in others if one.trained is not None}
+    if not answers:
+        return str(own)
+    name = min(answers, key=lambda name: _lead(own, answers[name]))
+    mine, other = own.shared(answers[name]), answers[name].shared(own)
+    whole = len(mine.rows) == max(len(one.rows) for one in (own, *answers.values()))
+    return f"{mine} against {other} of {name}" + ("" if whole else f" on the same {len(mine.rows)} images")
+
+
 def _in_doubt(pick: Candidate, others: Sequence[Candidate]) -> str:
     """That chance explains the difference to some methods, and which of them trains much faster."""
     names = [_name(one) for one in others]
     listed = " and ".join(names) if len(names) < 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
     said = f" So few images do not tell it from {listed}; on other datasets it was the best of these."
     quick = next((one for one in others if one.seconds < pick.seconds / 5), None)
-    if pick.seconds > 10 and quick is not None:
-        said += f" {_name(quick)} trains in {_duration(quick.seconds)} and reaches {quick.trained}."
+    if pick.seconds > 10 and quick is not None and quick.trained is not None and pick.trained is not None:
+        reached = quick.trained.shared(pick.trained)
+        said += f" {_name(quick)} trains in {_duration(quick.seconds)} and reaches {reached}."
     return said
-
-
-def _accuracy(one: Candidate) -> float:
-    return 0.0 if one.trained is None else one.trained.accuracy
 
 
 def _name(one: Candidate) -> str:
