@@ -76,6 +76,11 @@ def short_name(dataset: str) -> str:
     return escape(dataset.removeprefix("world:"))
 
 
+def _spreads(there: Sequence[tuple[object, Measured]]) -> list[float | None]:
+    """Standard deviations in percent; None, drawn as nothing, where there is one seed."""
+    return [None if value.std is None else 100 * value.std for _, value in there]
+
+
 def bars(lines: Sequence[Line], column: str) -> go.Figure:
     """One group of bars per dataset, one bar per method; `column` is a key of HEADINGS."""
     import plotly.graph_objects as go
@@ -89,7 +94,7 @@ def bars(lines: Sequence[Line], column: str) -> go.Figure:
             name=name,
             x=[short_name(dataset) for dataset, _ in there],
             y=[100 * value.mean for _, value in there],
-            error_y={"array": [100 * (value.std or 0) for _, value in there], "color": INK, "thickness": 1},
+            error_y={"array": _spreads(there), "color": INK, "thickness": 1},
             marker={
                 "color": color,
                 "pattern": {"shape": pattern, "bgcolor": color, "fgcolor": "white", "size": 5},
@@ -173,7 +178,7 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
                 showlegend=place == 0,
                 x=[count for count, _ in there],
                 y=[100 * value.mean for _, value in there],
-                error_y={"array": [100 * (value.std or 0) for _, value in there], "thickness": 1},
+                error_y={"array": _spreads(there), "thickness": 1},
                 mode="lines+markers",
                 line={"color": PALETTE[number % len(PALETTE)], "dash": DASHES[number // len(PALETTE) % 4]},
                 hovertemplate="%{x} shots: %{y:.2f}<extra>" + name + "</extra>",
