@@ -257,3 +257,10 @@ def test_the_refused_share_of_further_images_lies_within_its_interval() -> None:
     assert inside["true share"] / 400 < 0.93  # 300 images show the true share with an error
     low, high = threshold(tuple(rng.random(96))).among(10**4)
     assert (low, high) == pytest.approx(stats.beta.ppf([0.025, 0.975], 4, 93), abs=3e-3)
+
+
+def test_methods_that_saw_half_of_the_images_need_a_temperature_that_is_too_high() -> None:
+    z, labels = (torch.tensor(values) for values in logits(scale=4.0))
+    held = HeldOut({"m": z}, labels, torch.arange(len(labels)))
+    many, half, one = (fit_calibration(held, [], True, folds).modes["m"].temperature for folds in (10, 2, 1))
+    assert half == one == pytest.approx(many * np.exp(-0.4))

@@ -27,7 +27,7 @@ CLASS_FOLDS = 3  #: the same while half of the classes are left out
 LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
 LEAST_NEW = 4  #: classes left out in all turns; fewer say nothing about a temperature of new classes
 ENOUGH_IMAGES = 80  #: of a set of which one part is enough to hold out
-TOO_HIGH = 0.4  #: of log T, where a single training on half of the images tells it (docs/answers.md)
+TOO_HIGH = 0.4  #: of log T, where trainings on about half of the images tell it (docs/answers.md)
 
 
 def calibrate(
@@ -113,7 +113,7 @@ def _folds(method: Method, labels: Tensor) -> int:
 
 def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, folds: int) -> Calibration:
     """The calibration that cross-validated answers give."""
-    too_high = TOO_HIGH if folds == 1 else 0.0
+    too_high = TOO_HIGH if folds <= 2 else 0.0
     modes = {mode: _fit_mode(mode, held, left, open_classes, too_high) for mode in held.logits}
     return Calibration(images=len(held.labels), folds=folds, class_folds=len(left), modes=modes)
 
