@@ -188,6 +188,8 @@ def test_choose_with_two_classes_one_image_or_no_time() -> None:
     two = choose(Colors(classes=2, each=3), options, settings)
     assert two.pick_for_new is None
     assert any("none can be left out" in note for note in two.notes)
+    hasty = choose(Colors(classes=2, each=3), ChooseOptions(("zeroshot", "coop"), 2, 1e-6), settings)
+    assert any(note.startswith("CoOp: not tried for lack of time") for note in hasty.notes)
     with pytest.raises(DataError, match="every class has a single image"):
         choose(Colors(classes=3, each=1), options, settings)
     with pytest.raises(UsageError, match="positive time"):

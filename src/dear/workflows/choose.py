@@ -162,10 +162,20 @@ def _notes(images: ImageSet, folds: int, seed: int, tried: Sequence[Candidate]) 
         )
     if len(images) < 30:
         notes.append(f"{len(images)} images are few: only large differences can be seen")
+    untried = [one.title for one in tried if one.skipped is not None]
+    if untried:
+        notes.append(
+            f"{_listed(untried)}: not tried for lack of time; methods that train inside the towers are often "
+            "the best, which more minutes would show"
+        )
     short = [one.title for one in tried if one.shortened]
     if short:
         notes.append(
-            f"{' and '.join(short)} took fewer steps than a training has, to fit into the time; in full they "
+            f"{_listed(short)} took fewer steps than a training has, to fit into the time; in full they "
             "may do better, which more minutes would show"
         )
     return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
