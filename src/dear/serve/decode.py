@@ -144,7 +144,7 @@ class Decoder:
         process: _Process | None = getattr(self._own, "process", None)
         if process is None or process.ended:
             process = self._own.process = _Process(self.how)
-            self._started = [one for one in self._started if not one.ended] + [process]
+            self._started.append(process)  # by several threads at once
         return process
 
 
@@ -157,7 +157,6 @@ class _Process:
             [sys.executable, "-c", _START],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pipesize=2**20,  # an image in one piece
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         )
         self._send(msgspec.json.encode(how))

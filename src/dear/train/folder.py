@@ -288,7 +288,7 @@ def read_config(folder: str | os.PathLike[str]) -> RunConfig:
     path = Path(folder) / "config.json"
     if not os.path.isfile(path):  # unlike Path's own, also for names no disk can hold
         raise RunError(
-            f"{folder}: is not a run folder (no config.json); training with out={str(folder)!r} makes one",
+            f"{folder}: is not a run folder (no config.json)",
             hint="adapt",
         )
     document = read_json(path, "run configuration")
