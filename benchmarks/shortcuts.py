@@ -39,9 +39,9 @@ from shortcut_parts import BALANCED, backbone, draw_of, probe, rows, seen
 from torch import Tensor
 
 from dear.heads.audit import associate, judge, reliance
+from dear.heads.explain_away import explain_away
 from dear.heads.repair import Repair, remove_heads, remove_span
 from dear.heads.roles import known_roles
-from dear.heads.through import told_through
 from dear.heads.values import known_concepts, value_features
 from dear.methods import find_method
 from dear.workflows.speed import add_rows, machine
@@ -142,7 +142,7 @@ def verdict_of(name: str, seed: int, device: str) -> dict[str, str]:
         worst = max(used, key=lambda one: max(one.lost, one.changed))
         findings.append(judge(found, worst))
         spans[name_of_concept] = directions
-    told = told_through(findings, spans, learn.features, drawn.labels, seed)
+    told = explain_away(findings, spans, learn.features, drawn.labels, seed)
     return {one.association.concept: one.verdict for one in told}
 
 

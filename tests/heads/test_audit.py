@@ -25,9 +25,9 @@ from dear.heads.audit import (
     reliance,
 )
 from dear.heads.choose import choose, exchange
+from dear.heads.explain_away import explain_away
 from dear.heads.repair import remove_heads, remove_span
 from dear.heads.roles import known_roles
-from dear.heads.through import told_through
 from dear.heads.values import find_concept, known_concepts, readable_words, value_features
 
 
@@ -190,10 +190,10 @@ def test_planted_letters_are_found_and_what_they_look_like_is_not(mini: Clip) ->
         words, spans[name] = value_features(mini, find_concept(name))
         findings.append(judge(associate(name, words, spans[name], images.features, labels, texts), None))
     assert [one.verdict for one in findings][:2] == [audit.ASSOCIATED, audit.ASSOCIATED]
-    told = told_through(findings, spans, images.features, labels)
-    assert {one.association.concept: (one.verdict, one.through) for one in told} == {
-        "object": (audit.THROUGH, "text"),
-        "shape": (audit.THROUGH, "text"),
+    told = explain_away(findings, spans, images.features, labels)
+    assert {one.association.concept: (one.verdict, one.explained_by) for one in told} == {
+        "object": (audit.EXPLAINED, "text"),
+        "shape": (audit.EXPLAINED, "text"),
         "text": (audit.ASSOCIATED, ""),
         "location": (audit.ABOUT_CLASSES, ""),
         "color": (audit.NONE, ""),
@@ -228,9 +228,9 @@ def test_a_second_shortcut_stays_suspected() -> None:
         for name, span in spans.items()
     ]
     assert {one.verdict for one in findings} == {audit.ASSOCIATED}
-    told = told_through(findings, spans, features, labels)
-    assert [one.verdict for one in told] == [audit.ASSOCIATED, audit.ASSOCIATED, audit.THROUGH]
-    assert told[2].through == "first"
+    told = explain_away(findings, spans, features, labels)
+    assert [one.verdict for one in told] == [audit.ASSOCIATED, audit.ASSOCIATED, audit.EXPLAINED]
+    assert told[2].explained_by == "first"
 
 
 def test_a_removal_that_takes_the_classes_away_is_told(mini: Clip) -> None:

@@ -25,11 +25,11 @@ STRONG = 0.10  #: excess of normalized mutual information that counts
 ABOUT = 2.0  #: class names differ in the concept this many times as much as in as many random directions
 RELIES = 0.05  #: share of the margin, or of the answers, that goes with the concept
 
-SHORTCUT, ASSOCIATED, THROUGH, UNUSED, ABOUT_CLASSES, NONE = (
+SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE = (
     "shortcut", "associated", "goes with another", "unused", "about the classes", "none"
 )  # fmt: skip
 """Verdicts: suspected shortcut; associated (no model was asked); the same, but only as a stronger concept is
-(`dear.heads.through`); associated but not used; what the classes are about; not associated."""
+(`dear.heads.explain_away`); associated but not used; what the classes are about; not associated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class Finding:
         heads: the heads with that role.
         verdict: one of the verdicts above.
         sentence: the verdict for people.
-        through: the stronger concept that it goes with; empty: none.
+        explained_by: the stronger concept that it goes with; empty: none.
     """
 
     association: Association
@@ -107,12 +107,12 @@ class Finding:
     heads: tuple[Key, ...]
     verdict: str
     sentence: str
-    through: str = ""
+    explained_by: str = ""
 
     @property
     def title(self) -> str:
         """The verdict in a few words: "shortcut", "goes with Text"."""
-        return f"goes with {self.through}" if self.through else self.verdict
+        return f"goes with {self.explained_by}" if self.explained_by else self.verdict
 
 
 def mutual_information(values: Tensor, labels: Tensor, kinds: int, classes: int) -> Tensor:

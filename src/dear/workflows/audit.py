@@ -22,9 +22,9 @@ from dear.heads.ablate import Collected, collect
 from dear.heads.audit import (
     ABOUT_CLASSES,
     ASSOCIATED,
+    EXPLAINED,
     NONE,
     SHORTCUT,
-    THROUGH,
     UNUSED,
     Finding,
     Reliance,
@@ -32,9 +32,9 @@ from dear.heads.audit import (
     judge,
     reliance,
 )
+from dear.heads.explain_away import explain_away
 from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
-from dear.heads.through import told_through
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.methods.base import Method, in_precision
 from dear.train.evaluate import BATCH, fit_classes
@@ -112,7 +112,7 @@ class Audit:
                     "concept": about.concept,
                     "verdict": finding.verdict,
                     "sentence": finding.sentence,
-                    "through": finding.through or None,
+                    "explained_by": finding.explained_by or None,
                     "information": about.information,
                     "expected": about.expected,
                     "p_value": about.p_value,
@@ -188,8 +188,8 @@ def audit(
         findings.append(judge(found, used, heads, len(chosen)))
         if progress is not None:
             progress("concepts", number + 1, len(chosen))
-    told = told_through(findings, spans, seen.features, images.labels, asked.seed)
-    rank = (SHORTCUT, ASSOCIATED, THROUGH, UNUSED, ABOUT_CLASSES, NONE)
+    told = explain_away(findings, spans, seen.features, images.labels, asked.seed)
+    rank = (SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE)
     order = sorted(told, key=lambda f: (rank.index(f.verdict), -f.association.excess))
     answers = None if own is None else own.argmax(dim=1)
     worst = None if answers is None else _worst(images, answers == labels)

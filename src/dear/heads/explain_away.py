@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dear.heads.audit import (
     ASSOCIATED,
+    EXPLAINED,
     SHORTCUT,
-    THROUGH,
     Association,
     Finding,
     against_chance,
@@ -30,7 +30,7 @@ LEFT = 0.7  #: of its association, without the stronger one's directions, that m
 _PERMUTATIONS = 200
 
 
-def told_through(
+def explain_away(
     findings: Sequence[Finding],
     directions: Mapping[str, Tensor],
     features: Tensor,
@@ -59,7 +59,7 @@ def told_through(
                 continue
             left = _left(own, directions[own.concept], directions[name], features, labels, seed)
             if left < LEFT:
-                changed[own.concept] = _through(one, name, adds, left)
+                changed[own.concept] = _explained(one, name, adds, left)
                 break
         else:
             strong.append(one)
@@ -84,7 +84,7 @@ def _left(
     return _beyond_chance(seen_values(rest, directions), labels, None, seed) / max(own.excess, 1e-9)
 
 
-def _through(one: Finding, name: str, adds: float, left: float) -> Finding:
+def _explained(one: Finding, name: str, adds: float, left: float) -> Finding:
     own = one.association
     sentence = (
         f"{own.concept} goes with the labels only as {name} does: among images with the same {name} it tells "
@@ -92,4 +92,4 @@ def _through(one: Finding, name: str, adds: float, left: float) -> Finding:
         f"{max(left, 0.0):.0%} of its association is left. Remove {name} first; normalized mutual "
         f"information {own.information:.2f} (by chance {own.expected:.2f}, p = {own.p_value:.3f})."
     )
-    return replace(one, verdict=THROUGH, sentence=sentence, through=name)
+    return replace(one, verdict=EXPLAINED, sentence=sentence, explained_by=name)
