@@ -63,9 +63,9 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
 from dear.methods.prolip import ProLIP
+from dear.runs.evaluate import read_pixels
 from dear.train.calibrate import CLASS_FOLDS, FOLDS
 from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
-from dear.train.evaluate import read_pixels
 from dear.train.frozen import Stages, stages_of
 from dear.train.run import train
 from dear.workflows.calibrate import VIEWS

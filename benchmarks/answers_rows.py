@@ -18,9 +18,9 @@ from dear.methods.calibration import (
     confidence_score,
     threshold,
 )
+from dear.runs.evaluate import calibration_error
 from dear.train.calibrate import fit_calibration
 from dear.train.confidence import auroc
-from dear.train.evaluate import calibration_error
 
 
 def hardware(device: str) -> str:

@@ -24,7 +24,7 @@ from dear.bench.cells import Cell, as_configured
 from dear.bench.grid import Grid, find_protocol
 from dear.bench.tables import preset_of, shown_names
 from dear.methods import find_method
-from dear.train import Recipe
+from dear.runs.recipe import Recipe
 
 FIRST = (
     "date",

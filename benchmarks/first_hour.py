@@ -109,7 +109,7 @@ def answers(
     """(method, accuracy, steps, seconds) one after another."""
     from sklearn.linear_model import LogisticRegression
 
-    from dear.train.feature_cache import FeatureCache
+    from dear.runs.feature_cache import FeatureCache
     from dear.workflows.adapt import adapt
     from dear.workflows.evaluate import evaluate_run
 

@@ -20,7 +20,7 @@ import torch
 
 from dear.clip.factory import load
 from dear.data import open_data
-from dear.train import load_run
+from dear.runs.folder import load_run
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run

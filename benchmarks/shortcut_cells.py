@@ -18,7 +18,8 @@ from dear.heads.repair import Repair, remove_examples, remove_heads
 from dear.heads.roles import known_roles
 from dear.heads.values import find_concept
 from dear.methods import build_method
-from dear.train import Recipe, evaluate
+from dear.runs.evaluate import evaluate
+from dear.runs.recipe import Recipe
 from dear.workflows.adapt import adapt
 from dear.workflows.options import AdaptOptions
 from dear.workflows.speed import machine

@@ -32,7 +32,7 @@ from measure.serving import jpegs
 import dear
 from dear._io.image_file import normalize, open_image, resize_crop
 from dear.clip.correction import Correction
-from dear.train.folder import load_run
+from dear.runs.folder import load_run
 from dear.workflows.speed import add_rows, machine
 
 _COUNTED = ("status 200", "status 404", "status 409", "status 429", "put", "removed", "broken", "misbehaved")

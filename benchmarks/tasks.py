@@ -28,7 +28,9 @@ import dear
 from dear._io.image_file import resize_crop
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.train import Recipe, evaluate, train
+from dear.runs.evaluate import evaluate
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from dear.workflows.speed import add_rows, machine
 
 SHOTS = 16

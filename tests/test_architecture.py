@@ -5,9 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,11 +69,3 @@ def test_the_diagram_and_the_table_are_those_of_this_code(script) -> None:
     assert script.DIAGRAM.read_text() == script.diagram(script.packages()), "run scripts/architecture.py"
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert [part for part in sorted(PARTS) if f"`dear.{part}`" not in page] == []
-
-
-def test_the_walks_stay_within_their_goals() -> None:
-    """Few files run for one prediction, one training step and one cell of a grid."""
-    command = [sys.executable, str(ROOT / "scripts" / "walks.py"), "--check"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr + done.stdout

@@ -12,9 +12,9 @@ import torch
 
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
+from dear.runs.folder import write_correction
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.store import AdapterStore
-from dear.train.folder import write_correction
 from measure.http_load import make_runs
 from measure.serving import memory
 

@@ -11,9 +11,9 @@ from dear._io.image_file import normalize
 from dear.clip.images import augment_image
 from dear.clip.model import Clip
 from dear.data import open_data
+from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
 from dear.train.frozen import steps_at_once
-from dear.train.loop import Recipe
 from dear.workflows.speed import photo_folder
 from measure.clock import seconds, wait
 

@@ -13,8 +13,9 @@ from dear.clip.model import Clip, matrix_dtype
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Loss, in_precision
+from dear.runs.recipe import Recipe
 from dear.train.frozen import steps_at_once
-from dear.train.loop import Recipe, optimizer_of, rates_of
+from dear.train.loop import optimizer_of, rates_of
 from dear.train.recording import Inputs, Recording, can_record
 from measure.literal import LiteralStep
 

@@ -13,7 +13,8 @@ import dear
 from dear import world
 from dear.cli import build_app
 from dear.data import few_shot
-from dear.train import evaluate, load_run
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import load_run
 from dear.workflows.adapt import adapt
 from dear.workflows.audit import without
 from dear.workflows.repair import repair_run

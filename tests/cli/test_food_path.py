@@ -10,7 +10,7 @@ import food
 import pytest
 from test_wrong_uses import dear
 
-from dear.train import read_config
+from dear.runs.folder import read_config
 
 
 @pytest.fixture(scope="module")

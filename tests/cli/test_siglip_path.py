@@ -14,7 +14,7 @@ import sentencepiece
 from test_wrong_uses import dear
 
 from dear.heads.corpus import load_corpus
-from dear.train import read_config
+from dear.runs.folder import read_config
 
 VISION = {**families.ODD_VISION, "num_hidden_layers": 6}
 TEXT = {**families.ODD_TEXT, "vocab_size": 400, "max_position_embeddings": 64}

@@ -11,8 +11,8 @@ from dear.clip.images import augment_batch
 from dear.data import FileImages, ImageSet, check_images, select_domains
 from dear.data.images import ListedImages
 from dear.errors import DataError, InputError, UsageError
+from dear.runs.recipe import Recipe
 from dear.train.feed import Feed, TrainingPixels
-from dear.train.loop import Recipe
 
 
 @pytest.fixture

@@ -28,7 +28,10 @@ from dear.heads.corpus.load import Corpus
 from dear.heads.discover import discover_roles
 from dear.heads.moments import resume_path
 from dear.methods import DeAR, ZeroShot
-from dear.train import Recipe, evaluate, load_run, train
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from dear.workflows.predict import probabilities
 
 RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)

@@ -21,10 +21,10 @@ from dear.bench.cells import Cell
 from dear.bench.grid import Grid, Outcome
 from dear.export.runtime import OnnxModel, _parse
 from dear.methods import DeAR
+from dear.runs.folder import load_run, read_log, read_metrics
+from dear.runs.recipe import Recipe
 from dear.studio.compare import compare
-from dear.train import Recipe, load_run, train
-from dear.train.folder import read_log, read_metrics
-from dear.train.run import Paused
+from dear.train.run import Paused, train
 
 CLASSES = ("red", "green", "blue")
 RECIPE = Recipe(epochs=2, batch=8, lr=1e-2)

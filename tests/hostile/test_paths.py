@@ -16,7 +16,7 @@ from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError
 from dear.export.runtime import OnnxModel
 from dear.heads.roles import RoleMap
-from dear.train import load_run
+from dear.runs.folder import load_run
 from dear.workflows.retrieve import gallery_of
 
 OUTSIDE = [

@@ -20,9 +20,10 @@ from dear.data import open_data
 from dear.errors import DearError, InputError
 from dear.heads.embed import sentence_embedder
 from dear.methods import DeAR
+from dear.runs.recipe import Recipe
 from dear.studio.classify import open_uploads
 from dear.studio.compare import compare
-from dear.train import Paused, Recipe, train
+from dear.train.run import Paused, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch warns of pickle protocols
 

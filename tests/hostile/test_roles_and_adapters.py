@@ -15,7 +15,9 @@ import dear
 from dear.errors import DearError, RoleError, RunError
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, DeAR, build_method
-from dear.train import Recipe, load_run, train
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 
 CLASSES = ("red", "green", "blue")
 

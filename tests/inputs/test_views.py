@@ -35,8 +35,8 @@ def test_training_evaluation_and_single_images_see_the_same(tmp_path) -> None:
 
     from dear.data import open_data
     from dear.heads.batches import batches
+    from dear.runs.recipe import Recipe
     from dear.train.feed import Feed
-    from dear.train.loop import Recipe
     from dear.workflows.predict import views
 
     for name in ("a", "b"):

@@ -12,8 +12,10 @@ from dear.errors import RunError, UsageError
 from dear.methods import METHODS, DeAR, Method, build_method, find_method
 from dear.methods.base import in_precision
 from dear.methods.dear import layer_mask
-from dear.train import Recipe, evaluate, train
+from dear.runs.evaluate import evaluate
+from dear.runs.recipe import Recipe
 from dear.train.recording import mark_changed
+from dear.train.run import train
 
 NAMES = ("red", "green", "blue")
 LABELS, DOMAINS = torch.tensor([0, 2, 1]), torch.tensor([0, 1, 0])

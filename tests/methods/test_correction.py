@@ -14,7 +14,10 @@ from dear.clip.correction import Correction
 from dear.errors import RunError, UsageError
 from dear.methods import METHODS
 from dear.methods.base import scores
-from dear.train import Recipe, evaluate, load_run, train
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 
 
 def corrected(heads: tuple[tuple[int, int], ...] = (), blind: bool = False) -> Clip:

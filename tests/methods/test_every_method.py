@@ -18,8 +18,10 @@ from dear.clip import Clip
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, Method, ZeroShot, build_method, list_methods
 from dear.methods.base import in_precision
-from dear.train import Recipe, load_run, train
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
+from dear.train.run import train
 
 OPTIONS: dict[str, dict[str, object]] = {}
 """Options that make a method small or quick enough for a tiny model."""

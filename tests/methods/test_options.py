@@ -9,7 +9,7 @@ from tiny import tiny_clip
 from dear.errors import UsageError
 from dear.methods import METHODS, build_method
 from dear.methods.options import fit_options
-from dear.train import Recipe
+from dear.runs.recipe import Recipe
 
 NAMES = ("red", "green")
 

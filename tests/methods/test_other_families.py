@@ -175,7 +175,9 @@ def test_adapting_a_siglip_folder(tmp_path: Path) -> None:
     """Train, save, load and answer with the public functions."""
     from tiny import Colors
 
-    from dear.train import Recipe, load_run, train
+    from dear.runs.folder import load_run
+    from dear.runs.recipe import Recipe
+    from dear.train.run import train
 
     clip = model(SIGLIP, torch.float32)
     method = build_method("dear", clip, Colors().classes, roles=mixed_roles())

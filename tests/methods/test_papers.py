@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dear.methods import METHODS
-from dear.train import Recipe
+from dear.runs.recipe import Recipe
 
 SGD, ADAMW = "sgd", "adamw"
 # name: (optimizer, lr, batch, epochs, weight decay), options that the paper sets

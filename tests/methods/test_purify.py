@@ -14,7 +14,9 @@ from dear.errors import UsageError
 from dear.methods import Purify, ZeroShot
 from dear.methods.purify import FACTORS, kernels, mmd
 from dear.report.figures import gates_figure
-from dear.train import Recipe, load_run, train
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 
 NAMES = ("red", "green", "blue")
 LABELS = torch.tensor([0, 2, 1, 2, 0, 1, 1])

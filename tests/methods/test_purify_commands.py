@@ -19,7 +19,7 @@ from dear.errors import UsageError
 from dear.methods import ZeroShot
 from dear.methods.options import fit_options
 from dear.methods.purify import PurifyConfig
-from dear.train import load_run
+from dear.runs.folder import load_run
 
 PAGE = Path(__file__).parents[2] / "docs/purification.md"
 ADAPT = [

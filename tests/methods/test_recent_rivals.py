@@ -13,7 +13,9 @@ from tiny import Colors, images, tiny_clip
 
 from dear.errors import UsageError
 from dear.methods import Batch, Method, ZeroShot, build_method
-from dear.train import Recipe, load_run, train
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 
 NAMES = ("red cat", "dog", "very old newt", "sea", "lamp")
 LABELS = torch.tensor([0, 2, 1, 2, 4, 3])

@@ -8,7 +8,8 @@ import torch
 from tiny import images, tiny_clip
 
 from dear.methods import Method, build_method
-from dear.train.loop import Recipe, optimizer_of
+from dear.runs.recipe import Recipe
+from dear.train.loop import optimizer_of
 
 NAMES = ("red cat", "dog", "very old newt")
 LABELS = torch.tensor([0, 2, 1, 2])

@@ -11,7 +11,8 @@ from tiny import Colors, images, mixed_roles, tiny_clip
 from dear._io.files import read_safetensors, write_safetensors
 from dear.errors import UsageError
 from dear.methods import METHODS, Batch, Method, ZeroShot, build_method
-from dear.train import Paused, Recipe, train
+from dear.runs.recipe import Recipe
+from dear.train.run import Paused, train
 
 NAMES = ("red cat", "dog", "very old newt")
 NOVEL = ("purple tree", "house", "sea", "lamp")

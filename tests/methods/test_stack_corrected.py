@@ -13,7 +13,7 @@ from dear.clip.model import kept_cast
 from dear.methods import DeAR, build_method
 from dear.methods.base import in_precision
 from dear.methods.together import answer_together
-from dear.train.folder import corrected_backbone
+from dear.runs.folder import corrected_backbone
 
 
 def correction(seed: int, width: int, heads: tuple[tuple[int, int], ...] = ()) -> Correction:

@@ -13,7 +13,8 @@ from dear.clip import Clip, ClipConfig
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import MMRL, DeAR, Purify, build_method, find_method
-from dear.train.loop import Recipe, optimizer_of, rates_of
+from dear.runs.recipe import Recipe
+from dear.train.loop import optimizer_of, rates_of
 
 NAMES = ["cat", "dog", "newt"]
 

@@ -29,7 +29,9 @@ from dear.data import open_data
 from dear.errors import CheckpointError, DearError, InputError, RunError, TrainingError, UsageError
 from dear.heads.discover import discover_roles
 from dear.methods import DeAR, ZeroShot
-from dear.train import Recipe, evaluate, train
+from dear.runs.evaluate import evaluate
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from dear.workflows.adapt import adapt
 from dear.workflows.predict import predict_run
 
@@ -180,7 +182,8 @@ import sys, torch
 sys.path.append(sys.argv[2])
 torch.set_num_threads(1)
 from dear.methods import DeAR
-from dear.train import Recipe, train
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 clip = tiny_clip(dtype=torch.float32)
 method = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())

@@ -11,7 +11,8 @@ from dear.methods import DeAR, Purify, ZeroShot
 from dear.report import figures
 from dear.report.page import thumbnail
 from dear.report.run_page import run_page
-from dear.train import Recipe, train
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from dear.workflows.examine import examine
 
 EVIL = '<script>alert("x")</script>'

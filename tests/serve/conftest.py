@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.methods import build_method
-from dear.train import Recipe, train
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 
 RUNS = {
     "probe": "linear-probe", "zero": "zeroshot", "coop": "coop", "vpt": "vpt",

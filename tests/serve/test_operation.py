@@ -11,10 +11,10 @@ from starlette.requests import ClientDisconnect
 from test_service import client_of, file, wait_for
 
 from dear.cli.serve import _show_log
+from dear.runs.folder import add_metrics
 from dear.serve.guard import Guard
 from dear.serve.metrics import Metrics
 from dear.serve.settings import Limits
-from dear.train.folder import add_metrics
 
 
 def test_a_client_that_goes_away_is_no_failure_of_the_service(caplog):

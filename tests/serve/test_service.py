@@ -25,6 +25,7 @@ from dear.data.images import ListedImages
 from dear.data.open import open_data
 from dear.errors import DearError
 from dear.methods.calibration import Calibration
+from dear.runs.folder import load_run, write_calibration
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Decoding, Upload
@@ -33,7 +34,6 @@ from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.serve.settings import Limits, ServeSettings
 from dear.serve.store import AdapterStore
-from dear.train.folder import load_run, write_calibration
 from dear.workflows.retrieve import retrieve
 
 QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05)

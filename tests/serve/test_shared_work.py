@@ -15,12 +15,13 @@ from dear._io.image_file import open_image
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
 from dear.methods import build_method
+from dear.runs.recipe import Recipe
 from dear.serve.app import make_app
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 from dear.serve.store import AdapterStore
-from dear.train import Recipe, train
+from dear.train.run import train
 from dear.workflows.retrieve import retrieve_by_heads
 
 CORRECTED = {

@@ -15,11 +15,11 @@ from tiny import tiny_clip
 
 from conftest import image_bytes
 from dear.errors import InputError, UsageError
+from dear.runs.folder import load_run
 from dear.serve.app import make_app
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.studio.classify import ask_service, check_service
-from dear.train.folder import load_run
 from dear.workflows.predict import probabilities
 
 KEY = "key-for-the-studio-1"

@@ -15,6 +15,8 @@ from dear.data import open_data
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
 from dear.methods import ZeroShot
 from dear.methods.calibration import Calibration, ModeCalibration
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import load_run
 from dear.studio import compare as comparing
 from dear.studio.classify import (
     MOST_IMAGES,
@@ -31,7 +33,6 @@ from dear.studio.desk import Stopped, open_desk
 from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
 from dear.studio.search import Search
 from dear.studio.training import Plan, Trainer
-from dear.train import evaluate, load_run
 
 EVIL = "<img src=x onerror=alert(1)>"
 

@@ -11,7 +11,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 from dear.clip.model import cast_backbone, matrix_dtype
 from dear.errors import CheckpointError, DataError, InputError, RunError, UsageError
 from dear.methods.base import in_precision
-from dear.train import add_metrics, read_config
+from dear.runs.folder import add_metrics, read_config
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run

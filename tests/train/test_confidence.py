@@ -19,6 +19,7 @@ from dear.methods.calibration import (
     distance_ratio,
     threshold,
 )
+from dear.runs.evaluate import calibration_error
 from dear.train.calibrate import fit_calibration
 from dear.train.confidence import (
     CAUTION,
@@ -30,7 +31,6 @@ from dear.train.confidence import (
     temperature_error,
 )
 from dear.train.crossval import HeldOut, LeftOut
-from dear.train.evaluate import calibration_error
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

@@ -10,10 +10,10 @@ from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import UsageError
 from dear.methods import DeAR, Method, build_method
-from dear.train import Paused, train
+from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
 from dear.train.frozen import FrozenAhead, KeptViews
-from dear.train.loop import Recipe
+from dear.train.run import Paused, train
 
 
 def task(batch: int = 5) -> tuple[DeAR, Feed]:

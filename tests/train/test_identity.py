@@ -16,8 +16,10 @@ from dear.data.images import Source
 from dear.errors import RunError
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, build_method
-from dear.train import Paused, Recipe, RunIdentity, load_run, read_config, train
-from dear.train.folder import read_metrics, roles_digest
+from dear.runs.folder import load_run, read_config, read_metrics
+from dear.runs.recipe import Recipe
+from dear.runs.spec import RunIdentity, roles_digest
+from dear.train.run import Paused, train
 
 CLASSES = ("red", "green", "blue")
 RECIPE = Recipe(epochs=2, batch=5)

@@ -9,7 +9,8 @@ import torch
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.methods import DeAR
-from dear.train import Paused, Recipe, train
+from dear.runs.recipe import Recipe
+from dear.train.run import Paused, train
 
 
 def strong() -> DeAR:

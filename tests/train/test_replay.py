@@ -15,8 +15,11 @@ from dear.clip.gpu import tower as fast
 from dear.clip.model import cast_backbone
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.train import Recipe, evaluate, load_run, train
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
 from dear.train.recording import Recording
+from dear.train.run import train
 
 pytestmark = pytest.mark.gpu
 

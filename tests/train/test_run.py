@@ -20,7 +20,10 @@ from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DearError, RunError
 from dear.methods import DeAR, Loss, ZeroShot
-from dear.train import Paused, Recipe, evaluate, load_run, train
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import load_run
+from dear.runs.recipe import Recipe
+from dear.train.run import Paused, train
 
 RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)
 CLASSES = ("red", "green", "blue")

@@ -8,7 +8,8 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.errors import UsageError
 from dear.methods import DeAR
-from dear.train import Recipe, train
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from dear.train.tensorboard import Board, logged
 
 

@@ -15,8 +15,8 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.errors import DataError, RunError, UsageError
 from dear.methods.calibration import Calibration, confidence_score, threshold
+from dear.runs.folder import load_run
 from dear.train.crossval import Trials, class_folds, image_folds
-from dear.train.folder import load_run
 from dear.workflows.adapt import adapt
 from dear.workflows.choose import ChooseOptions, candidate, choose
 from dear.workflows.classifier import Classifier
@@ -317,9 +317,9 @@ def test_inside_the_noise_the_method_that_did_best_elsewhere_is_named_and_the_se
 
 
 def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
+    from dear.runs.recipe import Recipe
     from dear.train.crossval import answers_of
     from dear.train.frozen import stages_of
-    from dear.train.loop import Recipe
     from dear.train.run import train
 
     images, rows = Colors(classes=3, each=4), torch.tensor([0, 2, 3, 5, 8, 9, 11])

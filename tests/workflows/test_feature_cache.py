@@ -14,8 +14,10 @@ from dear.data import open_data
 from dear.data.images import FileImages
 from dear.errors import UsageError
 from dear.methods import METHODS, build_method
-from dear.train import Recipe, evaluate, train
-from dear.train.feature_cache import FeatureCache, frozen_features
+from dear.runs.evaluate import evaluate
+from dear.runs.feature_cache import FeatureCache, frozen_features
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.retrieve import gallery_features

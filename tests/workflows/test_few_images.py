@@ -13,7 +13,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 import dear
 from dear import world
-from dear.train.loop import Recipe
+from dear.runs.recipe import Recipe
 from dear.workflows.balance import LEAST_STEPS, MOST_REPEATS, balanced, counts, enough_steps
 from dear.workflows.notices import (
     PHOTO_FALLOFF,

@@ -13,7 +13,7 @@ from dear.data import open_data
 from dear.data.images import FileImages
 from dear.errors import DataError, UsageError
 from dear.methods import build_method
-from dear.train import evaluate
+from dear.runs.evaluate import evaluate
 from dear.workflows.evaluate import evaluate_readable
 
 CLIP = tiny_clip(dtype=torch.float32)

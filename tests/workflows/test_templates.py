@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from tiny import Colors, tiny_clip
 
-from dear.train import evaluate
-from dear.train.evaluate import fit_classes
+from dear.runs.evaluate import evaluate, fit_classes
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run

@@ -31,9 +31,10 @@ from dear.heads.rules import derive_roles
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.methods.options import earlier_values
-from dear.train import Recipe, evaluate, train
-from dear.train.evaluate import Evaluation
-from dear.train.folder import canonical, digest, roles_digest
+from dear.runs.evaluate import Evaluation, evaluate
+from dear.runs.recipe import Recipe
+from dear.runs.spec import canonical, digest, roles_digest
+from dear.train.run import train
 
 SCHEMA = 2  #: of a cell's file
 _KEY_SCHEMA = 1  # part of every key: stays

@@ -19,7 +19,7 @@ import torch
 from dear.bench.cells import Cell, Outcome, Place, Session
 from dear.bench.grid import PROTOCOLS, Engine, Report
 from dear.errors import DearError, UsageError
-from dear.train import Paused
+from dear.train.run import Paused
 
 Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]  #: (cell, place) -> result, plain JSON
 

@@ -33,8 +33,8 @@ from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.methods import find_method
 from dear.methods.base import Method
-from dear.train import Recipe
-from dear.train.folder import digest, roles_digest
+from dear.runs.recipe import Recipe
+from dear.runs.spec import digest, roles_digest
 
 WHAT = "cell of a grid"
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -19,7 +19,7 @@ from typing import Any
 from dear._io.files import write_atomic
 from dear.bench.cells import Cell, as_written
 from dear.bench.published import Number
-from dear.train.folder import canonical
+from dear.runs.spec import canonical
 
 Result = Mapping[str, Any]
 Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value
@@ -151,7 +151,7 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
 def preset_of(cell: Cell) -> str | None:
     """The preset whose options and recipe a cell has, as in METHOD@PRESET; None where it is none."""
     from dear.methods import METHODS
-    from dear.train import Recipe
+    from dear.runs.recipe import Recipe
 
     if cell.method not in METHODS:
         return None

@@ -124,7 +124,7 @@ def adapt(
     """
     from dear.errors import DiskError, UsageError
     from dear.methods import find_method
-    from dear.train.folder import add_metrics, check_folder
+    from dear.runs.folder import add_metrics, check_folder
     from dear.train.tensorboard import logged
     from dear.workflows.adapt import run_plan
     from dear.workflows.estimate import estimate

@@ -19,7 +19,7 @@ from dear._io.text import shown, unprintable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dear.train.evaluate import Evaluation
+    from dear.runs.evaluate import Evaluation
 
 Backbone = Annotated[
     str,

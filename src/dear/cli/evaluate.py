@@ -63,7 +63,7 @@ def evaluate(
     `dear evaluate run --data photos/ --unknown others/`
     """
     from dear.errors import DiskError, RunError
-    from dear.train import add_metrics
+    from dear.runs.folder import add_metrics
     from dear.workflows.evaluate import evaluate_run
 
     with stages() as told:

@@ -52,7 +52,7 @@ def export(
     Example: `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
     """
     from dear.errors import UsageError
-    from dear.train import load_run
+    from dear.runs.folder import load_run
 
     if (onnx is None) == (merged is None):
         raise UsageError("say what to write: --onnx FILE or --merged FOLDER")

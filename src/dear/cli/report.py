@@ -40,8 +40,7 @@ def report(
 
     from dear.data import open_data
     from dear.report.run_page import write_run_page
-    from dear.train import load_run, read_config
-    from dear.train.folder import read_log
+    from dear.runs.folder import load_run, read_config, read_log
     from dear.workflows.evaluate import run_images
     from dear.workflows.examine import examine
 

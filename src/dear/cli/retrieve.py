@@ -126,7 +126,7 @@ def _searched(
 ) -> Clip | None:
     """The backbone to search by heads; None: its role map has no such heads, so a run's features are used."""
     from dear.clip.factory import load
-    from dear.train import load_run
+    from dear.runs.folder import load_run
     from dear.workflows.retrieve import head_map_of
 
     clip = load(str(backbone), device=device) if run is None else load_run(str(run), backbone, device).clip

@@ -11,7 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
-    from dear.train.evaluate import Evaluation
+    from dear.runs.evaluate import Evaluation
 
 
 @dataclass(frozen=True)

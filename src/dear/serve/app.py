@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dear import __version__
 from dear.errors import DearError
+from dear.runs.folder import load_run
 from dear.serve.archive import check_run_name, unpack_run
 from dear.serve.decode import Upload
 from dear.serve.errors import Refused
@@ -26,7 +27,6 @@ from dear.serve.keys import EVERY, Keys
 from dear.serve.requests import Asked, json_schema, read_request
 from dear.serve.service import Service
 from dear.serve.store import Adapter, Card
-from dear.train.folder import load_run
 
 REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
 

@@ -9,8 +9,8 @@ import uuid
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from dear.runs.folder import FILES
 from dear.serve.errors import Refused
-from dear.train.folder import FILES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -19,8 +19,8 @@ from typing import Any
 from dear.clip.model import Clip
 from dear.errors import DearError, RunError
 from dear.methods.base import Method, in_precision
+from dear.runs.folder import CALIBRATION, CORRECTION, REQUIRED_FILES, load_run, read_config, read_metrics
 from dear.serve.errors import Refused
-from dear.train.folder import CALIBRATION, CORRECTION, REQUIRED_FILES, load_run, read_config, read_metrics
 
 _MOST_CLASS_LISTS = 64  # per adapter: lists of other classes whose texts are kept
 

@@ -21,9 +21,10 @@ from dear.report.page import Table, percent, render
 from dear.report.results_page import sheet_table
 from dear.report.run_facts import Compared
 from dear.report.run_page import changed_classes, gallery, spread_rows
+from dear.runs.evaluate import Evaluation, evaluate
+from dear.runs.folder import load_run
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
-from dear.train import Evaluation, evaluate, load_run
 from dear.workflows.examine import recommended_modes
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dear.errors import DearError
 from dear.heads.roles import RoleMap, known_roles
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
-from dear.train import load_run
+from dear.runs.folder import load_run
 from dear.workflows.evaluate import run_images
 
 if TYPE_CHECKING:

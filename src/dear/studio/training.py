@@ -22,10 +22,12 @@ from dear.heads.roles import RoleMap, known_roles
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.report.page import render
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import FILES
+from dear.runs.recipe import Recipe
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
-from dear.train import Paused, Recipe, evaluate, train
-from dear.train.folder import FILES
+from dear.train.run import Paused, train
 from dear.workflows.plan import check_task
 
 _TESTED = 120  # images for the accuracy that is shown while training

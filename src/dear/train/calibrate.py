@@ -18,9 +18,9 @@ from dear.methods.calibration import (
     class_scales,
     confidence_score,
 )
+from dear.runs.evaluate import calibration_error
 from dear.train.confidence import auroc, cautious_temperature, fit_bias, fit_temperature
 from dear.train.crossval import HeldOut, LeftOut, Trials, class_folds, held_out, left_out, some_left_out
-from dear.train.evaluate import calibration_error
 
 FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
 CLASS_FOLDS = 3  #: the same while half of the classes are left out

@@ -15,10 +15,10 @@ from torch import Tensor
 from dear._io.image_file import in_batches
 from dear.data.images import ImageSet
 from dear.methods.base import Frozen, Method, in_precision
-from dear.train.evaluate import BATCH, logits_of
+from dear.runs.evaluate import BATCH, logits_of
+from dear.runs.recipe import Recipe
 from dear.train.feed import stream
 from dear.train.frozen import Stages
-from dear.train.loop import Recipe
 from dear.train.run import train
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]

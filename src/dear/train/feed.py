@@ -21,7 +21,7 @@ from dear.errors import DataError
 from dear.methods.base import Batch
 
 if TYPE_CHECKING:
-    from dear.train.loop import Recipe
+    from dear.runs.recipe import Recipe
 
 
 class TrainingPixels:

@@ -19,12 +19,12 @@ from torch import Tensor
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.base import FeatureBatch, Frozen, Method, in_precision
-from dear.train.evaluate import read_pixels
-from dear.train.feature_cache import frozen_features
+from dear.runs.evaluate import read_pixels
+from dear.runs.feature_cache import frozen_features
 from dear.train.feed import Feed
 
 if TYPE_CHECKING:
-    from dear.train.loop import Recipe
+    from dear.runs.recipe import Recipe
 
 IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on ViT-B/16
 _BATCH = 64  # images whose stage is computed at once

@@ -7,108 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dear.errors import TrainingError, UsageError
 from dear.methods.base import Loss, Method
-from dear.methods.options import fit_options
+from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
 from dear.train.frozen import FeatureTable, FrozenAhead, KeptViews, Stages, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
 
-OPTIMIZERS = ("adamw", "sgd")
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 _WORTH_RECORDING = 50  # steps
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
-Line = dict[str, float | int]
 OnStep = Callable[
     [int, int, Mapping[str, float | int]], None
 ]  #: (steps done, steps in all, last line of the log)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The training recipe (supplement A), fixed for all datasets.
-
-    The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
-    `lr` toward 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
-    run of no more epochs than the warm-up has none, for it would end before it learned anything.
-
-    With `views` = N each image has N random views, taken in turn epoch by epoch; what the frozen backbone
-    makes of them is computed once and kept, so that later epochs cost only what is learned.
-
-    >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
-    (1e-05, 0.001)
-    """
-
-    epochs: int = 10
-    batch: int = 16
-    lr: float = 1e-3
-    weight_decay: float = 5e-4
-    optimizer: str = "adamw"  #: or "sgd" with momentum
-    momentum: float = 0.9  #: of sgd
-    warmup_epochs: int = 1
-    warmup_lr: float = 1e-5
-    cosine_by: str = "step"  #: or "epoch"
-    scale: tuple[float, float] = (0.5, 1.0)  #: share of the image's area that a training crop covers
-    flip: float = 0.5
-    #: random crops and flips; False trains on CLIP's own view, whose frozen features are computed once
-    augment: bool = field(default=True, metadata={"before": True})
-    precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
-    deterministic: bool = False  #: refuse kernels whose result may differ from run to run
-    replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
-    seed: int = 1
-    views: int = field(default=0, metadata={"before": 0})  #: see `KeptViews`; 0: new views in every epoch
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", tuple(self.scale))
-
-        def demand(good: bool, message: str) -> None:
-            if not good:
-                raise UsageError(message)
-
-        demand(self.epochs >= 0, f"epochs = {self.epochs} cannot be negative")
-        demand(self.batch >= 1, f"batch = {self.batch} must be at least 1")
-        demand(self.lr > 0 and math.isfinite(self.lr), f"lr = {self.lr} must be positive")
-        demand(self.warmup_lr >= 0 and self.warmup_epochs >= 0, "the warm-up cannot be negative")
-        demand(self.weight_decay >= 0, f"weight_decay = {self.weight_decay} cannot be negative")
-        demand(0 < self.scale[0] <= self.scale[1] <= 1, f"scale = {self.scale} must lie in (0, 1]")
-        demand(self.views >= 0, f"views = {self.views} cannot be negative")
-        demand(0 <= self.flip <= 1, f"flip = {self.flip} is not a probability")
-        for name, value, known in (
-            ("optimizer", self.optimizer, OPTIMIZERS),
-            ("precision", self.precision, PRECISIONS),
-            ("cosine_by", self.cosine_by, ("step", "epoch")),
-        ):
-            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
-
-    @classmethod
-    def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:
-        """The recipe of a method: the usual one, what the method's paper changes, then `changes`.
-
-        Raises:
-            UsageError: a change names no field of the recipe, or is of another kind than the field.
-        """
-        known = {each.name for each in fields(cls)}
-        unknown = sorted(set(changes) - known)
-        if unknown:
-            raise UsageError(f"the recipe has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
-        return cls(**{**method.recipe, **fit_options(cls, changes)})
-
-    def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Learning rate of a step, counted from 0."""
-        epoch = step // steps_per_epoch
-        warmup = self.warmup_epochs if self.epochs > self.warmup_epochs else 0
-        if epoch < warmup:
-            return self.warmup_lr
-        start, end = warmup * steps_per_epoch, self.epochs * steps_per_epoch
-        at = step if self.cosine_by == "step" else epoch * steps_per_epoch
-        return 0.5 * self.lr * (1 + math.cos(math.pi * (at - start) / (end - start)))
 
 
 @dataclass(frozen=True)

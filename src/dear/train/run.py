@@ -22,22 +22,21 @@ from dear._io.files import read_safetensors, require_finite, write_json, write_s
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RunError, UsageError, ran_out
 from dear.methods.base import Method, in_precision
-from dear.train.feed import Feed
-from dear.train.folder import (
-    RunConfig,
-    describe,
+from dear.runs.folder import (
     load_adapter,
     locked,
     open_folder,
-    plain,
     read_log,
     read_metrics,
     write_calibration,
     write_correction,
     write_log,
 )
+from dear.runs.recipe import Line, Recipe
+from dear.runs.spec import RunConfig, describe, plain
+from dear.train.feed import Feed
 from dear.train.frozen import Stages
-from dear.train.loop import Line, Loop, OnStep, Pause, Recipe
+from dear.train.loop import Loop, OnStep, Pause
 
 
 class Paused(RunError):  # noqa: N818 (a state, not a mistake)

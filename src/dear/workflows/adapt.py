@@ -8,8 +8,8 @@ from typing import Any
 
 from dear._io.progress import Progress
 from dear.data.images import ImageSet
-from dear.train.feature_cache import frozen_features
-from dear.train.folder import check_folder
+from dear.runs.feature_cache import frozen_features
+from dear.runs.folder import check_folder
 from dear.train.run import Trained, train
 from dear.workflows.calibrate import calibrate_run
 from dear.workflows.options import AdaptOptions, PathLike

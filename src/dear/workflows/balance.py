@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dear.data.images import ImageSet
-from dear.train.loop import Recipe
+from dear.runs.recipe import Recipe
 
 LEAST_STEPS = 200  #: training steps, however small the set
 MOST_REPEATS = 16  #: how often an image of a rare class is repeated at most

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 
 from dear._io.progress import Progress
+from dear.runs.folder import locked, write_calibration
 from dear.train.calibrate import calibrate
 from dear.train.crossval import Trials
-from dear.train.folder import locked, write_calibration
 from dear.train.frozen import stages_of
 from dear.train.run import Paused, Trained
 from dear.workflows.balance import balanced_rows

@@ -15,10 +15,10 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods import find_method
 from dear.methods.base import Method
+from dear.runs.feature_cache import frozen_features
+from dear.runs.recipe import Recipe
 from dear.train.crossval import Trials, class_folds, image_folds
-from dear.train.feature_cache import frozen_features
 from dear.train.frozen import Stages
-from dear.train.loop import Recipe
 from dear.workflows.balance import balanced_rows, enough_steps
 from dear.workflows.options import AdaptOptions, PathLike
 from dear.workflows.plan import plan_adaptation, preset_of

@@ -24,8 +24,8 @@ from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.calibration import NONE_OF_THESE, run_threshold
-from dear.train.evaluate import evaluate
-from dear.train.folder import load_run, read_config, read_log, read_metrics
+from dear.runs.evaluate import evaluate
+from dear.runs.folder import load_run, read_config, read_log, read_metrics
 from dear.train.run import Trained
 from dear.workflows.adapt import adapt
 from dear.workflows.inputs import as_images, check_labels, named

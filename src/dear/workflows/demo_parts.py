@@ -45,7 +45,9 @@ from dear.report.demo_facts import (
 from dear.report.page import Thumbnail, thumbnail
 from dear.report.run_facts import Compared
 from dear.report.run_page import gallery
-from dear.train import Recipe, evaluate, train
+from dear.runs.evaluate import evaluate
+from dear.runs.recipe import Recipe
+from dear.train.run import train
 from dear.workflows.without import ways_to_remove
 from dear.world import factors as vocabulary
 from dear.world.measure import batches

@@ -16,7 +16,7 @@ from dear.clip.factory import load
 from dear.clip.model import Clip, cast_backbone, matrix_dtype
 from dear.errors import InputError
 from dear.methods.base import Method, in_precision
-from dear.train.folder import load_run
+from dear.runs.folder import load_run
 from dear.workflows.shards import Compute, ShardJob, list_images, run_shards
 
 if TYPE_CHECKING:

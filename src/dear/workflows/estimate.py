@@ -10,8 +10,8 @@ import torch
 
 from dear.data.images import ImageSet
 from dear.methods.base import Loss, Method, in_precision
+from dear.runs.feature_cache import frozen_features
 from dear.train.calibrate import trial_costs
-from dear.train.feature_cache import frozen_features
 from dear.train.feed import Feed
 from dear.workflows.plan import Plan
 

@@ -14,10 +14,9 @@ from dear.data.open import open_data
 from dear.errors import DataError, UsageError
 from dear.methods import build_method
 from dear.methods.base import Method
-from dear.train import read_config
-from dear.train.evaluate import Evaluation, evaluate
-from dear.train.feature_cache import FeatureCache
-from dear.train.folder import load_run
+from dear.runs.evaluate import Evaluation, evaluate
+from dear.runs.feature_cache import FeatureCache
+from dear.runs.folder import load_run, read_config
 from dear.workflows.options import PathLike
 
 MOST_IMAGES = 1000  #: held-out images that are looked at after training

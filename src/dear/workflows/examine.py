@@ -8,7 +8,7 @@ from dear.errors import DataError
 from dear.methods.base import Method
 from dear.methods.zeroshot import ZeroShot
 from dear.report.run_facts import Compared, NewClasses, RunFacts
-from dear.train.evaluate import evaluate
+from dear.runs.evaluate import evaluate
 
 
 def examine(

@@ -16,7 +16,7 @@ from dear.data.shots import few_shot
 from dear.errors import DataError
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
-from dear.train.loop import Recipe
+from dear.runs.recipe import Recipe
 from dear.workflows.balance import balanced, counts, enough_steps
 from dear.workflows.notices import backbone_notices, image_notices
 from dear.workflows.options import AdaptOptions, PathLike

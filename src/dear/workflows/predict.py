@@ -18,8 +18,8 @@ from dear.clip.model import Clip
 from dear.errors import InputError, TrainingError, UsageError
 from dear.methods.base import Method, in_precision
 from dear.methods.calibration import rejection_score, run_threshold
-from dear.train.evaluate import BATCH
-from dear.train.folder import load_run
+from dear.runs.evaluate import BATCH
+from dear.runs.folder import load_run
 from dear.workflows.options import PathLike
 
 ImageLike = PathLike | Image.Image

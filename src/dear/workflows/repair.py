@@ -19,10 +19,11 @@ from dear.data.shots import few_shot
 from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
-from dear.train.evaluate import evaluate
-from dear.train.feature_cache import frozen_features
-from dear.train.folder import RunConfig, load_run, read_config
-from dear.train.loop import Recipe
+from dear.runs.evaluate import evaluate
+from dear.runs.feature_cache import frozen_features
+from dear.runs.folder import load_run, read_config
+from dear.runs.recipe import Recipe
+from dear.runs.spec import RunConfig
 from dear.train.run import Trained, train
 from dear.workflows.evaluate import run_images
 from dear.workflows.options import PathLike

@@ -29,9 +29,9 @@ from dear.heads.neighbors import ALIKE, SAME, attribute_heads, head_space, share
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method, in_precision, unit
 from dear.methods.dear import DeAR
-from dear.train.evaluate import read_pixels
-from dear.train.feature_cache import FeatureCache, learned_digest
-from dear.train.folder import load_run
+from dear.runs.evaluate import read_pixels
+from dear.runs.feature_cache import FeatureCache, learned_digest
+from dear.runs.folder import load_run
 from dear.workflows.options import PathLike
 from dear.workflows.predict import ImageLike, name_of, views
 from dear.workflows.without import role_map

@@ -34,8 +34,9 @@ from dear.heads.names import CORE
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method, in_precision
+from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
-from dear.train.loop import Loop, Recipe, StepParts, make_step
+from dear.train.loop import Loop, StepParts, make_step
 
 _MANY = 10**6  # steps: no end comes into sight while they are timed
 

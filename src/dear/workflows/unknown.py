@@ -11,10 +11,10 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score, run_threshold
+from dear.runs.evaluate import Evaluation
+from dear.runs.folder import load_run
 from dear.train.confidence import auroc, share_interval
 from dear.train.crossval import answers_of
-from dear.train.evaluate import Evaluation
-from dear.train.folder import load_run
 from dear.workflows.options import PathLike
 from dear.workflows.retrieve import gallery_of
 

@@ -11,7 +11,7 @@ from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
 from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
 from dear.data.shots import halves
 from dear.errors import DataError
-from dear.train.evaluate import Evaluation
+from dear.runs.evaluate import Evaluation
 
 HM_SEEDS, HM_MEANS = "HM (each seed, averaged)", "HM of means"
 JOINT = {"joint": "Joint", "joint_base": "Joint, base", "joint_novel": "Joint, novel", "joint_hm": "Joint HM"}

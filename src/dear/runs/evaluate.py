@@ -189,7 +189,7 @@ def evaluate(
         precision: of the matrices, as in the recipe.
         progress: told ("images", images done, images in all).
         template: prompt for classes the method does not know; None: the one it was trained with.
-        logits: how logits are found, such as `dear.train.feature_cache.CachedLogits`; None: from pixels.
+        logits: how logits are found, such as `dear.runs.feature_cache.CachedLogits`; None: from pixels.
 
     Raises:
         DataError: the set is empty.

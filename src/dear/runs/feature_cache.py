@@ -22,7 +22,7 @@ from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
-from dear.train.evaluate import logits_of, read_pixels
+from dear.runs.evaluate import logits_of, read_pixels
 
 VERSION = 1  #: of the rows; raise it when preprocessing or the towers change their answers
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk

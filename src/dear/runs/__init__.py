@@ -1,0 +1,1 @@
+"""Runs: their specification, their folder and how they answer images; no training."""
