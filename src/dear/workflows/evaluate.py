@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
@@ -17,7 +18,6 @@ from dear.methods.base import Method
 from dear.runs.evaluate import Evaluation, evaluate
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.folder import load_run, read_config
-from dear.workflows.options import PathLike
 
 MOST_IMAGES = 1000  #: held-out images that are looked at after training
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dear._io.files import PathLike
 from dear._io.image_file import in_batches, normalize, open_image, resize_crop, threaded
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
@@ -20,7 +21,6 @@ from dear.methods.base import Method, in_precision
 from dear.methods.calibration import rejection_score, run_threshold
 from dear.runs.evaluate import BATCH
 from dear.runs.folder import load_run
-from dear.workflows.options import PathLike
 
 ImageLike = PathLike | Image.Image
 _CPU_BATCH = 16  # beyond it a CPU's caches overflow: `benchmarks/serve.py threads`
