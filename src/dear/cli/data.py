@@ -54,8 +54,8 @@ def check(
 
     A benchmark's layout is compared with what was published; of a folder, a table or a world task every
     image is read. With a backbone, labels that look wrong are listed: another class is twenty times as
-    probable for a classifier that did not see the image. The page makes a corrected table that `--data` takes.
-    The exit status is 1 when something is missing or unreadable.
+    probable for a classifier that did not see the image. The page makes a corrected table that `--data`
+    takes. The exit status is 1 when something is missing or unreadable.
 
     Examples:
 
