@@ -69,9 +69,9 @@ def zeroshot(
     from dear.clip.factory import load
     from dear.data import open_data
     from dear.errors import UsageError
+    from dear.heads.without import remove
     from dear.methods import build_method
     from dear.workflows.evaluate import evaluate_run
-    from dear.workflows.without import remove
 
     images = open_data(data, split, root=data_root, template=template)
     images = _half(images, half)

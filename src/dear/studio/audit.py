@@ -14,13 +14,13 @@ from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.names import CONCEPTS
 from dear.heads.values import find_concept
+from dear.heads.without import role_map, ways_to_remove
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
 from dear.studio.desk import EXAMPLE, Desk
 from dear.workflows.audit import Audit, AuditOptions, audit, without
 from dear.workflows.audit_evidence import evidence
-from dear.workflows.without import role_map, ways_to_remove
 
 SHOTS = 16  #: images per class that are looked at
 CHOICES = CONCEPTS

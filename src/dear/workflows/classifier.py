@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
+from dear._io.files import PathLike
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE, ImageSet, ListedImages
@@ -29,7 +30,6 @@ from dear.runs.model import Model
 from dear.train.run import Trained
 from dear.workflows.adapt import adapt
 from dear.workflows.inputs import as_images, check_labels, named
-from dear.workflows.options import PathLike
 
 Labels = NDArray[Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -13,7 +14,6 @@ from dear.errors import DataError, UsageError
 from dear.runs.evaluate import Evaluation
 from dear.runs.folder import read_config
 from dear.runs.model import Model, Run
-from dear.workflows.options import PathLike
 
 MOST_IMAGES = 1000  #: held-out images that are looked at after training
 

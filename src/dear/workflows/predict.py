@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.runs.answer import Answer
 from dear.runs.batches import Images
 from dear.runs.model import Model, Run
-from dear.workflows.options import PathLike
 
 
 def predict_run(

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
-from dear._io.files import write_atomic
+from dear._io.files import PathLike, write_atomic
 from dear._io.image_file import image_paths, in_batches, open_image
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
@@ -27,13 +27,12 @@ from dear.errors import DataError, UsageError
 from dear.heads.ablate import collect
 from dear.heads.neighbors import ALIKE, SAME, attribute_heads, head_space, shared
 from dear.heads.roles import RoleMap
+from dear.heads.without import role_map
 from dear.methods.base import Method, in_precision, unit
 from dear.methods.dear import DeAR
 from dear.runs.batches import ImageLike, image_set, name_of, view_pixels
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import load_run
-from dear.workflows.options import PathLike
-from dear.workflows.without import role_map
 
 _BATCH = 100
 _CELL, _GAP, _LINE = 128, 8, 16
