@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dear.cli import build_app
 from dear.data.open import open_data
-from dear.errors import RunError
+from dear.errors import DearError
 from dear.runs.reference import FILE, NEIGHBORS, PER_CLASS, Reference
 from dear.workflows.adapt import adapt
 from dear.workflows.drift import compare, two_sample
@@ -68,7 +68,7 @@ def test_a_reference_is_kept_and_a_damaged_one_refused(tmp_path) -> None:
     assert torch.equal(again.features, reference.features)
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(RunError):
+    with pytest.raises(DearError):
         Reference.load(tmp_path)
     assert Reference.load(tmp_path / "elsewhere") is None
 

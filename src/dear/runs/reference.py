@@ -2,8 +2,8 @@
 
 `reference.safetensors` of a run folder holds unit features in half precision, at most `PER_CLASS` images per
 class; 16 images of 10 classes on ViT-B/16 are 164 kB. How near an image is to the training images is its mean
-cosine with the `NEIGHBORS` nearest of them, after their mean was subtracted; a training image is compared with
-the others.
+cosine with the `NEIGHBORS` nearest of them, after their mean was subtracted; for a training image, with the
+nearest others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Do new images still look like those a run was trained on? `dear drift`.
 
-Two questions are answered. Per image: is it nearer to the training images than the farthest twentieth of these
-are to each other? If nothing changed, 5% of new images are not. For all images together: do their features
-have the same distribution (kernel two-sample test with permutations)?
+Per image: is it nearer to the training images than the farthest twentieth of these are to each other? If
+nothing changed, 5% of new images are not. For all images together: do their features have the same
+distribution (kernel two-sample test with permutations)?
 """
 
 from __future__ import annotations
