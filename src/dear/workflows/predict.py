@@ -12,11 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from dear._io.files import PathLike
-from dear._io.image_file import in_batches, normalize, open_image, resize_crop, threaded
+from dear._io.image_file import in_batches, normalize, read_views
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
-from dear.errors import InputError, TrainingError, UsageError
+from dear.errors import TrainingError, UsageError
 from dear.methods.base import Method, in_precision
 from dear.methods.calibration import rejection_score, run_threshold
 from dear.runs.evaluate import BATCH
@@ -193,20 +193,8 @@ def readable_views(
 
     With `skip` an image that cannot be read is black; otherwise it raises `InputError`.
     """
-    size, side = clip.config.view, clip.config.vision.image_size
     problems: dict[int, str] = {}
-
-    def view(item: tuple[int, ImageLike]) -> Tensor:
-        place, image = item
-        try:
-            return resize_crop(open_image(image), size)
-        except InputError as error:
-            if not skip:
-                raise
-            problems[place] = str(error)
-            return torch.zeros(3, side, side, dtype=torch.uint8)
-
-    raw = torch.stack(threaded(view, list(enumerate(images))))
+    raw = read_views(images, clip.config.view, problems if skip else None)
     return normalize(raw.to(clip.device), clip.config.mean, clip.config.std), problems
 
 
