@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 
 from dear.errors import UsageError
 from dear.photos.marks import Mark, Mask, common_patch, fixed_marks
-from dear.photos.properties import PROPERTIES, Floats, Measured, Property
+from dear.photos.properties import PROPERTIES, Floats, Measured, Property, property_place
 
 LIMIT = 0.95  #: score from which on a property is reported
 ENOUGH = 16  #: images of the class; with fewer, chance reaches high scores and the limit rises
@@ -28,7 +28,7 @@ FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compresse
 
 #: which of several findings with equal scores says most about what was done
 _ORDER = (
-    "mark", "brightness", "brightest pixels", "saturation", "sharpness", "blocks", "aspect", "width",
+    "mark", "brightness", "brightest pixels", "saturation", "blocks", "sharpness", "aspect", "width",
     "contrast", "red", "blue", "darkest pixels", "edge spread", "edge brightness", "edge red", "edge green",
     "edge blue", "format", "camera", "JPEG tables", "bytes per pixel",
 )  # fmt: skip
@@ -196,5 +196,7 @@ def _fact_scores(measured: Measured, own: Mask, label: int, name: str) -> list[S
     return found
 
 
-def _rank(one: Shortcut) -> tuple[float, int]:
-    return -min(round(one.score, 2), TIED), _ORDER.index(one.name)
+def _rank(one: Shortcut) -> tuple[float, bool, int]:
+    # Fewer blocks than usual say little: blur does that, too.
+    weak = one.name == "blocks" and one.look == PROPERTIES[property_place("blocks")].low
+    return -min(round(one.score, 2), TIED), weak, _ORDER.index(one.name)
