@@ -5,11 +5,11 @@
     python benchmarks/focus.py auto --backbone small --roles roles.json --data pets=pets.csv --out …
     python benchmarks/focus.py table benchmarks/results/focus.csv
 
-`roles`: scenes of the attribute world in which everything but one attribute varies (`drawn:place` and so on),
-and the world's tasks, each with the heads of its own role, as many random heads (which is also what a shuffled
+`roles`: scenes of the attribute world in which everything but one attribute varies (`drawn:place`, …), and
+the world's tasks, each with the heads of its own role, as many random heads (which is also what a shuffled
 role map gives), the heads of the other core roles, and the heads alone; logistic regression on 1, 4 and 16
-images per class, five draws. `auto`: what `--focus auto` chooses with 1, 2, 4 and 16 images per class, what it
-gains, and the same with the roles of the map shuffled over its heads. Contributions are computed once per task.
+images per class, five draws. `auto`: what `--focus auto` chooses with 1, 2, 4 and 16 images per class, what
+it gains, and the same with the roles of the map shuffled over its heads.
 """
 
 from __future__ import annotations
