@@ -14,7 +14,7 @@ from dear.data.images import FileImages
 from dear.errors import DataError, UsageError
 from dear.methods import build_method
 from dear.runs.evaluate import evaluate
-from dear.workflows.evaluate import evaluate_readable
+from dear.workflows.evaluate import evaluate_run
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -43,14 +43,14 @@ def test_every_image_is_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPat
         return before(self, index)
 
     monkeypatch.setattr(FileImages, "image", counted)
-    evaluate_readable(method(images), images, unreadable="stop")
+    evaluate_run(method(images), images, unreadable="stop")
     assert sorted(opened) == list(range(8))
 
 
 def test_skipped_images_are_left_out_and_named(photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(photos, "all")
-    found = evaluate_readable(method(images), images, unreadable="skip")
+    found = evaluate_run(method(images), images, unreadable="skip")
     good = images.subset([i for i in range(len(images)) if "broken" not in images.key(i)])
     expected = evaluate(method(images), good)
     assert found.labels.tolist() == expected.labels.tolist()
@@ -64,7 +64,7 @@ def test_stopping_names_all_of_them(photos: Path) -> None:
         (photos / name).write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(photos, "all")
     with pytest.raises(DataError, match=r"2 of 10 images cannot be read") as error:
-        evaluate_readable(method(images), images)
+        evaluate_run(method(images), images)
     assert "red/a.jpg" in str(error.value)
     assert "blue/b.jpg" in str(error.value)
     assert error.value.hint == "unreadable"
@@ -76,6 +76,6 @@ def test_a_set_without_any_readable_image_and_a_wrong_policy(tmp_path: Path) -> 
         (tmp_path / name / "x.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(tmp_path, "all")
     with pytest.raises(DataError, match="none of its 2 images can be read"):
-        evaluate_readable(method(images), images, unreadable="skip")
+        evaluate_run(method(images), images, unreadable="skip")
     with pytest.raises(UsageError, match="stop or skip, not 'ignore'"):
-        evaluate_readable(method(images), images, unreadable="ignore")
+        evaluate_run(method(images), images, unreadable="ignore")

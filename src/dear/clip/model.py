@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -470,6 +472,19 @@ class Clip(nn.Module):
         """`sha256:…` of the visual weights' values, whichever file they came from."""
         return fingerprint(self.visual)
 
+    @cached_property
+    def identity(self) -> str:
+        """`sha256:…` of all that decides an answer: both towers, temperature, architecture, preprocessing.
+
+        A correction is no part of it, nor are precision, device and the file's layout.
+        """
+        return identity(self.config, self.state_dict(), self.fingerprint)
+
+    def stand_for(self, original: Clip) -> Clip:
+        """Give this copy, whose values may be rounded, the fingerprint and identity of its original."""
+        self.__dict__.update(fingerprint=original.fingerprint, identity=original.identity)
+        return self
+
     @property
     def correction(self) -> Correction | None:
         """The change of the image feature that this backbone applies; None: it is the plain backbone."""
@@ -545,8 +560,9 @@ class Clip(nn.Module):
             UsageError: the correction leaves out heads, which no weights can say, or this is no plain CLIP.
         """
         plain = copy.deepcopy(self.corrected(None))
-        plain.__dict__.pop("fingerprint", None)
         if self.correction is not None:
+            plain.__dict__.pop("fingerprint", None)
+            plain.__dict__.pop("identity", None)
             visual = plain.visual
             if visual.proj is None or visual.pool is not None or visual.proj_bias is not None:
                 raise UsageError("only a plain CLIP can hold a correction in its weights")
@@ -647,7 +663,6 @@ def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
     Raises:
         UsageError: a weight is larger than `dtype` holds.
     """
-    fingerprint = clip.fingerprint  # of the original: the copy stands for it
     source = clip if clip.dtype == torch.float32 else copy.deepcopy(clip).float()
     matrices = {id(m.weight) for m in source.modules() if isinstance(m, Linear | Patches)}
     matrices |= {id(m.bias) for m in source.modules() if isinstance(m, Linear)}
@@ -660,8 +675,7 @@ def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
                 raise UsageError(
                     f"{clip.name}: a weight of {name} is larger than float16 holds; use bfloat16 or float32"
                 )
-    other.__dict__["fingerprint"] = fingerprint
-    return other
+    return other.stand_for(clip)
 
 
 def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
@@ -685,6 +699,18 @@ def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {list(values.shape)}\n".encode())
         digest.update(np.ascontiguousarray(values, dtype="<f4").reshape(-1).data)
     return f"sha256:{digest.hexdigest()}"
+
+
+def identity(config: ClipConfig, state: Mapping[str, Tensor], visual: str) -> str:
+    """`Clip.identity` of a configuration and a state dict; `visual` is the vision tower's fingerprint."""
+    rest = fingerprint({name: t for name, t in state.items() if not name.startswith("visual.")})
+    parts = json.dumps([visual, rest, asdict(config)], sort_keys=True)
+    return f"sha256:{hashlib.sha256(parts.encode()).hexdigest()}"
+
+
+def visual_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a model's state dict that is the vision tower's."""
+    return {name.removeprefix("visual."): t for name, t in state.items() if name.startswith("visual.")}
 
 
 @torch.no_grad()
