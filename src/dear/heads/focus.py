@@ -7,6 +7,7 @@ weight w, is chosen on the training images.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -66,7 +67,7 @@ def focused_feature(features: Tensor, mean: Tensor, weight: float) -> Tensor:
     """
     whole, heads = (features - mean).chunk(2, dim=-1)
     parts = [F.normalize(whole, dim=-1), weight * F.normalize(heads, dim=-1)]
-    return torch.cat(parts, dim=-1) / (1 + weight**2) ** 0.5
+    return torch.cat(parts, dim=-1) / math.sqrt(1 + weight**2)
 
 
 def with_heads(images: Collected, heads: Iterable[Key]) -> Tensor:
@@ -189,7 +190,7 @@ class _Trial:
 
 def _clear(gain: Tensor) -> bool:
     """Whether a gain [n] is more than half a standard error."""
-    return float(gain.mean()) > _MARGIN * float(gain.std()) / len(gain) ** 0.5
+    return float(gain.mean()) > _MARGIN * float(gain.std()) / math.sqrt(len(gain))
 
 
 def _cross_validate(
