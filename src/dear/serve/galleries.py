@@ -96,7 +96,7 @@ class ByHeads:
     def __init__(self, clip: Clip, roles: RoleMap) -> None:
         self.clip, self.roles = clip, roles
         spaces = attribute_heads(roles)
-        self.names, self.key = tuple(spaces), ("heads", tuple(spaces.items()))
+        self.names, self.key = tuple(spaces), (("heads", tuple(spaces.items())), "")
 
     def space(self, attribute: str) -> str:
         """The attribute of the role map."""
