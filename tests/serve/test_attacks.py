@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,6 @@ import httpx
 import pytest
 import torch
 import uvicorn
-from hostile import broken_zips, empty_webp, encoded, many_scans, packed
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_service import MANAGE, OPEN_ALL, OPEN_ONE, QUICK, alone, client_of, file, wait_for
@@ -40,6 +39,7 @@ from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.serve.settings import Limits, ServeSettings
+from hostile import broken_zips, empty_webp, encoded, many_scans, packed
 
 MANAGER = {"Authorization": f"Bearer {MANAGE}"}
 KEYS = Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"], "shop"), KeyEntry(OPEN_ONE, ["probe"])], MANAGE))
@@ -105,13 +105,13 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(decoder):
 
 
 def test_a_decoder_that_takes_too_long_is_killed_and_the_next_image_decoded():
-    decoder = Decoder(1, Decoding(24, 10**10, seconds=0.4))
+    decoder, slow = Decoder(1, Decoding(24, 10**10, seconds=0.4)), many_scans(5000, 60)
     try:
         decoder.one(Upload("a", image_bytes(1)))  # its process runs
         began = time.monotonic()
-        with pytest.raises(Refused, match="slow.jpg: takes longer than 0.4 seconds"):
-            decoder.one(Upload("slow.jpg", many_scans(5000, 60)))
-        assert time.monotonic() - began < 3
+        with pytest.raises(Refused, match=r"slow\.jpg: takes longer than 0\.4 seconds"):
+            decoder.one(Upload("slow.jpg", slow))
+        assert time.monotonic() - began < 8  # a start of a process on busy cores included
         assert decoder.one(Upload("b", image_bytes(1))).shape == (3, 24, 24)
     finally:
         decoder.close()
@@ -242,10 +242,8 @@ def _answers(address: str) -> bool:
 
 
 def _ignore(function) -> None:
-    try:
+    with suppress(httpx.TransportError):
         function()
-    except httpx.TransportError:
-        pass
 
 
 # -- bodies, headers and connections ------------------------------------------------------------------
@@ -273,7 +271,7 @@ SMALL = replace(QUICK.limits, connections=20, header_seconds=0.7, header_bytes=4
 
 
 def test_silent_connections_shut_nobody_out(runs):
-    with serving(runs, replace(QUICK, limits=replace(SMALL, header_seconds=30))) as (address, service):
+    with serving(runs, replace(QUICK, limits=replace(SMALL, header_seconds=30))) as (address, _):
         port = int(address.rpartition(":")[2])
         lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
         try:
@@ -309,22 +307,23 @@ def test_slow_and_endless_headers_are_ended(runs):
             line.sendall(b"GET /health")
             assert b" 408 " in line.recv(1000)
         sent = 0
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as line, pytest.raises(OSError):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
             line.sendall(b"GET /health/live HTTP/1.1\r\n")
             for _ in range(1000):
                 sent += line.send(b"X-Long: " + b"a" * 65_000 + b"\r\n")
                 time.sleep(0.001)
         assert sent < 20_000_000
         for headers in ({"X-Long": "a" * 5000}, {f"x-{n}": "a" for n in range(600)}):
-            try:
+            with suppress(httpx.TransportError):  # closed before it was read
                 assert httpx.get(f"{address}/health/live", headers=headers).status_code == 431
-            except httpx.TransportError:
-                pass  # closed before it was read
         trailer = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as line, pytest.raises(OSError):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
             line.sendall(trailer)
-            for _ in range(2000):
-                line.sendall(b"X-Long: " + b"a" * 65_000 + b"\r\n")
+            sent = 0
+            for _ in range(1000):
+                sent += line.send(b"X-Long: " + b"a" * 65_000 + b"\r\n")
+                time.sleep(0.001)
+        assert sent < 20_000_000
         assert httpx.get(f"{address}/health/live").status_code == 200
 
 
@@ -508,7 +507,12 @@ def test_texts_encoded_in_slices_give_the_same_answers(runs, name):
         costs = []
         batcher = client.app.state.service.batcher
         call = batcher.call
-        batcher.call = lambda function, caller="", cost=1.0: (costs.append(cost), call(function, caller, cost))[1]
+
+        def noted(function, caller="", cost=1.0):
+            costs.append(cost)
+            return call(function, caller, cost)
+
+        batcher.call = noted
         body = {"top": "43", "classes": "+" + ",".join(names)}
         reply = client.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
         assert reply.status_code == 200, reply.text

@@ -278,8 +278,8 @@ def test_logs_name_the_request_and_no_content(runs, caplog):
     assert reply.headers["x-request-id"] == "abc-1"
     line = next(json.loads(r.message) for r in caplog.records if "abc-1" in r.message)
     assert line == {
-        "request": "abc-1", "method": "POST", "route": "/v1/models/{name}/classify", "model": "zero",
-        "status": 200, "seconds": line["seconds"],
+        "request": "abc-1", "client": "testclient", "key": None, "method": "POST",
+        "route": "/v1/models/{name}/classify", "model": "zero", "status": 200, "seconds": line["seconds"],
     }  # fmt: skip
 
 
@@ -415,9 +415,7 @@ def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
     clip = dear.load("mini")
     images = open_data("world:mixed", "test")
     config, views = clip.config, {False: [], True: []}
-    decoders = {
-        reduced: Decoder(1, Decoding(config.vision.image_size, 10**6, reduced)) for reduced in views
-    }
+    decoders = {reduced: Decoder(1, Decoding(config.vision.image_size, 10**6, reduced)) for reduced in views}
     for number in range(6):
         content = io.BytesIO()
         images.image(number).resize((512, 512), Image.Resampling.BICUBIC).save(content, "JPEG", quality=92)

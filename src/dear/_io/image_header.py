@@ -1,8 +1,8 @@
 """What an image will cost to decode, read from the bytes of its file without a decoder.
 
-A few bytes can stand for many pixels (46 bytes of WebP for 49 million), and a progressive JPEG of many scans is
-decoded once per scan. Budgets are taken by these numbers before a decoder sees the file; a decoder that finds
-more pixels than the header said must refuse the file.
+A few bytes can stand for many pixels (46 bytes of WebP for 49 million), and a progressive JPEG of many scans
+is decoded once per scan. Budgets are taken by these numbers before a decoder sees the file; a decoder that
+finds more pixels than the header said must refuse the file.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def serve(
 
     known = Keys.load(keys) if keys is not None else Keys()
     settings = ServeSettings(
-        Limits(queued_images=queue, **({} if rate is None else {"rate": rate})),
+        Limits(queued_images=queue, rate=float("inf") if rate is None else rate),
         batch,
         None if wait_ms is None else wait_ms / 1000,
         adapters,

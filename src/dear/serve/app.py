@@ -127,7 +127,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return _plain(service.store.card(name))
 
 
-def _per_image(uploads: Sequence[Upload], found: Sequence[T | Refused], show: Callable[[T], Any]) -> list[Any]:
+def _per_image(
+    uploads: Sequence[Upload], found: Sequence[T | Refused], show: Callable[[T], Any]
+) -> list[Any]:
     """What is said of each image; of one that cannot be read the reason, unless there is no other."""
     refused = [one for one in found if isinstance(one, Refused)]
     if refused and len(refused) == len(found):
@@ -221,8 +223,8 @@ def _add_embeddings(app: FastAPI, service: Service) -> None:
                 raise Refused(400, "the request holds neither images nor texts")
             found = await service.features(uploads, caller.name) if uploads else []
             images = _per_image(uploads, found, lambda row: {"embedding": row.tolist()})
-            texts = await service.text_features(options.texts, caller.name) if options.texts else []
-        rows = zip(options.texts, texts, strict=True)
+            found_texts = await service.text_features(options.texts, caller.name) if options.texts else ()
+        rows = zip(options.texts, found_texts, strict=True)
         return {
             "backbone": service.clip.name,
             "images": images,

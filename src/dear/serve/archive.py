@@ -1,8 +1,8 @@
 """An uploaded run: a zip archive of a run folder, checked before anything of it is used.
 
-A run takes a name only after it was unpacked, loaded and has answered an image; until then the run that has the
-name stays. The two are exchanged in one step where the system can; a service that was killed in the middle
-puts things in order when it starts (`recover`).
+A run takes a name only after it was unpacked, loaded and has answered an image; until then the run that has
+the name stays. The two are exchanged in one step where the system can; a service that was killed in the
+middle puts things in order when it starts (`recover`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def install_run(
         trial: answers an image with the adapter; raises where it cannot.
 
     Raises:
-        Refused: 400 or 413: it is no run that can be served; 409: the name is that of something else; 507: the
-            disk is full.
+        Refused: 400 or 413: it is no run that can be served; 409: the name is that of something else; 507:
+            the disk is full.
     """
     place = store.folder / name
     try:

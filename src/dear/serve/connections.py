@@ -1,8 +1,9 @@
 """Connections that cannot be used up: bounds on headers, on silence, and on how many there are.
 
-uvicorn bounds neither the size of a request's headers nor the time they take, and accepts connections until the
-process has no descriptor left. Its protocol is extended by these bounds. When all connections are taken, a new one
-takes the place of the one that has waited longest for a request, so that silent connections shut nobody out.
+uvicorn bounds neither the size of a request's headers nor the time they take, and accepts connections until
+the process has no descriptor left. Its protocol is extended by these bounds. When all connections are taken,
+a new one takes the place of the one that has waited longest for a request, so that silent connections shut
+nobody out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _descriptors() -> int | None:
         return None
 
 
-class Guarded(HttpToolsProtocol):  # type: ignore[misc]
+class Guarded(HttpToolsProtocol):
     """uvicorn's protocol within bounds; `guarded_protocol` sets them."""
 
     limits: Limits
@@ -56,7 +57,7 @@ class Guarded(HttpToolsProtocol):  # type: ignore[misc]
         """Whether no request is being answered or received."""
         return self.cycle is None or self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, in the place of an idle one if need be."""
         super().connection_made(transport)
         if len(self.connections) > self.most:

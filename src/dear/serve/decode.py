@@ -1,11 +1,11 @@
 """Images of requests, decoded by processes that a hostile file can neither hold nor take along.
 
 A decoder may take minutes or gigabytes for a small file. What an image will cost is read from its header
-first (`dear._io.image_header`) and taken from a budget; the file then goes to a process that has a memory limit
-and is killed at a deadline. Callers take turns, and large images never occupy the last process.
+first (`dear._io.image_header`) and taken from a budget; the file then goes to a process that has a memory
+limit and is killed at a deadline. Callers take turns, and large images never occupy the last process.
 
-The processes (`work`) do not load PyTorch. They also free the service from Pillow's Python parts, which hold the
-interpreter's lock: threads of one process decode a few hundred files a second however many there are.
+The processes (`work`) do not load PyTorch. They also free the service from Pillow's Python parts, which hold
+the interpreter's lock: threads of one process decode a few hundred files a second however many there are.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Decoding:
 
     size: Size  #: side S of the square, or the whole rule
     most_pixels: int  #: of an image before it is resized
-    reduced: bool = False  #: decode large JPEG files at a reduced scale: faster, and not quite the same pixels
+    reduced: bool = False  #: decode large JPEG files at a reduced scale: faster, pixels a little off
     seconds: float = 3.0  #: after which a decoding process is killed
     most_bytes: int = 2**30  #: of memory that a decoding process may take beyond what it has at its start
 
@@ -85,7 +85,8 @@ class Decoding:
         if header.pixels > self.most_pixels:
             raise Refused(
                 413,
-                f"{header.width} x {header.height} pixels are more than {self.most_pixels:,}; make it smaller",
+                f"{header.width} x {header.height} pixels are more than {self.most_pixels:,}; "
+                "make it smaller",
             )
         if header.cost > self.most_pixels:
             raise Refused(
@@ -104,9 +105,7 @@ class Decoding:
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > most_pixels:
-                    raise Refused(
-                        413, f"{image.width} x {image.height} pixels are more than its header says"
-                    )
+                    raise Refused(413, f"{image.width} x {image.height} pixels are more than its header says")
                 if self.reduced and image.format == "JPEG":  # the decoder can halve, quarter and eighth
                     image.draft("RGB", (REDUCED * side_of(self.size),) * 2)
                     return self._view(open_image(image))
@@ -316,10 +315,11 @@ class _Process:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._seconds, self._used = how.seconds, 0.0
         self._line, other = socket.socketpair()
+        self._process: subprocess.Popen[bytes]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START],
-                stdin=other,
+                stdin=other.fileno(),
                 env={**os.environ, **_MALLOC, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
             )
         finally:
@@ -390,7 +390,8 @@ def work() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which drains
     line = socket.socket(fileno=os.dup(0))
     with line, line.makefile("rwb") as stream, contextlib.suppress(EOFError, OSError):
-        how = msgspec.json.decode(_read(stream, _REQUEST.unpack(_read(stream, _REQUEST.size))[0]), type=Decoding)
+        length, _ = _REQUEST.unpack(_read(stream, _REQUEST.size))
+        how = msgspec.json.decode(_read(stream, length), type=Decoding)
         _limit_memory(how.most_bytes)
         found, status = b"", 0
         while True:

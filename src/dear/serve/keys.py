@@ -1,8 +1,8 @@
 """Bearer keys: which adapters a key opens, what it may use, and which key may manage the service.
 
-The key file is JSON: `{"keys": [{"key": "...", "models": ["pets"], "name": "shop"}], "management": "..."}`; `"*"` in
-`models` opens every adapter, and `requests` and `rate` limit a key's requests at once and per second. Keys are
-compared as digests, in constant time. The file is read again when it changes.
+The key file is JSON: `{"keys": [{"key": "...", "models": ["pets"], "name": "shop"}], "management": "..."}`;
+`"*"` in `models` opens every adapter; `requests` and `rate` limit a key's requests at once and per second.
+Keys are compared as digests, in constant time. The file is read again when it changes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -57,7 +57,9 @@ class Metrics:
         self.batch.observe(images)
         self.compute.observe(seconds)
 
-    def observe_answers(self, model: str, known: Sequence[str], answers: Sequence[tuple[str, float]]) -> None:
+    def observe_answers(
+        self, model: str, known: Collection[str], answers: Sequence[tuple[str, float]]
+    ) -> None:
         """Count answers (class, probability) of an adapter; classes that are not its own are one."""
         model = _one_of(self._models, model, _MOST_MODELS, OTHER)
         for name, probability in answers:

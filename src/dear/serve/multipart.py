@@ -72,7 +72,7 @@ class _Reader:
     def _part_of_header(self, which: int, data: bytes) -> None:
         self._length += len(data)
         if self._length > _MOST_HEADER_BYTES:
-            raise Refused(400, f"a part of the multipart body has more than {_MOST_HEADER_BYTES:,} header bytes")
+            raise Refused(400, f"a part's header has more than {_MOST_HEADER_BYTES:,} bytes")
         self._header[which] += data
 
     def _end_header(self) -> None:

@@ -162,9 +162,8 @@ def check_options(images: int, options: Options, limits: Limits) -> None:
         raise Refused(413, f"{len(options.texts)} texts are more than {limits.texts} per request")
     if any(len(text) > _MOST_LISTED for text in options.texts):
         raise Refused(413, f"a text has more than {_MOST_LISTED:,} characters")
-    if options.classes is not None:
-        if not 1 <= len(options.classes) <= limits.classes:
-            raise Refused(400, f"classes must be 1 to {limits.classes} names; got {len(options.classes)}")
+    if options.classes is not None and not 1 <= len(options.classes) <= limits.classes:
+        raise Refused(400, f"classes must be 1 to {limits.classes} names; got {len(options.classes)}")
 
 
 def asked_classes(asked: Sequence[str] | None, own: Sequence[str]) -> tuple[str, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -45,9 +46,7 @@ def run_server(service: Service, host: str, port: int, **options: Any) -> None:
         **options,
     )
     server = Server(config)
-    try:
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has stopped
         server.run()
-    except KeyboardInterrupt:  # uvicorn raises the signal again when it has stopped
-        pass
     if not server.started:
         raise SystemExit(3)

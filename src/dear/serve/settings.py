@@ -63,7 +63,8 @@ class ServeSettings:
             raise UsageError("largest_batch, loaded_adapters and decoders must be at least 1")
         if self.batching("cpu")[1] < 0 or min(self.poll_seconds, self.stall_seconds, self.drain_seconds) <= 0:
             raise UsageError(
-                "longest_wait cannot be negative; poll_seconds, stall_seconds and drain_seconds must be positive"
+                "longest_wait cannot be negative; poll_seconds, stall_seconds and drain_seconds must be "
+                "positive"
             )
 
     def batching(self, device_type: str) -> tuple[int, float]:

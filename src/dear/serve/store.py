@@ -198,7 +198,8 @@ class AdapterStore:
         kind = repr((
             config.method, sorted(config.options.items()), config.roles, change and change.get("heads")
         ))  # fmt: skip
-        return Card(name, version, config.method, classes, when.isoformat(timespec="seconds"), _figures(metrics), kind)
+        trained = when.isoformat(timespec="seconds")
+        return Card(name, version, config.method, classes, trained, _figures(metrics), kind)
 
     def load_adapter(self, card: Card, path: Path) -> Adapter:
         """The adapter of a run, which must still be the run of the card when it is loaded.

@@ -1,7 +1,8 @@
 """Class texts, encoded a few at a time between batches of images.
 
-A method encodes the texts of its classes when it first answers, all at once: a thousand new names would hold the
-device for seconds. Here the same method on a few classes at a time fills what the method on all of them keeps.
+A method encodes the texts of its classes when it first answers, all at once: a thousand new names would hold
+the device for seconds. Here the same method on a few classes at a time fills what the method on all of them
+keeps.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def _fill(method: Method, parts: Sequence[Rows], base: Rows | None) -> Rows:
     rows = Rows(cached, *(torch.cat([getattr(p, name) for p in parts]) for name in ("frozen", "texts")))
     method.prompts._frozen = rows.frozen
     if base is not None and method.calibration is not None and not method.all_trained:
-        sides = (rows.texts, rows.frozen, base.texts, base.frozen)
-        cached["distance ratio"] = distance_ratio(*(unit(side).float() for side in sides)).float().cpu()
+        tuned, frozen = unit(rows.texts).float(), unit(rows.frozen).float()
+        base_tuned, base_frozen = unit(base.texts).float(), unit(base.frozen).float()
+        cached["distance ratio"] = distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
     method._cache.update({key: (stamp, value) for key, value in cached.items()})
     return rows
 

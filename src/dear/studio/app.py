@@ -6,7 +6,6 @@ import ipaddress
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
