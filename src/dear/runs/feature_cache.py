@@ -24,7 +24,7 @@ from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
 from dear.runs.batches import view_pixels
 
-VERSION = 1  #: of the rows; raise it when preprocessing or the towers change their answers
+VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
 _BATCH = 100
 
@@ -142,7 +142,7 @@ def learned_digest(kind: str, method: Method, *words: str) -> bytes:
         found.update(repr(given.tolist()).encode())
     for name, tensor in sorted(method.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.digest()
 
 
@@ -178,11 +178,9 @@ def _stacked(logits: dict[str, Tensor]) -> Tensor:
 
 
 def _digest(kind: str, clip: Clip) -> bytes:
-    """What identifies rows of a frozen backbone: its weights, input, precision and kind of device."""
-    config = clip.config
-    facts = (VERSION, kind, clip.fingerprint, config.view, config.mean, config.std)
+    """What identifies rows of a backbone: all that decides them, precision and kind of device included."""
     corrected = None if clip.correction is None else clip.correction.digest
-    state = (*facts, corrected, str(clip.visual.dtype), clip.device.type)
+    state = (VERSION, kind, clip.identity, corrected, str(clip.visual.dtype), clip.device.type)
     return hashlib.sha256(repr(state).encode()).digest()
 
 

@@ -6,12 +6,14 @@ same run says the same everywhere. It knows no training.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -37,7 +39,7 @@ from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
 from dear.runs.batches import Images, image_set, name_of, over_batches, view_pixels
 from dear.runs.evaluate import Evaluation
-from dear.runs.feature_cache import FeatureCache
+from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
     load_run,
     locked,
@@ -49,7 +51,7 @@ from dear.runs.folder import (
     write_log,
 )
 from dear.runs.recipe import Line
-from dear.runs.spec import RunConfig, plain
+from dear.runs.spec import RunConfig, digest, plain
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
@@ -134,8 +136,6 @@ class Model:
             RunError: another process is using the folder.
             UsageError: the model was not trained, so there is no run to save.
         """
-        import msgspec
-
         if self.config is None:
             raise UsageError("this model was not trained, so there is no run to save")
         target, method = Path(folder), self.method
@@ -199,6 +199,14 @@ class Model:
     def view(self) -> Size:
         """How an image becomes a square of pixels."""
         return self.clip.config.view
+
+    @property
+    def identity(self) -> str:
+        """Changes with anything that decides an answer: backbone, correction, adapter, calibration."""
+        found = hashlib.sha256(learned_digest("answers", self.method, *self.classes, self.template))
+        calibration = None if self.calibration is None else msgspec.to_builtins(self.calibration)
+        found.update(digest(calibration).encode())
+        return f"sha256:{found.hexdigest()}"
 
     def pick_mode(self, mode: str | None) -> str:
         """The mode that is meant: the usual one for None."""
