@@ -69,15 +69,13 @@ def evaluate(
     from dear.workflows.evaluate import evaluate_run
     from dear.workflows.unknown import check_known, evaluate_unknown
 
-    model = Model.load(run, backbone, device_named(device))
+    model = Model.load(run, backbone, device_named(device)).with_classes(template=template)
     images = open_data(data, split, root=data_root)
     if unknown is not None:
         check_known(model, images.classes, reject_share, mode)
     rejection = None
     with stages() as progress:
-        found = evaluate_run(
-            model, images, template=template, mode=mode, unreadable=unreadable, progress=progress
-        )
+        found = evaluate_run(model, images, mode=mode, unreadable=unreadable, progress=progress)
         if unknown is not None:
             rejection = evaluate_unknown(
                 model, found, unknown, share=reject_share, mode=mode, root=data_root, progress=progress

@@ -151,9 +151,8 @@ def evaluate(
     images: ImageSet,
     precision: str = "auto",
     progress: Progress | None = None,
-    template: str | None = None,
 ) -> Evaluation:
     """`Model.evaluate` of a method."""
     from dear.runs.model import Model
 
-    return Model(method, precision=precision).evaluate(images, template=template, progress=progress)
+    return Model(method, precision=precision).evaluate(images, progress=progress)

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from dear._io.feature_store import FeatureStore
-from dear._io.image_file import in_batches
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
-from dear.runs.batches import view_pixels
+from dear.runs.batches import over_batches, view_pixels
 
 VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
@@ -76,21 +75,13 @@ class FeatureCache:
         """Frozen image features [n, E] of CLIP's own view of every image, on the CPU."""
         what = _digest("image feature", clip)
 
-        def some(rows: range) -> Tensor:
-            with torch.no_grad():
-                return self.rows(
-                    what,
-                    images,
-                    list(rows),
-                    lambda indices: clip.encode_image(view_pixels(clip, images, indices)),
-                )
+        def some(reading: ImageSet, rows: list[int]) -> Tensor:
+            return self.rows(
+                what, reading, rows, lambda some: clip.encode_image(view_pixels(clip, reading, some))
+            )
 
-        parts = []
-        for rows, part in in_batches(some, len(images), batch):
-            parts.append(part)
-            if progress is not None:
-                progress("images", rows.stop, len(images))
-        return torch.cat(parts)
+        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
+        return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
 
     def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
         """Logits [b, C] in every mode; what `Model` takes.

@@ -238,7 +238,7 @@ class Model:
         if add and classes is not None:
             names = (*self.classes, *(name for name in names if name not in self.classes))
         twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-        if twice is not None:
+        if classes is not None and twice is not None:
             raise UsageError(f"the class {twice!r} is named twice; name it once")
         return self._on(self.method.with_classes(names, template))
 
@@ -450,7 +450,6 @@ class Model:
         self,
         images: ImageSet,
         *,
-        template: str | None = None,
         unreadable: str = "stop",
         cached: bool = False,
         progress: Progress | None = None,
@@ -462,7 +461,6 @@ class Model:
 
         Args:
             images: the labeled set.
-            template: prompt with `{}` for every class; None: the one the model was trained with.
             unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
             cached: keep answers for image files in the user's cache, and take those that are there.
             progress: called with ("images", images done, images in all).
@@ -473,8 +471,7 @@ class Model:
         """
         if len(images) == 0:
             raise DataError(f"{images.name}: there is no image to evaluate on")
-        base = self if template is None else self._on(self.method.with_classes(self.classes, template))
-        model, labels = base.for_labels(images, template)
+        model, labels = self.for_labels(images)
 
         def best(logits: Logits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
             found = {}
@@ -502,7 +499,7 @@ class Model:
             scores=None if model.calibration is None else scores,
         )
 
-    def for_labels(self, images: ImageSet, template: str | None = None) -> tuple[Model, Tensor]:
+    def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
         """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""
         if tuple(images.classes) == self.classes:  # also where two classes share a name
             return self, images.labels
@@ -510,7 +507,7 @@ class Model:
         if all(name in known for name in images.classes):
             numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
             return self, numbers[images.labels]
-        return self._on(self.method.with_classes(images.classes, template)), images.labels
+        return self._on(self.method.with_classes(images.classes)), images.labels
 
     def features(self, images: Images, *, cached: bool = True, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of the backbone, on the CPU; the images' files are cached."""
