@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 import dear
-from dear._io.image_file import find_images, normalize, open_image, square, to_tensor
+from dear._io.image_file import square
+from dear._io.image_names import find_images
 from dear.clip.checkpoint import save_hf
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
@@ -141,8 +142,9 @@ def literal(run: Path, photos: Photos) -> np.ndarray:
     method, config = load_run(run, photos.clip), photos.clip.config
     rows = []
     for file in photos.files:
-        pixels = to_tensor(square(open_image(file), config.view))
-        logits = method(normalize(pixels, config.mean, config.std)[None])[method.modes[0]][0]
+        view = np.asarray(square(file, config.view)) / 255
+        pixels = torch.from_numpy((view - config.mean) / config.std).permute(2, 0, 1)
+        logits = method(pixels[None].float())[method.modes[0]][0]
         rows.append((logits.double() / TEMPERATURE).softmax(-1).numpy())
     return np.stack(rows)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tiny import tiny_clip
 
+from dear._io import image_file
 from dear.data import open_data
 from dear.data.images import FileImages
 from dear.errors import DataError, UsageError
@@ -35,16 +37,16 @@ def method(images: FileImages):
 
 def test_every_image_is_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = open_data(photos, "all")
-    opened: list[int] = []
-    before = FileImages.image
+    opened: list[object] = []
+    before = image_file.open_pixels
 
-    def counted(self: FileImages, index: int) -> Image.Image:
-        opened.append(index)
-        return before(self, index)
+    def counted(source: image_file.Source) -> np.ndarray:
+        opened.append(source)
+        return before(source)
 
-    monkeypatch.setattr(FileImages, "image", counted)
+    monkeypatch.setattr(image_file, "open_pixels", counted)
     evaluate_run(method(images), images, unreadable="stop")
-    assert sorted(opened) == list(range(8))
+    assert sorted(opened) == sorted(images.path(index) for index in range(8))
 
 
 def test_skipped_images_are_left_out_and_named(photos: Path) -> None:

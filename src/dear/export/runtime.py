@@ -12,7 +12,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from dear._io.image_file import View, open_image, square
+from dear._io.image_file import View, view_pixels
 from dear._io.text import Line, Strict, check, check_name, parse_json
 from dear.errors import DearError, UsageError
 from dear.runs.answer import Answer
@@ -124,7 +124,7 @@ class OnnxModel:
         Raises:
             InputError: it is not an image that can be read.
         """
-        view = np.asarray(square(open_image(image), self._view), dtype=np.float32)  # [S, S, 3]
+        view = view_pixels(image, self._view).astype(np.float32)  # [S, S, 3]
         pixels: NDArray[np.float32] = (view.transpose(2, 0, 1) / np.float32(255) - self._mean) / self._std
         return pixels
 

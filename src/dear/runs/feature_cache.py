@@ -21,7 +21,7 @@ from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
-from dear.runs.batches import over_batches, view_pixels
+from dear.runs.batches import over_batches, pixels_for
 
 VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
@@ -77,7 +77,7 @@ class FeatureCache:
 
         def some(reading: ImageSet, rows: list[int]) -> Tensor:
             return self.rows(
-                what, reading, rows, lambda some: clip.encode_image(view_pixels(clip, reading, some))
+                what, reading, rows, lambda some: clip.encode_image(pixels_for(clip, reading, some))
             )
 
         parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
@@ -95,14 +95,14 @@ class FeatureCache:
                     _digest("image feature", clip),
                     images,
                     indices,
-                    lambda rows: clip.encode_image(view_pixels(clip, images, rows)),
+                    lambda rows: clip.encode_image(pixels_for(clip, images, rows)),
                 )
                 return method.logits_from_frozen((features.to(clip.device),))
             scores = self.rows(
                 learned_digest("logits", method, *method.classes, method.template),
                 images,
                 indices,
-                lambda rows: _stacked(method.all_logits(view_pixels(clip, images, rows))),
+                lambda rows: _stacked(method.all_logits(pixels_for(clip, images, rows))),
             )  # [b, modes, C]
         return {mode: scores[:, place] for place, mode in enumerate(method.modes)}
 

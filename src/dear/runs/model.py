@@ -37,7 +37,7 @@ from dear.methods.calibration import (
 )
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
-from dear.runs.batches import Images, image_set, name_of, over_batches, view_pixels
+from dear.runs.batches import Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
@@ -314,7 +314,7 @@ class Model:
 
         def compute(some: ImageSet, rows: list[int]) -> Result:
             if cache is None:
-                found = self.forward(view_pixels(method.clip, some, rows))
+                found = self.forward(pixels_for(method.clip, some, rows))
             else:
                 found = cache.logits(method, some, rows)
             logits = {mode: own.float().cpu() for mode, own in found.items()}
@@ -522,7 +522,7 @@ def frozen_features(clip: Clip, images: Images, progress: Progress | None = None
     """Image features [n, E] of a backbone, on the CPU."""
     parts, _ = over_batches(
         images,
-        lambda some, rows: clip.encode_image(view_pixels(clip, some, rows)).float().cpu(),
+        lambda some, rows: clip.encode_image(pixels_for(clip, some, rows)).float().cpu(),
         clip.device,
         progress=progress,
     )

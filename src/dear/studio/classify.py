@@ -23,7 +23,7 @@ from dear.errors import InputError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.report.page import render, thumbnail
-from dear.runs.batches import image_set, view_pixels
+from dear.runs.batches import image_set, pixels_for
 from dear.runs.model import Model
 from dear.studio.desk import Desk
 from dear.workflows.examine import recommended_modes
@@ -169,7 +169,7 @@ def classify(
     }
     votes, method = None, model.bound
     if isinstance(method, DeAR):
-        votes = method.votes(view_pixels(method.clip, image_set(opened), range(len(opened))))  # [B, 1 + A, C]
+        votes = method.votes(pixels_for(method.clip, image_set(opened), range(len(opened))))  # [B, 1 + A, C]
     verdicts = []
     for row, (name, image) in enumerate(images):
         answers = {mode: _best(scores[row], classes, top) for mode, scores in logits.items()}

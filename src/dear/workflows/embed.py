@@ -16,7 +16,7 @@ from dear.clip.factory import load
 from dear.clip.model import Clip, kept_cast, matrix_dtype
 from dear.data.images import ImageSet
 from dear.methods.base import unit
-from dear.runs.batches import over_batches, view_pixels
+from dear.runs.batches import over_batches, pixels_for
 from dear.runs.model import Model
 from dear.workflows.shards import Compute, ShardJob, list_images, run_shards
 
@@ -29,7 +29,7 @@ def embedder(clip: Clip) -> Compute:
     tower = kept_cast(clip, matrix_dtype("auto", clip.device))
 
     def encode(images: ImageSet, rows: list[int]) -> Tensor:
-        return unit(tower.encode_image(view_pixels(tower, images, rows)).float()).cpu()
+        return unit(tower.encode_image(pixels_for(tower, images, rows)).float()).cpu()
 
     def compute(paths: Sequence[str]) -> pa.Table:
         import pyarrow as pa

@@ -29,7 +29,7 @@ from dear.heads.roles import RoleMap
 from dear.heads.without import role_map
 from dear.methods.base import in_precision, unit
 from dear.methods.dear import DeAR
-from dear.runs.batches import ImageLike, image_set, name_of, over_batches, view_pixels
+from dear.runs.batches import ImageLike, image_set, name_of, over_batches, pixels_for
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.model import Model, Run
 
@@ -79,7 +79,7 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
             what,
             some,
             rows,
-            lambda missing: unit(method.attribute_features(view_pixels(method.clip, some, missing))),
+            lambda missing: unit(method.attribute_features(pixels_for(method.clip, some, missing))),
         )
 
     parts, _ = over_batches(images, features, method.clip.device, progress=progress)
@@ -88,7 +88,7 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
 
 def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top: int) -> list[Found]:
     """The images most similar to the query in each attribute; `features` as `gallery_features` gives them."""
-    pixels = view_pixels(method.clip, image_set([query]), [0])
+    pixels = pixels_for(method.clip, image_set([query]), [0])
     own = unit(method.attribute_features(pixels))[0].cpu()  # [A, E]
     result = []
     for number, attribute in enumerate(method.attributes):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dear._io.files import read_text, write_atomic, write_json
-from dear._io.image_file import find_images
+from dear._io.image_names import find_images
 from dear._io.progress import Progress, silent
 from dear._io.text import decode
 from dear.errors import DataError, InputError, RunError, UsageError
