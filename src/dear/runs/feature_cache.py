@@ -182,7 +182,7 @@ def _digest(kind: str, clip: Clip) -> bytes:
     config = clip.config
     facts = (VERSION, kind, clip.fingerprint, config.view, config.mean, config.std)
     corrected = None if clip.correction is None else clip.correction.digest
-    state = (*facts, corrected, str(clip.visual.dtype), clip.device.type)
+    state = (*facts, corrected, clip.focus, str(clip.visual.dtype), clip.device.type)
     return hashlib.sha256(repr(state).encode()).digest()
 
 
