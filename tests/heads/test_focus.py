@@ -21,7 +21,7 @@ from dear.heads.focus import (
     focused_feature,
     with_heads,
 )
-from dear.heads.roles import known_roles
+from dear.heads.known_roles import known_roles
 
 HEADS = ((9, 0), (10, 3), (12, 4))
 
