@@ -25,7 +25,8 @@ from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
 from dear.heads.ablate import collect
-from dear.heads.neighbors import ALIKE, SAME, attribute_heads, head_space, shared
+from dear.heads.focus import attribute_heads, find_attribute
+from dear.heads.neighbors import ALIKE, SAME, head_space, shared
 from dear.heads.roles import RoleMap
 from dear.heads.without import role_map
 from dear.methods.base import Method, in_precision, unit
@@ -246,7 +247,7 @@ def retrieve_by_heads(
     spaces = {} if chart is None else attribute_heads(chart)
     if chart is None or not spaces:
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
-    wanted = None if attribute is None else _attribute(attribute, spaces)
+    wanted = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
     told = None if progress is None else _counted(progress, len(images))
     seen = collect(clip, images, chart.layers, progress=told)
@@ -270,13 +271,6 @@ def retrieve_by_heads(
             f"{overlap:.0%} of their images"
         )
     return Neighbors(chosen, overlap, notice)
-
-
-def _attribute(name: str, spaces: dict[str, tuple[tuple[int, int], ...]]) -> str:
-    for known in spaces:
-        if known.lower() == name.strip().lower():
-            return known
-    raise UsageError(f"no head of the role map has the role {name!r}; there are {', '.join(spaces)}")
 
 
 def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Found:
