@@ -24,7 +24,7 @@ from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.data import open_data
 from dear.data.shots import few_shot
-from dear.heads.roles import known_roles
+from dear.heads.known_roles import known_roles
 from dear.methods import build_method, list_methods
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.folder import load_run, write_calibration

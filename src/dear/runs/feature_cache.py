@@ -171,7 +171,7 @@ def _stacked(logits: dict[str, Tensor]) -> Tensor:
 def _digest(kind: str, clip: Clip) -> bytes:
     """What identifies rows of a backbone: all that decides them, precision and kind of device included."""
     corrected = None if clip.correction is None else clip.correction.digest
-    state = (VERSION, kind, clip.identity, corrected, str(clip.visual.dtype), clip.device.type)
+    state = (VERSION, kind, clip.identity, corrected, clip.focus, str(clip.visual.dtype), clip.device.type)
     return hashlib.sha256(repr(state).encode()).digest()
 
 
