@@ -39,7 +39,8 @@ from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.heads.without import role_map, ways_to_remove
 from dear.methods.base import Method, in_precision
-from dear.runs.evaluate import BATCH, fit_classes
+from dear.runs.batches import GPU_BATCH as BATCH
+from dear.runs.evaluate import fit_classes
 from dear.runs.folder import load_run
 
 
