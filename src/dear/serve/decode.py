@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import mmap
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,8 +44,11 @@ if TYPE_CHECKING:
 REDUCED = 4
 _LARGE = 8_000_000  # pixels; such an image never takes the last idle process
 _BASE_COST = 100_000  # pixels that the way to a process and back is worth
-_START_SECONDS = 60.0  # for a process to start
-_REQUEST, _REPLY = struct.Struct("<IQ"), struct.Struct("<HI")  # length, pixels; status (0: pixels), length
+_SHORT = 2**20  # bytes; memory of longer files is given back
+_MOST_SENTENCE = 4000  # bytes
+_ENDED = "the image ended the program that was to decode it"
+_REQUEST = struct.Struct("<IQ")  # length of the file, pixels that it may have
+_REPLY = struct.Struct("<HId")  # status (0: pixels), length of the answer, processor time so far
 _START = "from dear.serve.decode import work; work()"
 # Memory of a large image goes back to the system when it is freed.
 _MALLOC = {
@@ -71,6 +74,7 @@ class Decoding:
     most_pixels: int  #: of an image before it is resized
     reduced: bool = False  #: decode large JPEG files at a reduced scale: faster, pixels a little off
     seconds: float = 3.0  #: after which a decoding process is killed
+    most_content: int = 32 * 2**20  #: bytes of a file
     most_bytes: int = 2**30  #: of memory that a decoding process may take beyond what it has at its start
 
     def cost(self, content: bytes) -> int:
@@ -127,17 +131,19 @@ class Decoding:
         return found
 
 
-@dataclass
+@dataclass(eq=False)
 class _Task:
     """An image that waits for a process."""
 
     upload: Upload
     cost: int
-    future: Future[Tensor] = field(default_factory=Future)
+    caller: str
+    future: asyncio.Future[Tensor | Refused]
+    tries: int = 0
 
 
 class Decoder:
-    """Turns uploads into uint8 [3, S, S], each in a process.
+    """Turns uploads into uint8 [3, S, S], each in a process. All of it runs on one event loop.
 
     Args:
         workers: files decoded at once.
@@ -147,29 +153,30 @@ class Decoder:
 
     def __init__(self, workers: int, how: Decoding, most_in_flight: int = 100_000_000) -> None:
         self.how, self._budget = how, max(most_in_flight, how.most_pixels)
+        self._most_workers = workers
+        self._workers: list[_Worker] = []
         self._queue: FairQueue[_Task] = FairQueue()
-        self._changed = threading.Condition()
         self._pixels = 0  # being decoded
-        self._busy, self._workers = 0, workers
         self._closed = False
         self._progress = time.monotonic()
-        self._processes: dict[int, _Process] = {}
-        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, workers: int | None = None) -> None:
-        """Start threads that wait for work; each starts its process with its first file."""
-        with self._changed:
-            for number in range(len(self._threads), self._workers if workers is None else workers):
-                name = f"dear-serve-decode-{number}"
-                thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it runs on."""
+        assert self._loop is not None
+        return self._loop
+
+    def start(self) -> None:
+        """Start all processes now, on the running event loop; else they start when they are needed."""
+        self._on_this_loop()
+        while len(self._workers) < self._most_workers:
+            self._workers.append(_Worker(self))
 
     def standing(self, seconds: float) -> bool:
         """Whether files wait and none was finished for that long."""
-        with self._changed:
-            waiting = len(self._queue) + self._busy > 0
-            return waiting and time.monotonic() - self._progress > seconds
+        waiting = len(self._queue) or any(worker.task for worker in self._workers)
+        return bool(waiting) and time.monotonic() - self._progress > seconds
 
     async def decode(
         self, uploads: Sequence[Upload], caller: str = "", most_pixels: int | None = None
@@ -195,214 +202,249 @@ class Decoder:
             raise Refused(
                 413, f"the images have {total:,} pixels together; {most_pixels:,} are allowed; send fewer"
             )
-        waiting = [
-            asyncio.wrap_future(self._put(upload, cost, caller))
-            for upload, cost in zip(uploads, costs, strict=True)
-            if not isinstance(cost, Refused)
-        ]
-        decoded = iter(await asyncio.gather(*waiting, return_exceptions=True))
-        found = [cost if isinstance(cost, Refused) else next(decoded) for cost in costs]
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, Refused):
-                raise one
-        return [one for one in found if not isinstance(one, BaseException) or isinstance(one, Refused)]
-
-    def one(self, upload: Upload) -> Tensor:
-        """One image, waited for."""
-        try:
-            cost = self.how.cost(upload.content)
-        except Refused as error:
-            raise _named(upload, error) from None
-        return self._put(upload, cost, "").result()
-
-    def close(self, seconds: float = 0.0) -> None:
-        """Stop: what waits is refused, what is being decoded after that many seconds is killed."""
-        until = time.monotonic() + seconds
-        with self._changed:
-            self._closed = True
-            left = self._queue.clear()
-            self._changed.notify_all()
-        for task in left:
-            if task.future.set_running_or_notify_cancel():
-                task.future.set_exception(_stopping())
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        for process in list(self._processes.values()):
-            process.close()
-        for thread in self._threads:
-            thread.join(1.0)
-
-    def _put(self, upload: Upload, cost: int, caller: str) -> Future[Tensor]:
-        task = _Task(upload, cost)
-        with self._changed:
-            if self._closed:
-                raise _stopping()
-            if not self._busy and not len(self._queue):
-                self._progress = time.monotonic()
+        if self._closed:
+            raise _stopping()
+        loop = self._on_this_loop()
+        if not len(self._queue) and not any(worker.task for worker in self._workers):
+            self._progress = time.monotonic()
+        pending: list[Refused | asyncio.Future[Tensor | Refused]] = []
+        for upload, cost in zip(uploads, costs, strict=True):
+            if isinstance(cost, Refused):
+                pending.append(cost)
+                continue
+            task = _Task(upload, cost, caller, loop.create_future())
             self._queue.put(caller, cost + _BASE_COST, task)
-            short = len(self._queue) + self._busy > len(self._threads)
-            self._changed.notify()
-        if short and len(self._threads) < self._workers:
-            self.start(len(self._threads) + 1)
-        return task.future
+            pending.append(task.future)
+        self.dispatch()
+        try:
+            return [one if isinstance(one, Refused) else await one for one in pending]
+        finally:
+            for one in pending:  # of a request that was given up
+                if not isinstance(one, Refused):
+                    one.cancel()
+
+    def close(self) -> None:
+        """Stop: what waits is refused, what is being decoded is killed. From any thread."""
+        self._closed = True
+        for worker in self._workers:
+            worker.process.kill()
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._refuse_all)
+        for worker in self._workers:
+            worker.process.wait()
+
+    def _refuse_all(self) -> None:
+        for task in self._queue.clear():
+            self.finish(task, _stopping())
+
+    def _on_this_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop; processes that another one had are heard on this one."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            for worker in self._workers:
+                loop.add_reader(worker.line, worker.hear)
+        return loop
+
+    def dispatch(self) -> None:
+        """Give waiting files to idle processes; start one more where none is idle."""
+        while len(self._queue):
+            worker = next((one for one in self._workers if one.idle), None)
+            if worker is None:
+                if len(self._workers) < self._most_workers and not self._closed:
+                    self._workers.append(_Worker(self))
+                return
+            task = self._queue.take(self._fits)
+            if task is None:
+                return
+            if not task.future.done():
+                self._pixels += task.cost
+                worker.decode(task)
 
     def _fits(self, task: _Task) -> bool:
         """Whether an image may be decoded now: its pixels are there, and it is small or not the last."""
-        last = self._busy >= self._workers - 1 and self._workers > 1
+        busy = sum(worker.task is not None for worker in self._workers)
+        last = busy >= self._most_workers - 1 and self._most_workers > 1
         return self._pixels + task.cost <= self._budget and not (last and task.cost > _LARGE)
 
-    def _work(self, number: int) -> None:
-        """Decode one file after another, until the decoder is closed."""
-        while True:
-            with self._changed:
-                while (task := self._queue.take(self._fits)) is None:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                self._busy += 1
-                self._pixels += task.cost
-            try:
-                if task.future.set_running_or_notify_cancel():
-                    self._answer(number, task)
-            finally:
-                with self._changed:
-                    self._busy -= 1
-                    self._pixels -= task.cost
-                    self._progress = time.monotonic()
-                    self._changed.notify_all()
+    def released(self, task: _Task) -> None:
+        """A process is done with a file."""
+        self._pixels -= task.cost
+        self._progress = time.monotonic()
 
-    def _answer(self, number: int, task: _Task) -> None:
-        import torch  # not above: a decoding process has no use for it
-
-        try:
-            found = self._decoded(number, task)
-        except Refused as error:
-            task.future.set_exception(_named(task.upload, error))
-        except BaseException as error:
-            task.future.set_exception(error)
+    def again(self, task: _Task, reason: Refused) -> None:
+        """Try a file once more whose process was ended or held up by something else."""
+        if task.tries or self._closed:
+            self.finish(task, _stopping() if self._closed else reason)
         else:
-            side = side_of(self.how.size)
-            task.future.set_result(torch.frombuffer(found, dtype=torch.uint8).view(3, side, side))
+            task.tries += 1
+            self._queue.put(task.caller, _BASE_COST, task)
 
-    def _decoded(self, number: int, task: _Task) -> bytearray:
-        """The pixels; an image whose process was ended or held up by something else is tried once more."""
-        most, reason = max(task.cost, 1), _stopping()
-        for _ in range(2):
-            process = self._processes.get(number)
-            if process is None or process.ended:
-                if self._closed:
-                    raise _stopping()
-                process = self._processes[number] = _Process(self.how)
-            try:
-                return process.pixels(task.upload.content, most)
-            except (EOFError, ConnectionError):
-                process.close()
-                reason = Refused(400, "the image ended the program that was to decode it")
-            except TimeoutError:
-                idle = process.idle()
-                process.close()
-                seconds = self.how.seconds
-                reason = Refused(413, f"takes longer than {seconds:g} seconds to decode; make it smaller")
-                if not idle:
-                    break
-        raise reason
+    def finish(self, task: _Task, found: Tensor | Refused) -> None:
+        """Answer whoever waits for a file."""
+        if not task.future.done():
+            task.future.set_result(_named(task.upload, found) if isinstance(found, Refused) else found)
+
+    def ended(self, worker: _Worker) -> None:
+        """A process is gone."""
+        self._workers.remove(worker)
+        self.dispatch()
 
 
-class _Process:
-    """A process that decodes one file after another; it ends with this one, whichever way that ends."""
+class _Worker:
+    """A process that decodes one file after another; it ends with this one, whichever way that ends.
 
-    def __init__(self, how: Decoding) -> None:
+    File and pixels are in memory that both have; the line between them carries a few bytes for each.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._how = decoder.how
+        self.task: _Task | None = None
+        self._ready = False
+        self._heard = b""
+        self._used = 0.0  # processor time until its last answer
+        self._timer: asyncio.TimerHandle | None = None
+        self._memory, descriptor = _shared_memory(_room(self._how))
+        self.line, other = socket.socketpair()
+        self.line.setblocking(False)
         paths = os.pathsep.join(path for path in sys.path if path)
-        self._seconds, self._used = how.seconds, 0.0
-        self._line, other = socket.socketpair()
-        self._process: subprocess.Popen[bytes]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START],
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START, msgspec.json.encode(self._how).decode(), str(descriptor)],
                 stdin=other.fileno(),
+                pass_fds=(descriptor,),
                 env={**os.environ, **_MALLOC, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
             )
         finally:
             other.close()
-        try:
-            self._line.settimeout(_START_SECONDS)
-            self._send(msgspec.json.encode(how), 0)
-            self._receive(_REPLY.size, time.monotonic() + _START_SECONDS)
-        except (OSError, EOFError):
-            self.close()
-            raise
+            os.close(descriptor)
+        decoder.loop.add_reader(self.line, self.hear)
 
     @property
-    def ended(self) -> bool:
-        """Whether it can decode no more."""
-        return self._process.poll() is not None
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self._process.pid
-
-    def pixels(self, content: bytes, most_pixels: int) -> bytearray:
-        """As `Decoding.pixels`.
-
-        Raises:
-            EOFError: the process ended.
-            TimeoutError: it took too long, and must be closed.
-        """
-        until, self._used = time.monotonic() + self._seconds, _cpu_seconds(self.pid)
-        self._line.settimeout(self._seconds)
-        self._send(content, most_pixels)
-        status, length = _REPLY.unpack(self._receive(_REPLY.size, until))
-        found = self._receive(length, until)
-        if status:
-            raise Refused(status, found.decode())
-        return found
-
     def idle(self) -> bool:
-        """Whether it had hardly any processor time for its last file: it was stopped, or others were busy."""
-        return _cpu_seconds(self.pid) - self._used < self._seconds / 2
+        """Whether it waits for a file."""
+        return self._ready and self.task is None
 
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
-        with contextlib.suppress(OSError):
-            self._line.close()
+    def decode(self, task: _Task) -> None:
+        """Begin with a file; `hear` is called when it is done."""
+        content = task.upload.content
+        self.task = task
+        self._timer = self._decoder.loop.call_later(self._how.seconds, self._late)
+        try:
+            self._memory[: len(content)] = content
+            self.line.send(_REQUEST.pack(len(content), max(task.cost, 1)))
+        except ValueError:  # longer than the room for it
+            self._done(Refused(413, "the file is too long"))
+        except OSError:
+            self._end(Refused(400, _ENDED), again=True)
 
-    def _send(self, content: bytes, most_pixels: int) -> None:
-        self._line.sendall(_REQUEST.pack(len(content), most_pixels))
-        self._line.sendall(content)
+    def hear(self) -> None:
+        """Take what the process says."""
+        try:
+            data = self.line.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(Refused(400, _ENDED), again=True)
+            return
+        self._heard += data
+        while len(self._heard) >= _REPLY.size:
+            status, length, self._used = _REPLY.unpack(self._heard[: _REPLY.size])
+            self._heard = self._heard[_REPLY.size :]
+            if self._ready:
+                self._done(self._found(status, length))
+            self._ready = True
+        self._decoder.dispatch()
 
-    def _receive(self, length: int, until: float) -> bytearray:
-        found = bytearray(length)
-        view, place = memoryview(found), 0
-        while place < length:
-            self._line.settimeout(max(0.001, until - time.monotonic()))
-            count = self._line.recv_into(view[place:])
-            if not count:
-                raise EOFError
-            place += count
-        return found
+    def _found(self, status: int, length: int) -> Tensor | Refused:
+        import torch  # not above: a decoding process has no use for it
+
+        place = _answer_at(self._how)
+        if status:
+            return Refused(status, self._memory[place : place + length].decode())
+        side = side_of(self._how.size)
+        found = torch.frombuffer(self._memory, dtype=torch.uint8, count=length, offset=place)
+        return found.clone().view(3, side, side)
+
+    def _done(self, found: Tensor | Refused) -> None:
+        """The file was decoded or refused; the process waits for the next."""
+        task, self.task = self.task, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if task is not None:
+            if len(task.upload.content) > _SHORT and hasattr(mmap, "MADV_REMOVE"):
+                self._memory.madvise(mmap.MADV_REMOVE, 0, _answer_at(self._how))
+            self._decoder.released(task)
+            self._decoder.finish(task, found)
+
+    def _late(self) -> None:
+        """The file took too long: the process is killed."""
+        seconds = self._how.seconds
+        reason = Refused(413, f"takes longer than {seconds:g} seconds to decode; make it smaller")
+        # With hardly any processor time it was stopped, or others were busy: not the image's fault.
+        self._end(reason, again=_cpu_seconds(self.process.pid) - self._used < seconds / 2)
+
+    def _end(self, reason: Refused, again: bool) -> None:
+        """End the process; its file is refused, or tried once more by another."""
+        self._decoder.loop.remove_reader(self.line)
+        self.process.kill()
+        self.process.wait()
+        self.line.close()
+        task, self.task, self._ready = self.task, None, False
+        if self._timer is not None:
+            self._timer.cancel()
+        if task is not None:
+            self._decoder.released(task)
+            if again:
+                self._decoder.again(task, reason)
+            else:
+                self._decoder.finish(task, reason)
+        self._decoder.ended(self)
+
+
+def _answer_at(how: Decoding) -> int:
+    """Where the answer begins in the shared memory; before it lies the file."""
+    return -(-how.most_content // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _room(how: Decoding) -> int:
+    """Bytes of the shared memory; taken from the system only as far as they are used."""
+    return _answer_at(how) + max(3 * side_of(how.size) ** 2, _MOST_SENTENCE)
+
+
+def _shared_memory(length: int) -> tuple[mmap.mmap, int]:
+    """Memory that a child process can have, too, and the descriptor by which it gets it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("dear-serve")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, length)
+    return mmap.mmap(descriptor, length), descriptor
 
 
 def work() -> None:
-    """Decode files that come through standard input, a socket, until it ends; started by `Decoder`."""
+    """Decode files in shared memory, as a socket at standard input asks for; started by `Decoder`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which drains
-    line = socket.socket(fileno=os.dup(0))
-    with line, line.makefile("rwb") as stream, contextlib.suppress(EOFError, OSError):
-        length, _ = _REQUEST.unpack(_read(stream, _REQUEST.size))
-        how = msgspec.json.decode(_read(stream, length), type=Decoding)
+    how = msgspec.json.decode(sys.argv[1], type=Decoding)
+    place, memory = _answer_at(how), mmap.mmap(int(sys.argv[2]), _room(how))
+    with socket.socket(fileno=os.dup(0)) as line, contextlib.suppress(OSError):
         _limit_memory(how.most_bytes)
-        found, status = b"", 0
+        status, found = 0, b""
         while True:
-            stream.write(_REPLY.pack(status, len(found)) + found)
-            stream.flush()
-            length, most_pixels = _REQUEST.unpack(_read(stream, _REQUEST.size))
-            content = _read(stream, length)
+            memory[place : place + len(found)] = found
+            line.sendall(_REPLY.pack(status, len(found), time.process_time()))
+            asked = line.recv(_REQUEST.size, socket.MSG_WAITALL)
+            if len(asked) < _REQUEST.size:
+                return
+            length, most_pixels = _REQUEST.unpack(asked)
             try:
-                status, found = 0, how.pixels(content, most_pixels)
+                status, found = 0, how.pixels(memory[:length], most_pixels)
             except Refused as error:
-                status, found = error.http_status, str(error).encode()
+                status, found = error.http_status, str(error).encode()[:_MOST_SENTENCE]
 
 
 def _limit_memory(more: int) -> None:
@@ -425,18 +467,6 @@ def _cpu_seconds(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return float("inf")
-
-
-def _read(source: io.BufferedRWPair, length: int) -> bytes:
-    """Exactly so many bytes.
-
-    Raises:
-        EOFError: the other side ended.
-    """
-    found = source.read(length)
-    if found is None or len(found) < length:
-        raise EOFError
-    return found
 
 
 def _named(upload: Upload, error: Refused) -> Refused:
