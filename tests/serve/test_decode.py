@@ -6,16 +6,16 @@ import asyncio
 import io
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 from PIL import Image
+from test_service import wait_for
 
 from conftest import decoded
 from dear._io.image_file import View, open_image, resize_crop
 from dear.serve.decode import Decoder, Decoding, Upload
+from dear.serve.decode_process import Template
 from dear.serve.errors import Refused
 
 
@@ -60,18 +60,15 @@ def test_a_bad_file_is_refused_by_its_name_and_the_next_one_decoded() -> None:
 def test_a_process_that_ended_is_replaced(decoder) -> None:
     content = file(40, 30)
     decoded(decoder, content, "a")
-    os.kill(decoder._workers[0].process.pid, signal.SIGKILL)
+    os.kill(decoder._workers[0].pid, signal.SIGKILL)
     assert torch.equal(decoded(decoder, content, "b"), resize_crop(open_image(content), 24))
 
 
-def test_processes_end_with_the_decoder(decoder) -> None:
-    decoded(decoder, file(40, 30), "a")
-    started = [worker.process for worker in decoder._workers]
-    decoder.close()
-    assert started
-    assert all(one.poll() is not None for one in started)
-
-
-def test_a_decoding_process_does_not_load_torch() -> None:
-    code = "import sys, dear.serve.decode; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_processes_end_with_the_decoder_and_with_their_template(decoder) -> None:
+    for end in (Template.running().process.kill, decoder.close):
+        decoded(decoder, file(40, 30))
+        pids = [worker.pid for worker in decoder._workers]
+        assert pids
+        assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+        end()
+        wait_for(lambda pids=pids: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
