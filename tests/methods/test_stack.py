@@ -22,6 +22,9 @@ OPTIONS = [
     {"tokens_per_layer": True, "token_start": "class"},
     {"projection": "low-rank", "rank": 3},
     {"beta": 0.4, "first_layer": 5},
+    {"early_tokens": 2, "early_layer": 3},
+    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.4, "token_start": "class"},
+    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.9, "token_start": "class"},
 ]
 
 

@@ -83,7 +83,7 @@ def test_alpha_of_the_class_token_starts_where_it_is_told() -> None:
         ({"class_ce": 1.5}, "class_ce = 1.5 is not between 0 and 1"),
         ({"text_beta": -0.1}, "text_beta = -0.1 is not between 0 and 1"),
         ({"alpha_start": 1.0}, "alpha_start = 1.0 must be above 0 and below 1"),
-        ({"token_rate": 0.0}, "token_rate and text_rate must be above 0"),
+        ({"early_rate": 0.0}, "early_rate = 0.0 must be above 0"),
         ({"token_start": "word"}, "token_start 'word' is not known; choose from free, class"),
         ({"novel_mode": "best"}, "novel_mode 'best' is not known; choose from decoupled, fused, blend"),
         ({"blend": -1.0}, "blend = -1.0 cannot be negative"),
@@ -95,12 +95,12 @@ def test_values_out_of_range_are_named(options, message) -> None:
 
 
 def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> None:
-    model = build(token_rate=5.0, text_rate=3.0)
+    model = build(token_rate=5.0, text_rate=3.0, early_tokens=2, early_rate=7.0, projection_rate=0.5)
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = optimizer_of(learned, Recipe(), rates_of(model))
     multiple = {id(p): group["multiple"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: multiple[id(p)] for name, p in model.named_parameters()}
-    assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 1.0, "v": 1.0}
+    assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 1.0, "early_tokens": 7.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
     assert gates.rates() == {"scalars": 20.0}
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dear.clip.gpu.recorded import Runner
-from dear.clip.tower import Edit, LayerEdit
 from dear.methods.base import ClassPrompts, Frozen, unit
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ def stack_key(model: DeAR) -> Hashable:
             masks.update(bytes(mask.see.flatten().to(torch.uint8).tolist()))
         learned = tuple((name, tuple(getattr(model, name).shape)) for name in _projection(model))
         kept = (
-            "dear", model.first, len(model.attributes), tuple(model.tokens.shape), model.tokens.dtype,
-            config.beta, config.token_start, config.projection, learned, masks.digest(),
+            "dear", model.first, model.entry, len(model.attributes), tuple(model.tokens.shape),
+            model.tokens.dtype, config.early_tokens, config.early_beta, config.beta, config.token_start,
+            config.projection, learned, masks.digest(),
         )  # fmt: skip
         model.__dict__["_stack_key"] = kept
     return kept
@@ -45,7 +46,7 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
 
     Args:
         models: the adapter of each image.
-        frozen: the input of layer J, [B, N, D].
+        frozen: `DeAR.inference_stage` of the images.
         mode: "auto", "fused" or "decoupled".
         run: runs the suffix of the tower.
     """
@@ -56,11 +57,16 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     visual, changes = first.clip.visual, _corrections(models)
     key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.left_out, stack_key(first))
 
-    def suffix(prefix: Tensor, tokens: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        learned = others[: len(projections)]
-        return _features(first, prefix, tokens, v, learned, others[len(projections) :])
+    early = (_learned(models, "early_tokens"),) if first.config.early_tokens else ()  # [B, L, T, D]
+    sizes = (len(frozen), len(early), len(projections), len(changes))
 
-    f_cls, mixed = run(key, suffix, frozen[0], tokens, v, *projections, *changes)  # [B, E] each
+    def suffix(*given: Tensor) -> tuple[Tensor, ...]:
+        parts = iter(given)
+        tokens, v = next(parts), next(parts)
+        stage, before, learned, own = (tuple(islice(parts, size)) for size in sizes)
+        return _features(first, stage, tokens, before, v, learned, own)
+
+    f_cls, mixed = run(key, suffix, tokens, v, *frozen, *early, *projections, *changes)  # [B, E] each
     kept = [_kept(model) for model in models]
     texts = _padded([one.texts for one in kept])  # [B, C, E]
     chosen = f_cls if mode == "decoupled" else mixed
@@ -105,26 +111,18 @@ def _correct(features: Tensor, changes: Sequence[Tensor]) -> Tensor:
 
 def _features(
     model: DeAR,
-    prefix: Tensor,
+    frozen: Frozen,
     tokens: Tensor,
+    early: Sequence[Tensor],
     v: Tensor,
     projections: Sequence[Tensor],
     changes: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Unit feature of the class token and the fused image side [B, E] each, as `DeAR` computes them."""
-    visual, count = model.clip.visual, tokens.shape[-2]
-    if model.config.token_start != "free":
-        start = prefix[:, :1].to(tokens.dtype)  # [B, 1, D]
-        tokens = tokens + (start if tokens.ndim == 3 else start[:, None])
-    layers = {
-        layer: LayerEdit(
-            tokens=tokens if tokens.ndim == 3 else tokens[:, i], anchor=model.config.beta, mask=mask
-        )
-        for i, (layer, mask) in enumerate(model.masks.items())
-    }
-    x_cls, x = visual.class_and_tokens(prefix, model.first, Edit(layers, count=count))
+    visual = model.clip.visual
+    learned = [tokens if tokens.ndim == 3 else tokens[:, i] for i in range(len(model.masks))]
+    x_cls, own = model.pooled(frozen, learned, [one for sets in early for one in sets.unbind(1)])
     f_cls = unit(_correct(visual.into_space(x_cls), changes[:2]))  # eq. 10
-    own = x.unflatten(1, (len(model.attributes), -1)).mean(dim=2)  # [B, A, D]
     own = _correct(own, changes[2:])
     f_attr = own.to(projections[0].dtype)
     for matrix in projections:  # eq. 11: P_attr, or the two factors of its change
