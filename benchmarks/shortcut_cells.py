@@ -17,13 +17,13 @@ from dear.heads.choose import choose
 from dear.heads.repair import Repair, remove_examples, remove_heads
 from dear.heads.roles import known_roles
 from dear.heads.values import find_concept
+from dear.heads.without import ways_to_remove
 from dear.methods import build_method
 from dear.runs.evaluate import evaluate
 from dear.runs.recipe import Recipe
 from dear.workflows.adapt import adapt
 from dear.workflows.options import AdaptOptions
 from dear.workflows.speed import machine
-from dear.workflows.without import ways_to_remove
 from dear.world.shortcuts import KINDS
 
 CACHED = ("linear-probe", "tip-adapter-f")  #: learn on frozen features, of which one pass serves all ways

@@ -13,12 +13,12 @@ import dear
 from dear import world
 from dear.cli import build_app
 from dear.data import few_shot
+from dear.heads.without import Without, remove
 from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
 from dear.workflows.adapt import adapt
 from dear.workflows.audit import without
 from dear.workflows.repair import repair_run
-from dear.workflows.without import Without, remove
 
 
 def call(*words: str) -> dict:

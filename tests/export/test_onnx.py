@@ -119,9 +119,9 @@ def test_predictions_equal_pytorchs(clip, model, exported, tmp_path):
     for mode in ("fused", "decoupled", None):
         wanted = model.logits(batch, mode).softmax(-1)
         for row, answer in zip(wanted, predict(exported, paths, top=2, mode=mode), strict=True):
-            assert len(answer.top) == 2
-            assert answer.top[0][0] == CLASSES[int(row.argmax())]
-            assert answer.top[0][1] == pytest.approx(float(row.max()), abs=1e-4)
+            assert len(answer.classes) == 2
+            assert answer.classes[0][0] == CLASSES[int(row.argmax())]
+            assert answer.classes[0][1] == pytest.approx(float(row.max()), abs=1e-4)
 
 
 def test_answering_does_not_import_pytorch(exported, tmp_path):
@@ -129,7 +129,7 @@ def test_answering_does_not_import_pytorch(exported, tmp_path):
     code = (
         "import sys\n"
         "from dear.export.runtime import predict\n"
-        f"print(predict({str(exported)!r}, [{str(tmp_path / 'x.png')!r}])[0].top[0][0])\n"
+        f"print(predict({str(exported)!r}, [{str(tmp_path / 'x.png')!r}])[0].classes[0][0])\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

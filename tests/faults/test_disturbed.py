@@ -20,6 +20,7 @@ from PIL import Image
 from tiny import mixed_roles, tiny_clip, token_ids
 
 from dear._io.files import write_atomic
+from dear._io.memory import given_back
 from dear.bench.engines import leave_with_parent
 from dear.data import open_data
 from dear.errors import DearError, InputError, OutOfMemory
@@ -30,9 +31,9 @@ from dear.heads.moments import resume_path
 from dear.methods import DeAR, ZeroShot
 from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
-from dear.workflows.predict import probabilities
 
 RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)
 CLASSES = ("blue", "green", "red")
@@ -90,7 +91,7 @@ def test_a_image_that_changes_after_listing_is_named(photos, tmp_path, change, r
         lambda: train(method(), photos, RECIPE, tmp_path / "run"),
         lambda: evaluate(method(ZeroShot), photos),
         lambda: discover_roles(clip(), photos, corpus=WORDS, concepts="tags", keep=tmp_path / "keep"),
-        lambda: probabilities(method(ZeroShot), [photos.path(i) for i in range(len(photos))]),
+        lambda: Model(method(ZeroShot)).probabilities([photos.path(i) for i in range(len(photos))]),
     ):
         with pytest.raises(InputError, match=rf"1\.png: .*{reason}") as error:
             work()
@@ -130,7 +131,7 @@ class Small:
 def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatch, caplog):
     expected = evaluate(method(ZeroShot), photos)
     paths = [photos.path(i) for i in range(len(photos))]
-    sure = probabilities(method(ZeroShot), paths)
+    sure = Model(method(ZeroShot)).probabilities(paths)
     small = Small(monkeypatch, ZeroShot, ["all_logits", "logits"], room=4)
     with caplog.at_level(logging.WARNING, "dear"):
         found = evaluate(method(ZeroShot), photos)
@@ -141,7 +142,7 @@ def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatc
     ]
     assert torch.equal(found.answers["default"], expected.answers["default"])
     torch.testing.assert_close(found.confidence["default"], expected.confidence["default"])
-    torch.testing.assert_close(probabilities(method(ZeroShot), paths), sure)
+    torch.testing.assert_close(Model(method(ZeroShot)).probabilities(paths), sure)
     Small(monkeypatch, ZeroShot, ["all_logits"], room=0)
     with pytest.raises(OutOfMemory, match="not even one image"):
         evaluate(method(ZeroShot), photos)
@@ -301,8 +302,7 @@ def test_leaving_early_does_not_read_pytorch(option):
 
 
 def test_a_server_that_ends_leaves_no_thread_behind():
-    app = pytest.importorskip("dear.studio.app")
     before = threading.active_count()
-    with app._tidy(seconds=0.01):
+    with given_back(seconds=0.01):
         time.sleep(0.05)
     assert threading.active_count() == before

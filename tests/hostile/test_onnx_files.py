@@ -46,7 +46,7 @@ def write(made, path: Path) -> Path:
 
 def test_the_small_model_of_these_tests_answers(tmp_path: Path) -> None:
     (answer,) = OnnxModel(write(model(), tmp_path / "a.onnx")).predict([IMAGE])
-    assert [name for name, _ in answer.top] == ["cat", "dog"]
+    assert [name for name, _ in answer.classes] == ["cat", "dog"]
 
 
 @pytest.mark.parametrize("place", ["secret.bin", "../secret.bin", "/etc/passwd"])

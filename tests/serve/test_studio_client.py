@@ -16,11 +16,11 @@ from tiny import tiny_clip
 from conftest import image_bytes
 from dear.errors import InputError, UsageError
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.serve.app import make_app
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.studio.classify import ask_service, check_service
-from dear.workflows.predict import probabilities
 
 KEY = "key-for-the-studio-1"
 
@@ -31,7 +31,7 @@ def address(made_runs):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = make_app(Service(made_runs, tiny_clip(dtype=torch.float32)), keys)
+    app = make_app(Service(made_runs, tiny_clip(dtype=torch.float32), keys=keys))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -50,7 +50,7 @@ def test_answers_and_refusals(address, made_runs, monkeypatch):
     monkeypatch.setenv("DEAR_KEY", KEY)
     (answer,) = ask_service(address + "probe", [image], classes, 3)
     method = load_run(made_runs / "probe", tiny_clip(dtype=torch.float32))
-    want = dict(zip(classes, probabilities(method, [image])[0].tolist(), strict=True))
+    want = dict(zip(classes, Model(method).probabilities([image])[0].tolist(), strict=True))
     assert dict(answer) == pytest.approx(want, abs=1e-5)
     with pytest.raises(InputError, match="cannot name others"):
         ask_service(address + "probe", [image], ("cat", "dog"), 3)

@@ -16,13 +16,14 @@ from tiny import Colors, mixed_roles, tiny_clip
 from dear.errors import DataError, RunError, UsageError
 from dear.methods.calibration import Calibration, confidence_score, threshold
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.workflows.adapt import adapt
 from dear.workflows.choose import ChooseOptions, candidate, choose
 from dear.workflows.classifier import Classifier
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.options import AdaptOptions
-from dear.workflows.predict import predict_run, probabilities
+from dear.workflows.predict import predict_run
 from dear.workflows.unknown import evaluate_unknown
 
 CLIP = tiny_clip(dtype=torch.float32)
@@ -67,7 +68,7 @@ def test_a_run_stores_its_calibration_and_answers_with_it(run: Path, colors: Col
     z = method.logits(pixels).numpy() / own.temperature
     expected = np.exp(z - z.max(1, keepdims=True))
     expected /= expected.sum(1, keepdims=True)
-    np.testing.assert_allclose(probabilities(method, images).numpy(), expected, rtol=1e-4)
+    np.testing.assert_allclose(Model(method).probabilities(images).numpy(), expected, rtol=1e-4)
 
 
 def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
@@ -130,7 +131,7 @@ def test_without_calibration_nothing_changes_and_reject_says_why(tmp_path: Path,
     method = load_run(tmp_path / "run", CLIP)
     image = [colors.image(0)]
     raw = method.logits(torch.stack([CLIP.preprocess(i) for i in image])).softmax(-1)
-    torch.testing.assert_close(probabilities(method, image), raw)
+    torch.testing.assert_close(Model(method).probabilities(image), raw)
     with pytest.raises(UsageError, match="no calibration"):
         predict_run(tmp_path / "run", image, backbone=CLIP, reject=0.05)
 

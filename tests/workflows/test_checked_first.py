@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_written_does_not_lose_the_result(
     def full(*args: object, **options: object) -> None:
         raise DiskError("run/metrics.json: no space left")
 
-    monkeypatch.setattr("dear.train.add_metrics", full)
+    monkeypatch.setattr("dear.runs.folder.add_metrics", full)
     told: list[object] = []
     monkeypatch.setattr("dear.cli.evaluate.print_json", told.append)
     status, said = dear("evaluate", str(run), "--data", "world:textures", "--json")

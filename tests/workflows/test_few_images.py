@@ -14,8 +14,8 @@ from tiny import Colors, mixed_roles, tiny_clip
 import dear
 from dear import world
 from dear.runs.recipe import Recipe
-from dear.workflows.balance import LEAST_STEPS, MOST_REPEATS, balanced, counts, enough_steps
-from dear.workflows.notices import (
+from dear.train.balance import LEAST_STEPS, MOST_REPEATS, balanced, counts, enough_steps
+from dear.train.notices import (
     PHOTO_FALLOFF,
     backbone_notices,
     image_notices,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tiny import tiny_clip
 
+from dear._io import image_file
 from dear.data import open_data
 from dear.data.images import FileImages
 from dear.errors import DataError, UsageError
 from dear.methods import build_method
 from dear.runs.evaluate import evaluate
-from dear.workflows.evaluate import evaluate_readable
+from dear.workflows.evaluate import evaluate_run
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -35,22 +37,22 @@ def method(images: FileImages):
 
 def test_every_image_is_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = open_data(photos, "all")
-    opened: list[int] = []
-    before = FileImages.image
+    opened: list[object] = []
+    before = image_file.open_pixels
 
-    def counted(self: FileImages, index: int) -> Image.Image:
-        opened.append(index)
-        return before(self, index)
+    def counted(source: image_file.Source) -> np.ndarray:
+        opened.append(source)
+        return before(source)
 
-    monkeypatch.setattr(FileImages, "image", counted)
-    evaluate_readable(method(images), images, unreadable="stop")
-    assert sorted(opened) == list(range(8))
+    monkeypatch.setattr(image_file, "open_pixels", counted)
+    evaluate_run(method(images), images, unreadable="stop")
+    assert sorted(opened) == sorted(images.path(index) for index in range(8))
 
 
 def test_skipped_images_are_left_out_and_named(photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(photos, "all")
-    found = evaluate_readable(method(images), images, unreadable="skip")
+    found = evaluate_run(method(images), images, unreadable="skip")
     good = images.subset([i for i in range(len(images)) if "broken" not in images.key(i)])
     expected = evaluate(method(images), good)
     assert found.labels.tolist() == expected.labels.tolist()
@@ -64,7 +66,7 @@ def test_stopping_names_all_of_them(photos: Path) -> None:
         (photos / name).write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(photos, "all")
     with pytest.raises(DataError, match=r"2 of 10 images cannot be read") as error:
-        evaluate_readable(method(images), images)
+        evaluate_run(method(images), images)
     assert "red/a.jpg" in str(error.value)
     assert "blue/b.jpg" in str(error.value)
     assert error.value.hint == "unreadable"
@@ -76,6 +78,6 @@ def test_a_set_without_any_readable_image_and_a_wrong_policy(tmp_path: Path) -> 
         (tmp_path / name / "x.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(tmp_path, "all")
     with pytest.raises(DataError, match="none of its 2 images can be read"):
-        evaluate_readable(method(images), images, unreadable="skip")
+        evaluate_run(method(images), images, unreadable="skip")
     with pytest.raises(UsageError, match="stop or skip, not 'ignore'"):
-        evaluate_readable(method(images), images, unreadable="ignore")
+        evaluate_run(method(images), images, unreadable="ignore")

@@ -23,6 +23,8 @@ from torch import Tensor
 from dear._io.text import parse_json
 from dear.errors import DearError, DiskError, UsageError
 
+PathLike = str | os.PathLike[str]
+
 try:
     import fcntl
 except ImportError:  # Windows: temporary files of killed processes stay there

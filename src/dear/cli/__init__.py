@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 GROUPS = (
     *("demo", "zeroshot", "roles", "choose", "adapt", "audit", "evaluate", "predict", "retrieve", "embed"),
     *("bench", "export", "report", "studio", "serve", "pretrain", "backbones", "methods", "data", "cache"),
-    "speed",
+    *("drift", "share", "speed"),
 )
 
 

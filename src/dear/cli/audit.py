@@ -24,9 +24,9 @@ from dear.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from dear.heads.without import Without
     from dear.workflows.audit import Audit
     from dear.workflows.repair import Repaired
-    from dear.workflows.without import Without
 
 Way = Annotated[
     str,
@@ -213,7 +213,7 @@ def asked_without(
     """
     from dear.errors import UsageError
     from dear.heads.values import find_concept
-    from dear.workflows.without import Without
+    from dear.heads.without import Without
 
     if not without:
         if examples or way != "auto":

@@ -43,7 +43,26 @@ Device = Annotated[
 TensorBoard = Annotated[
     str | None, typer.Option("--tensorboard", help="Also log to this folder for `tensorboard --logdir`.")
 ]
-Run = Annotated[Path, typer.Argument(help="The run folder that `dear adapt` wrote.", show_default=False)]
+
+
+def run_folder(source: str) -> Path:
+    """The folder of a run: the folder itself, or where `hf://owner/name` or an archive was put."""
+    if not source.startswith("hf://") and not source.lower().endswith(".zip"):
+        return Path(source)
+    from dear.runs.share import local_run
+
+    return local_run(source)
+
+
+Run = Annotated[
+    Path,
+    typer.Argument(
+        help="Run folder that `dear adapt` wrote, archive of `dear bundle`, or hf://owner/name.",
+        parser=run_folder,
+        metavar="RUN",
+        show_default=False,
+    ),
+]
 OwnBackbone = Annotated[
     str | None, typer.Option("--backbone", "-b", help="The backbone, if it moved since training.")
 ]

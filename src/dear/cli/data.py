@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dear._io.text import shown
-from dear.cli.common import DataRoot, Json, print_json
+from dear.cli.common import DataRoot, Device, Json, device_named, print_json, say, stages
 
 group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
 
@@ -37,22 +37,43 @@ def names(as_json: Json = False) -> None:
 def check(
     name: Annotated[str, typer.Argument(help="A benchmark's name, a folder, a table, or world:NAME.")],
     data_root: DataRoot = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", "-b", help="Also look for wrong labels, with features of this backbone."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Suspected labels as a .html page to correct them on, or a .csv list."
+        ),
+    ] = None,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Say what of a dataset is there, what is missing, and where the field gets it.
 
     A benchmark's layout is compared with what was published; of a folder, a table or a world task every
-    image is read. The exit status is 1 when something is missing or unreadable.
+    image is read. With a backbone, labels that look wrong are listed: another class is twenty times as
+    probable for a classifier that did not see the image. The page makes a corrected table that `--data`
+    takes. The exit status is 1 when something is missing or unreadable.
 
     Examples:
 
     `dear data check EuroSAT --data-root data/`
 
     `dear data check photos/`
+
+    `dear data check photos/ --backbone openai/clip-vit-base-patch16 --out labels.html`
     """
     from dear.data.check import check_dataset
     from dear.data.open import find_benchmark
+    from dear.errors import UsageError
 
+    if out is not None and (backbone is None or out.suffix.lower() not in (".html", ".csv")):
+        raise UsageError(f"--out {out}: name a .html page or a .csv list, and the --backbone to look with")
+    if backbone is not None:
+        _check_labels(name, data_root, backbone, out, device, as_json)
+        return
     if find_benchmark(name) is not None and not Path(name).is_dir():
         found = check_dataset(name, data_root or ".")
         if as_json:
@@ -91,3 +112,38 @@ def _check_images(name: str, as_json: bool) -> None:
         for item in bad:
             typer.echo(f"unreadable: {shown(item)}")
     raise typer.Exit(1 if bad else 0)
+
+
+def _check_labels(
+    name: str, root: str | None, backbone: str, out: Path | None, device: str, as_json: bool
+) -> None:
+    from dataclasses import asdict
+
+    from dear.clip.factory import load
+    from dear.data.images import FileImages
+    from dear.errors import UsageError
+    from dear.workflows.labels import find_suspects, open_all, write_label_page, write_suspects
+
+    images, splits = open_all(name, root)
+    page = out is not None and out.suffix.lower() == ".html"
+    if page and not isinstance(images, FileImages):
+        raise UsageError(f"--out {out}: {name} has no image files to correct; name a .csv list")
+    clip = load(backbone, device=device_named(device))
+    with stages() as progress:
+        found = find_suspects(images, clip, progress=progress)
+    if as_json:
+        suspects = [{**asdict(each), "factor": each.factor} for each in found]
+        print_json({"data": name, "images": len(images), "suspects": suspects})
+    else:
+        typer.echo(f"{len(found)} of {len(images)} labels look wrong")
+        for each in found[:20]:
+            other = f"looks like {each.suggestion} ({each.confidence:.1%})"
+            typer.echo(shown(f"  {each.key}: {each.label} ({each.own:.1%}), {other}"))
+        if len(found) > 20:
+            typer.echo(f"  and {len(found) - 20} more; see them all with --out labels.html")
+    if page and isinstance(images, FileImages):
+        write_label_page(images, splits, found, clip, str(out))
+    elif out is not None:
+        write_suspects(found, out)
+    if out is not None:
+        say(f"{out}: written")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,17 +25,7 @@ from dear.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from dear.workflows.predict import Answer
-
-
-@dataclass(frozen=True)
-class OnnxAnswer:
-    """`dear.workflows.predict.Answer` of an exported model, which needs no PyTorch."""
-
-    image: str
-    classes: tuple[tuple[str, float], ...]
-    error: str | None = None
-    rejected: bool = False
+    from dear.runs.answer import Answer
 
 
 def add_to(app: typer.Typer) -> None:
@@ -116,7 +105,7 @@ def predict(
     if sum((csv is not None, jsonl, as_json)) > 1:
         raise UsageError("--csv, --jsonl and --json: choose one")
     words = list(images or [])
-    answers: Sequence[Answer | OnnxAnswer]
+    answers: Sequence[Answer]
     if onnx is not None:
         given = {"--classes": classes, "--classes-file": classes_file, "--template": template}
         given |= {
@@ -181,7 +170,7 @@ def _find(words: list[str]) -> list[str]:
     return find_images(names)
 
 
-def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer | OnnxAnswer]:
+def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer]:
     """Answers of a run folder."""
     from dear.workflows.predict import predict_run
 
@@ -189,12 +178,11 @@ def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer | On
         return predict_run(run, paths, progress=told, **options)
 
 
-def _ask_onnx(
-    onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str
-) -> Sequence[Answer | OnnxAnswer]:
+def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str) -> Sequence[Answer]:
     """Answers of an exported model."""
     from dear.errors import InputError, UsageError
     from dear.export.runtime import OnnxModel
+    from dear.runs.answer import Answer
 
     if unreadable not in ("stop", "skip"):
         raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
@@ -206,13 +194,13 @@ def _ask_onnx(
         except InputError as error:
             if unreadable == "stop":
                 raise
-            answers.append(OnnxAnswer(path, (), str(error)))
+            answers.append(Answer(path, (), str(error)))
         else:
-            answers.append(OnnxAnswer(found.image, found.top))
+            answers.append(found)
     return answers
 
 
-def _refuse_all_bad(answers: Sequence[Answer | OnnxAnswer]) -> None:
+def _refuse_all_bad(answers: Sequence[Answer]) -> None:
     """Where no image could be read that is an error; otherwise each is reported."""
     from dear.errors import InputError
 
@@ -223,7 +211,7 @@ def _refuse_all_bad(answers: Sequence[Answer | OnnxAnswer]) -> None:
         say(f"cannot be read: {reason}")
 
 
-def _write_csv(answers: Sequence[Answer | OnnxAnswer], path: Path) -> None:
+def _write_csv(answers: Sequence[Answer], path: Path) -> None:
     """One row per image: the likeliest class, its probability, the next ones, and why it was not read."""
     import csv
     import io
@@ -235,7 +223,7 @@ def _write_csv(answers: Sequence[Answer | OnnxAnswer], path: Path) -> None:
     head += [f"{name}_{place}" for place in range(2, count + 1) for name in ("class", "probability")]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    refusing = any(answer.rejected for answer in answers)
+    refusing = any(answer.rejected is not None for answer in answers)
     table.writerow([*head, *(["rejected"] if refusing else []), "error"])
     for answer in answers:
         cells = [cell for name, value in answer.classes for cell in (name, f"{value:.6f}")]
@@ -246,7 +234,7 @@ def _write_csv(answers: Sequence[Answer | OnnxAnswer], path: Path) -> None:
     say(f"{path}: {len(answers)} images")
 
 
-def _print(answers: Sequence[Answer | OnnxAnswer], as_json: bool, jsonl: bool) -> None:
+def _print(answers: Sequence[Answer], as_json: bool, jsonl: bool) -> None:
     """Answers for programs or for people."""
     if as_json:
         print_json({"predictions": [_plain(answer) for answer in answers]})
@@ -262,11 +250,11 @@ def _print(answers: Sequence[Answer | OnnxAnswer], as_json: bool, jsonl: bool) -
                 typer.echo(f"  {probability:6.1%}  {name}")
 
 
-def _plain(answer: Answer | OnnxAnswer) -> dict[str, Any]:
+def _plain(answer: Answer) -> dict[str, Any]:
     found: dict[str, Any] = {
         "image": answer.image,
         "classes": [{"name": name, "probability": value} for name, value in answer.classes],
     }
-    if answer.rejected:
-        found["rejected"] = True
+    if answer.rejected is not None:
+        found["rejected"] = answer.rejected
     return found if answer.error is None else {**found, "error": answer.error}

@@ -69,9 +69,9 @@ def zeroshot(
     from dear.clip.factory import load
     from dear.data import open_data
     from dear.errors import UsageError
+    from dear.heads.without import remove
     from dear.methods import build_method
-    from dear.workflows.evaluate import evaluate_readable
-    from dear.workflows.without import remove
+    from dear.workflows.evaluate import evaluate_run
 
     images = open_data(data, split, root=data_root, template=template)
     images = _half(images, half)
@@ -84,7 +84,7 @@ def zeroshot(
         raise UsageError("--roles: the frozen model uses no role map; it is for --without")
     method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
     with stages() as told:
-        found = evaluate_readable(method, images, unreadable=unreadable, progress=told)
+        found = evaluate_run(method, images, unreadable=unreadable, progress=told)
     tell_unreadable(found)
     gone = {} if clip.correction is None else {"removed": clip.correction.note}
     if as_json:

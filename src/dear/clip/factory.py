@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.clip import hub
 from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
-from dear.clip.model import Clip, fingerprint
+from dear.clip.model import Clip, fingerprint, identity, visual_state
 from dear.errors import CheckpointError, UsageError
 
 EMBEDDED = Path(__file__).parent / "weights"
@@ -98,8 +98,8 @@ def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.
     clip.requires_grad_(False)
     if dtype in (torch.float16, torch.bfloat16):
         # The identity is that of the checkpoint's values, before this call rounds them.
-        visual = {key.removeprefix("visual."): t for key, t in state.items() if key.startswith("visual.")}
-        clip.__dict__["fingerprint"] = fingerprint(visual)
+        visual = fingerprint(visual_state(state))
+        clip.__dict__.update(fingerprint=visual, identity=identity(checkpoint.config, state, visual))
     return clip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -91,13 +92,13 @@ def augment_image(
     >>> view.shape, view[:, 5, 5].tolist()
     (torch.Size([3, 16, 16]), [255, 0, 0])
     """
-    image = image if image.mode == "RGB" else open_image(image)
+    image = open_image(image)
     boxes, flips = sample_boxes(torch.tensor([[image.height, image.width]]), generator, scale, ratio, flip)
     top, left, height, width = boxes[0].tolist()
     crop = image.crop((left, top, left + width, top + height))
     # First across, then down, as the batch does: in one call Pillow chooses the order by the crop's shape.
     narrow = crop.resize((size, height), Image.Resampling.BICUBIC)
-    view = to_tensor(narrow.resize((size, size), Image.Resampling.BICUBIC))
+    view = to_tensor(np.array(narrow.resize((size, size), Image.Resampling.BICUBIC)))
     return view.flip(-1) if bool(flips[0]) else view
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from dear._io.image_file import normalize, resize_crop
 from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
 from dear.clip.correction import Correction, Head, carried, folded
+from dear.clip.focus import check_focus, focused_features
 from dear.clip.rotary import Turn, grid_turn
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
 from dear.clip.tower import (
@@ -418,6 +421,7 @@ class Clip(nn.Module):
         self.tokenizer: Tokenizer | None = ClipTokenizer() if _reads_clip_tokens(config) else None
         self._scale: tuple[int, int, float] | None = None
         self._correction: Correction | None = None
+        self.focus: tuple[Head, ...] = ()  #: heads whose contribution stands beside the image feature
         self._plain: tuple[Clip, ...] = ()  # in a tuple: a Module attribute would be registered
         if self.log_scale.device.type != "meta":
             initialize(self.visual, self.text)
@@ -436,7 +440,7 @@ class Clip(nn.Module):
         other.load_state_dict({name: t.clone() for name, t in self.state_dict().items()}, assign=True)
         other.visual.fused, other.text.fused = self.visual.fused, self.text.fused
         other.tokenizer = self.tokenizer
-        return other.requires_grad_(False).corrected(self.correction)
+        return other.requires_grad_(False).corrected(self.correction).focused(self.focus)
 
     def train(self, mode: bool = True) -> Clip:
         """A frozen model has one mode: it stays in eval."""
@@ -468,14 +472,32 @@ class Clip(nn.Module):
         """`sha256:…` of the visual weights' values, whichever file they came from."""
         return fingerprint(self.visual)
 
+    @cached_property
+    def identity(self) -> str:
+        """`sha256:…` of all that decides an answer: both towers, temperature, architecture, preprocessing.
+
+        A correction is no part of it, nor are precision, device and the file's layout.
+        """
+        return identity(self.config, self.state_dict(), self.fingerprint)
+
+    def stand_for(self, original: Clip) -> Clip:
+        """Give this copy, whose values may be rounded, the fingerprint and identity of its original."""
+        self.__dict__.update(fingerprint=original.fingerprint, identity=original.identity)
+        return self
+
     @property
     def correction(self) -> Correction | None:
         """The change of the image feature that this backbone applies; None: it is the plain backbone."""
         return self._correction
 
     @property
+    def feature_width(self) -> int:
+        """How many values `encode_image` gives per image: E, or 2 E with a focus."""
+        return self.config.embed_dim * (2 if self.focus else 1)
+
+    @property
     def plain(self) -> Clip:
-        """The backbone without a correction, on the same weights; objects that share weights share it."""
+        """The backbone without correction or focus; objects that share weights share it."""
         return self._plain[0] if self._plain else self
 
     def corrected(self, correction: Correction | None) -> Clip:
@@ -500,7 +522,7 @@ class Clip(nn.Module):
         visual._buffers = dict(self.visual._buffers)
         other._modules["visual"] = visual
         other._correction = correction
-        other._plain = () if correction is None else (self.plain,)
+        other._plain = (self.plain,) if correction is not None or self.focus else ()
         visual.left_out = () if correction is None else tuple(sorted(correction.heads))
         matrix, bias = (None, None) if correction is None else (correction.matrix, correction.bias)
         visual.correction_matrix = None if matrix is None else matrix.to(self.device)
@@ -509,6 +531,28 @@ class Clip(nn.Module):
         visual.carried_matrix, visual.carried_bias = matrix, bias
         return other
 
+    def focused(self, heads: Sequence[Head]) -> Clip:
+        """The same weights with the contribution of some heads beside the image feature; () for none.
+
+        `encode_image` then gives [B, 2 E]: the image feature, and the part of it that these heads add.
+        The same heads give the same object, so that adapters share its work.
+
+        Raises:
+            UsageError: a head does not exist or is removed, or the tower has no class token.
+        """
+        chosen = check_focus(self.visual, heads)
+        if chosen == self.focus:
+            return self
+        kept = _focused.setdefault(self, WeakValueDictionary())
+        found = kept.get(chosen)
+        if found is None:
+            found = copy.copy(self)
+            found._modules = dict(self._modules)
+            found.focus = chosen
+            found._plain = (self.plain,) if chosen or self.correction is not None else ()
+            kept[chosen] = found
+        return found
+
     def folded(self) -> Clip:
         """A plain CLIP of its own whose weights hold the correction.
 
@@ -516,8 +560,9 @@ class Clip(nn.Module):
             UsageError: the correction leaves out heads, which no weights can say, or this is no plain CLIP.
         """
         plain = copy.deepcopy(self.corrected(None))
-        plain.__dict__.pop("fingerprint", None)
         if self.correction is not None:
+            plain.__dict__.pop("fingerprint", None)
+            plain.__dict__.pop("identity", None)
             visual = plain.visual
             if visual.proj is None or visual.pool is not None or visual.proj_bias is not None:
                 raise UsageError("only a plain CLIP can hold a correction in its weights")
@@ -550,7 +595,9 @@ class Clip(nn.Module):
 
     @torch.no_grad()
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length."""
+        """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length; see also `focused`."""
+        if self.focus:
+            return focused_features(self.visual, pixels.to(self.device), self.focus)
         features: Tensor = self.visual(pixels.to(self.device))
         return features
 
@@ -572,6 +619,7 @@ class Clip(nn.Module):
 
 
 _Stamp = tuple[tuple[int, int], ...]
+_focused: WeakKeyDictionary[Clip, WeakValueDictionary[tuple[Head, ...], Clip]] = WeakKeyDictionary()
 _copies: WeakKeyDictionary[Clip, dict[torch.dtype, tuple[_Stamp, Clip]]] = WeakKeyDictionary()
 
 
@@ -602,7 +650,7 @@ def kept_cast(clip: Clip, dtype: torch.dtype) -> Clip:
     if dtype not in kept or kept[dtype][0] != stamp:
         plain = clip.plain
         cast = cast_backbone(clip, dtype) if plain is clip else kept_cast(plain, dtype)
-        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction))
+        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction).focused(clip.focus))
     return kept[dtype][1]
 
 
@@ -615,7 +663,6 @@ def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
     Raises:
         UsageError: a weight is larger than `dtype` holds.
     """
-    fingerprint = clip.fingerprint  # of the original: the copy stands for it
     source = clip if clip.dtype == torch.float32 else copy.deepcopy(clip).float()
     matrices = {id(m.weight) for m in source.modules() if isinstance(m, Linear | Patches)}
     matrices |= {id(m.bias) for m in source.modules() if isinstance(m, Linear)}
@@ -628,8 +675,7 @@ def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
                 raise UsageError(
                     f"{clip.name}: a weight of {name} is larger than float16 holds; use bfloat16 or float32"
                 )
-    other.__dict__["fingerprint"] = fingerprint
-    return other
+    return other.stand_for(clip)
 
 
 def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
@@ -653,6 +699,18 @@ def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {list(values.shape)}\n".encode())
         digest.update(np.ascontiguousarray(values, dtype="<f4").reshape(-1).data)
     return f"sha256:{digest.hexdigest()}"
+
+
+def identity(config: ClipConfig, state: Mapping[str, Tensor], visual: str) -> str:
+    """`Clip.identity` of a configuration and a state dict; `visual` is the vision tower's fingerprint."""
+    rest = fingerprint({name: t for name, t in state.items() if not name.startswith("visual.")})
+    parts = json.dumps([visual, rest, asdict(config)], sort_keys=True)
+    return f"sha256:{hashlib.sha256(parts.encode()).hexdigest()}"
+
+
+def visual_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a model's state dict that is the vision tower's."""
+    return {name.removeprefix("visual."): t for name, t in state.items() if name.startswith("visual.")}
 
 
 @torch.no_grad()

@@ -78,6 +78,10 @@ def without_heads(
         if read is not None:
             late = edit is not None and edit.first is not None and layer < edit.first
             outputs = _rows_of_then(outputs, read) if late else take_rows(outputs, read)
+        if edit is not None and edit.count and edit.at is None:
+            positions = torch.arange(outputs.shape[1], device=outputs.device) if read is None else read
+            kept = torch.where(positions < len(tower.positions), 1.0, _survives(edit, layer, last))
+            outputs = outputs * kept[..., None].to(outputs.dtype)
         block = tower.blocks[layer - 1]
         assert isinstance(block, Block)
         weight = _output_weight(block, None if edit is None else edit.layers.get(layer))
@@ -93,6 +97,16 @@ def _output_weight(block: Block, change: LayerEdit | None) -> Tensor:
     """The output projection [D, D] of a layer under its change."""
     extra = None if change is None or change.added is None else change.added.get("attn.o.weight")
     return block.attn.o.weight if extra is None else block.attn.o.weight + extra
+
+
+def _survives(edit: Edit, layer: int, last: int) -> float:
+    """How much of what a layer added to extra tokens is still in them behind layer `last`."""
+    kept = 1.0
+    for later in range(layer + 1, last + 1):
+        change = edit.layers.get(later)
+        if change is not None and change.tokens is not None:
+            kept *= 1.0 - change.anchor
+    return kept
 
 
 def _rows_of_then(outputs: Tensor, read: Tensor) -> Tensor:

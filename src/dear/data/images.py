@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -18,7 +18,8 @@ from natsort import natsort_keygen, ns
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import Size, open_image, resize_crop, side_of, threaded
+from dear._io.image_file import Size, read_views
+from dear._io.image_open import open_image
 from dear._io.text import check_name, check_shown
 from dear.errors import DataError, InputError
 
@@ -140,7 +141,7 @@ class FileImages:
         Returns:
             uint8 [b, 3, size, size].
         """
-        return stack_views([int(index) for index in indices], self.image, size)
+        return read_views([self.path(int(index)) for index in indices], size)
 
     def key(self, index: int) -> str:
         """The path relative to the dataset's folder."""
@@ -229,10 +230,14 @@ def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
     return images.subset([index for index, domain in enumerate(domains) if domain in wanted])
 
 
-def stack_views(indices: Sequence[int], image: Callable[[int], Image.Image], size: Size) -> Tensor:
-    """CLIP's view of some images, decoded by several threads: uint8 [b, 3, size, size]."""
-    views = threaded(lambda index: resize_crop(image(index), size), indices)
-    return torch.stack(views) if views else torch.empty(0, 3, side_of(size), side_of(size), dtype=torch.uint8)
+def source_of(images: ImageSet, index: int) -> ImageLike:
+    """An image as a reader takes it fastest: its file where it has one."""
+    match images:
+        case FileImages():
+            return images.path(index)
+        case ListedImages():
+            return images.items[index]
+    return images.image(index)
 
 
 def values_of(images: ImageSet) -> tuple[str, ...] | None:
@@ -380,7 +385,7 @@ class ListedImages:
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """CLIP's view of some images, uint8 [b, 3, size, size]."""
-        return stack_views([int(index) for index in indices], self.image, size)
+        return read_views([self.items[int(index)] for index in indices], size)
 
     def key(self, index: int) -> str:
         """The file's path as given; the place in the list for an image in memory."""

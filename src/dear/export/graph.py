@@ -31,15 +31,15 @@ class _Still(Clip):
 
 def still_clip(clip: Clip) -> Clip:
     """A float32 copy on the CPU for tracing, with written-out attention; weights are shared if possible."""
-    number, fingerprint = clip.logit_scale, clip.fingerprint
+    number, original = clip.logit_scale, clip
     if clip.dtype != torch.float32 or clip.device.type != "cpu":
         clip = copy.deepcopy(clip).to("cpu", torch.float32)
     twin = copy.copy(clip)
     twin.__class__ = _Still
     # Shallow copies of the towers: their switch to written-out attention leaves the originals alone.
     twin._modules = {name: copy.copy(module) for name, module in clip._modules.items()}
-    twin.__dict__.update(number=number, fingerprint=fingerprint)
-    return twin.use_fused(False)
+    twin.__dict__["number"] = number
+    return twin.stand_for(original).use_fused(False)
 
 
 def still_method(method: Method) -> Method:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,22 +12,15 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from dear._io.image_file import View, open_image, square
+from dear._io.image_file import View, view_pixels
 from dear._io.text import Line, Strict, check, check_name, parse_json
 from dear.errors import DearError, UsageError
+from dear.runs.answer import Answer
 
 ImageLike = str | os.PathLike[str] | bytes | Image
 _AT_ONCE = 32
 # How a tensor of an ONNX file names the other file that its numbers lie in: the key "location" of protobuf.
 _ELSEWHERE = b"\x0a\x08location"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The likeliest classes of one image, likeliest first."""
-
-    image: str
-    top: tuple[tuple[str, float], ...]  #: (class, probability)
 
 
 Channel = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -132,7 +124,7 @@ class OnnxModel:
         Raises:
             InputError: it is not an image that can be read.
         """
-        view = np.asarray(square(open_image(image), self._view), dtype=np.float32)  # [S, S, 3]
+        view = view_pixels(image, self._view).astype(np.float32)  # [S, S, 3]
         pixels: NDArray[np.float32] = (view.transpose(2, 0, 1) / np.float32(255) - self._mean) / self._std
         return pixels
 

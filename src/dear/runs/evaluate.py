@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dear._io.image_file import in_batches, normalize
 from dear._io.progress import Progress
-from dear.clip.model import Clip
-from dear.data.images import ImageSet, group_names
-from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Method, in_precision
-from dear.methods.calibration import rejection_score
+from dear.data.images import ImageSet
+from dear.errors import UsageError
+from dear.methods.base import Method
+from dear.runs.batches import view_pixels
 
-BATCH = 250  #: the supplement's test batch
 BINS = 15  #: of the calibration error
 
 
@@ -144,90 +140,20 @@ def fit_classes(method: Method, images: ImageSet, template: str | None = None) -
     return method.with_classes(images.classes, template), images.labels
 
 
-LogitsOf = Callable[[Method, ImageSet, list[int]], dict[str, Tensor]]
-"""Logits [b, C] in every mode of some images of a set, without gradient."""
-
-
 @torch.no_grad()
 def logits_of(method: Method, images: ImageSet, rows: list[int]) -> dict[str, Tensor]:
     """Logits [b, C] in every mode, from CLIP's own view of the images."""
-    return method.all_logits(read_pixels(method.clip, images, rows))
-
-
-def read_pixels(clip: Clip, images: ImageSet, rows: list[int]) -> Tensor:
-    """CLIP's own view of some images of a set, normalized [b, 3, S, S] on its device."""
-    raw = images.pixels(rows, clip.config.view).to(clip.device)
-    return normalize(raw, clip.config.mean, clip.config.std)
-
-
-def _check_finite(images: ImageSet, scores: Tensor, where: str) -> None:
-    """Refuse scores [n] that are not finite numbers."""
-    broken = int((~scores.isfinite()).sum())
-    if broken:
-        raise TrainingError(
-            f"{images.name}: the scores of {broken} of {len(images)} images are not finite numbers "
-            f"({where}); use precision float32, or train with a lower lr",
-            hint="recipe",
-        )
+    return method.all_logits(view_pixels(method.clip, images, rows))
 
 
 def evaluate(
     method: Method,
     images: ImageSet,
-    batch: int = BATCH,
     precision: str = "auto",
     progress: Progress | None = None,
     template: str | None = None,
-    logits: LogitsOf | None = None,
 ) -> Evaluation:
-    """Answer every image of a set in every mode; what the modes share is computed once.
+    """`Model.evaluate` of a method."""
+    from dear.runs.model import Model
 
-    Args:
-        method: the method; on classes it does not know, its adapter is put on the set's classes.
-        images: the labeled set.
-        batch: images at once; halved, with a notice, when memory runs out.
-        precision: of the matrices, as in the recipe.
-        progress: told ("images", images done, images in all).
-        template: prompt for classes the method does not know; None: the one it was trained with.
-        logits: how logits are found, such as `dear.runs.feature_cache.CachedLogits`; None: from pixels.
-
-    Raises:
-        DataError: the set is empty.
-        TrainingError: a score is not a finite number.
-    """
-    if len(images) == 0:
-        raise DataError(f"{images.name}: there is no image to evaluate on")
-    method, labels = fit_classes(method, images, template)
-    method = in_precision(method, precision)  # a binding of its own: `method` may be in training
-    find = logits_of if logits is None else logits
-    found: dict[str, list[tuple[Tensor, ...]]] = {mode: [] for mode in method.modes}
-
-    def answer(rows: range) -> dict[str, tuple[Tensor, ...]]:
-        answers: dict[str, tuple[Tensor, ...]] = {}
-        for mode, raw in find(method, images, list(rows)).items():
-            scaled = method.calibrated(raw, mode)
-            best = scaled.softmax(dim=-1).max(dim=-1)
-            score: tuple[Tensor, ...] = (
-                () if method.calibration is None else (rejection_score(method, scaled, mode),)
-            )
-            answers[mode] = (best.indices, best.values, *score)
-        return answers
-
-    with torch.no_grad():
-        for rows, answers in in_batches(answer, len(images), batch):
-            for mode, parts in answers.items():
-                found[mode].append(parts)
-            if progress is not None:
-                progress("images", rows.stop, len(images))
-    whole = {m: [torch.cat(part).cpu() for part in zip(*own, strict=True)] for m, own in found.items()}
-    for mode, columns in whole.items():
-        _check_finite(images, columns[1], f"mode {mode}, precision {precision}")
-    return Evaluation(
-        method.classes,
-        labels.cpu(),
-        {mode: columns[0] for mode, columns in whole.items()},
-        {mode: columns[1] for mode, columns in whole.items()},
-        groups=group_names(images),
-        trained=tuple(name in method.trained_classes for name in method.classes),
-        scores=None if method.calibration is None else {m: columns[2] for m, columns in whole.items()},
-    )
+    return Model(method, precision=precision).evaluate(images, template=template, progress=progress)

@@ -22,7 +22,7 @@ from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
-from dear.runs.evaluate import logits_of, read_pixels
+from dear.runs.batches import view_pixels
 
 VERSION = 1  #: of the rows; raise it when preprocessing or the towers change their answers
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
@@ -82,7 +82,7 @@ class FeatureCache:
                     what,
                     images,
                     list(rows),
-                    lambda indices: clip.encode_image(read_pixels(clip, images, indices)),
+                    lambda indices: clip.encode_image(view_pixels(clip, images, indices)),
                 )
 
         parts = []
@@ -93,7 +93,7 @@ class FeatureCache:
         return torch.cat(parts)
 
     def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
-        """Logits [b, C] in every mode; what `evaluate` takes as `logits`.
+        """Logits [b, C] in every mode; what `Model` takes.
 
         Methods that read the frozen image feature share it; of others the logits themselves are kept.
         """
@@ -104,14 +104,14 @@ class FeatureCache:
                     _digest("image feature", clip),
                     images,
                     indices,
-                    lambda rows: clip.encode_image(read_pixels(clip, images, rows)),
+                    lambda rows: clip.encode_image(view_pixels(clip, images, rows)),
                 )
                 return method.logits_from_frozen((features.to(clip.device),))
             scores = self.rows(
                 learned_digest("logits", method, *method.classes, method.template),
                 images,
                 indices,
-                lambda rows: torch.stack(list(logits_of(method, images, rows).values()), dim=1),
+                lambda rows: _stacked(method.all_logits(view_pixels(clip, images, rows))),
             )  # [b, modes, C]
         return {mode: scores[:, place] for place, mode in enumerate(method.modes)}
 
@@ -170,6 +170,11 @@ def file_of(images: ImageSet, index: int) -> Path | None:
     items = getattr(images, "items", None)
     item = items[index] if isinstance(items, tuple) else None
     return Path(item) if isinstance(item, str | Path) else None
+
+
+def _stacked(logits: dict[str, Tensor]) -> Tensor:
+    """Logits of all modes, [b, modes, C]."""
+    return torch.stack(list(logits.values()), dim=1)
 
 
 def _digest(kind: str, clip: Clip) -> bytes:

@@ -278,7 +278,13 @@ def load_run(
 
 
 def _backbone(folder: Path, config: RunConfig, backbone: Any, device: str | torch.device) -> Clip:
-    """The backbone that was asked for, or the one that the run names."""
+    """The backbone that was asked for, the one in the run's own folder, or the one that the run names."""
+    bundled = folder / "backbone"
+    if backbone is None and bundled.is_dir():
+        files = [path for path in bundled.iterdir() if path.is_file()]
+        clip = load(files[0] if len(files) == 1 else bundled, device=device)
+        clip.name = config.backbone
+        return clip
     try:
         return load(config.weights() if backbone is None else backbone, device=device)
     except CheckpointError as error:

@@ -14,13 +14,13 @@ from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.names import CONCEPTS
 from dear.heads.values import find_concept
+from dear.heads.without import role_map, ways_to_remove
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
+from dear.runs.model import Model
 from dear.studio.desk import EXAMPLE, Desk
 from dear.workflows.audit import Audit, AuditOptions, audit, without
 from dear.workflows.audit_evidence import evidence
-from dear.workflows.predict import probabilities
-from dear.workflows.without import role_map, ways_to_remove
 
 SHOTS = 16  #: images per class that are looked at
 CHOICES = CONCEPTS
@@ -70,9 +70,9 @@ class Auditor:
         """The model's answers for a visitor's images, and if asked those without the concept."""
         model = self.desk.find_model(tell)
         opened = [image for _, image in images]
-        answers = [probabilities(model, opened)]
+        answers = [Model.of(model).probabilities(opened)]
         if without_it:
-            answers.append(probabilities(self._without(model, concept, data, tell), opened))
+            answers.append(Model.of(self._without(model, concept, data, tell)).probabilities(opened))
         shown = []
         for (name, image), *rows in zip(images, *answers, strict=True):
             best = [(model.classes[int(row.argmax())], float(row.max())) for row in rows]

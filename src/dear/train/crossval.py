@@ -15,7 +15,8 @@ from torch import Tensor
 from dear._io.image_file import in_batches
 from dear.data.images import ImageSet
 from dear.methods.base import Frozen, Method, in_precision
-from dear.runs.evaluate import BATCH, logits_of
+from dear.runs.batches import GPU_BATCH as BATCH
+from dear.runs.evaluate import logits_of
 from dear.runs.recipe import Recipe
 from dear.train.feed import stream
 from dear.train.frozen import Stages

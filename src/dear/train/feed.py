@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear._io.image_file import normalize, resize_short, threaded, to_tensor
+from dear._io.batches import threaded
+from dear._io.image_file import normalize, resize_short, to_tensor
+from dear._io.image_open import open_pixels
 from dear.clip.images import augment_batch, crop_batch, sample_boxes
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, source_of
 from dear.errors import DataError
 from dear.methods.base import Batch
 
@@ -71,10 +73,10 @@ class TrainingPixels:
 
     def _decode(self, index: int) -> Tensor:
         """One image, uint8 [3, h, w], on the device."""
-        image = self.images.image(index)
-        if min(image.size) > self.short_side:
-            image = resize_short(image, self.short_side)
-        return to_tensor(image).to(self.device)
+        pixels = open_pixels(source_of(self.images, index))
+        if min(pixels.shape[:2]) > self.short_side:
+            pixels = resize_short(pixels, self.short_side)
+        return to_tensor(pixels).to(self.device)
 
 
 def pad(images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

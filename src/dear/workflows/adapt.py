@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.runs.feature_cache import frozen_features
 from dear.runs.folder import check_folder
 from dear.train.run import Trained, train
 from dear.workflows.calibrate import calibrate_run
-from dear.workflows.options import AdaptOptions, PathLike
+from dear.workflows.options import AdaptOptions
 from dear.workflows.plan import Plan, plan_adaptation
 
 LogLine = Callable[[int, int, Mapping[str, float | int]], None]

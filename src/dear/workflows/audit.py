@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear._io.files import PathLike
 from dear._io.image_file import in_batches, normalize
 from dear._io.progress import Progress
 from dear._io.text import fill_template
@@ -36,11 +37,11 @@ from dear.heads.explain_away import explain_away
 from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
+from dear.heads.without import role_map, ways_to_remove
 from dear.methods.base import Method, in_precision
-from dear.runs.evaluate import BATCH, fit_classes
+from dear.runs.batches import GPU_BATCH as BATCH
+from dear.runs.evaluate import fit_classes
 from dear.runs.folder import load_run
-from dear.workflows.options import PathLike
-from dear.workflows.without import role_map, ways_to_remove
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from dear._io.progress import Progress
 from dear.runs.folder import locked, write_calibration
+from dear.train.balance import balanced_rows
 from dear.train.calibrate import calibrate
 from dear.train.crossval import Trials
 from dear.train.frozen import stages_of
 from dear.train.run import Paused, Trained
-from dear.workflows.balance import balanced_rows
 from dear.workflows.plan import Plan
 
 VIEWS = 4  #: random views per image that the trainings of a calibration share

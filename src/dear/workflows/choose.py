@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -17,12 +18,12 @@ from dear.methods import find_method
 from dear.methods.base import Method
 from dear.runs.feature_cache import frozen_features
 from dear.runs.recipe import Recipe
+from dear.train.balance import balanced_rows, enough_steps
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.frozen import Stages
-from dear.workflows.balance import balanced_rows, enough_steps
-from dear.workflows.options import AdaptOptions, PathLike
+from dear.train.roles import roles_for
+from dear.workflows.options import AdaptOptions
 from dear.workflows.plan import plan_adaptation, preset_of
-from dear.workflows.roles import roles_for
 from dear.workflows.trying import Attempt, try_all
 from dear.workflows.verdict import Candidate, Choice, recommend
 

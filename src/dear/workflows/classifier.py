@@ -17,20 +17,19 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
+from dear._io.files import PathLike
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE, ImageSet, ListedImages
 from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.calibration import NONE_OF_THESE, run_threshold
-from dear.runs.evaluate import evaluate
+from dear.methods.calibration import NONE_OF_THESE
 from dear.runs.folder import load_run, read_config, read_log, read_metrics
+from dear.runs.model import Model
 from dear.train.run import Trained
 from dear.workflows.adapt import adapt
 from dear.workflows.inputs import as_images, check_labels, named
-from dear.workflows.options import PathLike
-from dear.workflows.predict import probabilities, probabilities_and_scores
 
 Labels = NDArray[Any]
 
@@ -180,7 +179,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`."""
         self._check_fitted()
-        proba: NDArray[np.float32] = probabilities(self.method_, as_images(X), self.mode).numpy()
+        proba: NDArray[np.float32] = Model(self.method_).probabilities(as_images(X), self.mode).numpy()
         return proba
 
     def predict(self, X: Any) -> Labels:
@@ -190,15 +189,17 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with -1 where the labels are numbers.
         """
         self._check_fitted()
-        found, scores = probabilities_and_scores(self.method_, as_images(X), self.mode)
-        answers: Labels = self.classes_[found.argmax(dim=1).numpy()]
+        model = Model(self.method_)
+        mode = model.pick_mode(self.mode)
+        scaled = model.calibrated(model.logits(as_images(X))[mode], mode)
+        answers: Labels = self.classes_[scaled.argmax(dim=1).numpy()]
         if self.reject is None:
             return answers
-        limit = run_threshold(self.method_, self.method_.pick_mode(self.mode), self.reject)
+        limit = model.threshold(self.reject, mode)
         nothing: Any = -1 if np.issubdtype(answers.dtype, np.number) else NONE_OF_THESE
         if nothing in self.classes_.tolist():
             raise UsageError(f"a class is called {nothing!r}, which is the answer for images of no class")
-        refused = scores.numpy() < limit.value
+        refused = (model.score(scaled, mode) < limit.value).numpy()
         if refused.any():
             kind = np.result_type(answers.dtype, np.asarray(nothing).dtype)
             answers = answers.astype(kind)
@@ -219,7 +220,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "`method_.with_classes`",
                     hint="evaluate",
                 )
-            return evaluate(self.method_, images).accuracy[self.method_.pick_mode(self.mode)]
+            return Model(self.method_).evaluate(images).accuracy[self.method_.pick_mode(self.mode)]
         return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
 
     def save(self, path: PathLike) -> None:

@@ -30,6 +30,7 @@ from dear.heads.repair import Repair, remove_heads, remove_span
 from dear.heads.roles import RoleMap
 from dear.heads.truth import explained_variance
 from dear.heads.values import known_concepts, readable_words, value_features
+from dear.heads.without import ways_to_remove
 from dear.methods import DeAR, build_method
 from dear.report.demo_facts import (
     AccuracyRow,
@@ -48,7 +49,6 @@ from dear.report.run_page import gallery
 from dear.runs.evaluate import evaluate
 from dear.runs.recipe import Recipe
 from dear.train.run import train
-from dear.workflows.without import ways_to_remove
 from dear.world import factors as vocabulary
 from dear.world.measure import batches
 from dear.world.tasks import find_task

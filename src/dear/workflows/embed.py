@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size, normalize, open_image, resize_crop, threaded
+from dear._io.image_file import normalize, read_views
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.model import Clip, cast_backbone, matrix_dtype
-from dear.errors import InputError
 from dear.methods.base import Method, in_precision
 from dear.runs.folder import load_run
 from dear.workflows.shards import Compute, ShardJob, list_images, run_shards
@@ -25,24 +24,16 @@ if TYPE_CHECKING:
 _AT_ONCE = 64  # images in one pass of the backbone
 
 
-def read_pixels(path: str, size: Size) -> Tensor | str:
-    """uint8 [3, S, S] of an image file, or the sentence that says why there is none."""
-    try:
-        return resize_crop(open_image(path), size)
-    except InputError as error:
-        return str(error)
-
-
 def _batches(clip: Clip, paths: Sequence[str]) -> list[tuple[list[int], Tensor, dict[int, str]]]:
     """Rows, normalized pixels and errors, batch by batch."""
     found = []
     for start in range(0, len(paths), _AT_ONCE):
         part = paths[start : start + _AT_ONCE]
-        read = threaded(lambda path: read_pixels(path, clip.config.view), part)
-        rows = [start + i for i, one in enumerate(read) if isinstance(one, Tensor)]
-        errors = {start + i: one for i, one in enumerate(read) if isinstance(one, str)}
-        raw = torch.stack([one for one in read if isinstance(one, Tensor)]) if rows else torch.empty(0)
-        found.append((rows, raw, errors))
+        errors: dict[int, str] = {}
+        raw = read_views(part, clip.config.view, errors)
+        good = [place for place in range(len(part)) if place not in errors]
+        problems = {start + place: sentence for place, sentence in errors.items()}
+        found.append(([start + place for place in good], raw[good], problems))
     return found
 
 

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
-from dear.clip.factory import pick_device
 from dear.clip.model import Clip
-from dear.data.check import Readable
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.errors import DataError, UsageError
-from dear.methods import build_method
-from dear.methods.base import Method
-from dear.runs.evaluate import Evaluation, evaluate
-from dear.runs.feature_cache import FeatureCache
-from dear.runs.folder import load_run, read_config
-from dear.workflows.options import PathLike
+from dear.runs.evaluate import Evaluation
+from dear.runs.folder import read_config
+from dear.runs.model import Model, Run
 
 MOST_IMAGES = 1000  #: held-out images that are looked at after training
 
 
 def evaluate_run(
-    run: PathLike | Method,
+    run: Run,
     data: PathLike | ImageSet,
     *,
     split: str = "test",
@@ -38,10 +34,11 @@ def evaluate_run(
     """Accuracy of a run on a labeled set, in every mode.
 
     Classes that the run does not know are named with the template it was trained with, unless `template`
-    says otherwise.
+    says otherwise. Answers for image files that were given before, by the same weights and learned tensors,
+    come from the user's cache.
 
     Args:
-        run: run folder, or a method.
+        run: run folder, method or model.
         data: what `open_data` takes, or an image set.
         split: which images of `data`.
         template: prompt with `{}` for every class; None: the one the run was trained with.
@@ -50,44 +47,15 @@ def evaluate_run(
         backbone: for a run folder whose backbone moved.
         root: folder of the benchmarks, for the name of a benchmark.
         device: "auto", "cpu", "cuda", ...
-        progress: told how many images are done.
+        progress: called with ("images", images done, images in all).
 
     Raises:
         DearError: anything a user can correct, in one sentence.
     """
-    method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
-    method.pick_mode(mode)
+    model = Model.of(run, backbone, device)
+    model.pick_mode(mode)
     images = data if isinstance(data, ImageSet) else open_data(data, split, root=root)
-    return evaluate_readable(method, images, template, unreadable, progress)
-
-
-def evaluate_readable(
-    method: Method,
-    images: ImageSet,
-    template: str | None = None,
-    unreadable: str = "stop",
-    progress: Progress | None = None,
-) -> Evaluation:
-    """`evaluate` on the images that can be read; every image is decoded at most once.
-
-    Answers for image files that were given before, by the same weights and learned tensors, come from the
-    user's cache.
-    """
-    if template is not None:
-        method = method.with_classes(method.classes, template)
-    reading = Readable(images, unreadable)
-    found = evaluate(method, reading, progress=progress, logits=FeatureCache().logits)
-    keep = reading.readable()
-    if len(keep) == len(images):
-        return found
-    return replace(
-        found,
-        labels=found.labels[keep],
-        answers={mode: answers[keep] for mode, answers in found.answers.items()},
-        confidence={mode: values[keep] for mode, values in found.confidence.items()},
-        scores={mode: values[keep] for mode, values in (found.scores or {}).items()},
-        unreadable=tuple(reading.problems[index] for index in sorted(reading.problems)),
-    )
+    return model.evaluate(images, template=template, unreadable=unreadable, cached=True, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -118,16 +86,18 @@ def open_held_out(data: PathLike | ImageSet, root: PathLike | None = None) -> Im
     return found if len(found) else None
 
 
-def held_out_accuracy(method: Method, images: ImageSet, progress: Progress | None = None) -> HeldOut:
+def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = None) -> HeldOut:
     """Accuracy before and after, on at most `MOST_IMAGES` images spread evenly over the set.
 
     Images that cannot be read are left out.
     """
     step = -(-len(images) // MOST_IMAGES)
     some = images if step == 1 else images.subset(range(0, len(images), step))
-    frozen = build_method("zeroshot", method.clip, method.classes, template=method.template)
-    before = evaluate_readable(frozen, some, unreadable="skip", progress=progress)
-    after = evaluate_readable(method, some, unreadable="skip", progress=progress)
+    model = Model.of(run)
+    before, after = (
+        one.evaluate(some, unreadable="skip", cached=True, progress=progress)
+        for one in (model.frozen(), model)
+    )
     return HeldOut(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
 
 

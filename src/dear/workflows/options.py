@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from dear._io.files import PathLike
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class AdaptOptions:
         unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
         mode: how the result will predict; checked before training.
         without: concepts to remove before training ("location", "location,color"), or a
-            `dear.workflows.without.Without`.
+            `dear.heads.without.Without`.
         examples: images that show the values of the only concept to remove, one folder per value.
         calibrate: fit probabilities and the threshold for "none of these" by cross-validation after training,
             which takes about one and a half further trainings.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
@@ -14,14 +15,14 @@ from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import DataError
+from dear.heads.without import Without, remove
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.runs.recipe import Recipe
-from dear.workflows.balance import balanced, counts, enough_steps
-from dear.workflows.notices import backbone_notices, image_notices
-from dear.workflows.options import AdaptOptions, PathLike
-from dear.workflows.roles import roles_for
-from dear.workflows.without import Without, remove
+from dear.train.balance import balanced, counts, enough_steps
+from dear.train.notices import backbone_notices, image_notices
+from dear.train.roles import roles_for
+from dear.workflows.options import AdaptOptions
 
 
 @dataclass(frozen=True)

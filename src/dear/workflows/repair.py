@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
@@ -18,6 +19,7 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
+from dear.heads.without import Removal, Without, remove, role_map
 from dear.methods.base import Method
 from dear.runs.evaluate import evaluate
 from dear.runs.feature_cache import frozen_features
@@ -26,8 +28,6 @@ from dear.runs.recipe import Recipe
 from dear.runs.spec import RunConfig
 from dear.train.run import Trained, train
 from dear.workflows.evaluate import run_images
-from dear.workflows.options import PathLike
-from dear.workflows.without import Removal, Without, remove, role_map
 
 DRAWS = 5  #: draws of random heads that a removal is compared with
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
-from dear._io.files import write_atomic
+from dear._io.files import PathLike, write_atomic
 from dear._io.image_file import image_paths, in_batches, open_image
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
@@ -25,16 +25,15 @@ from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
 from dear.heads.ablate import collect
-from dear.heads.neighbors import ALIKE, SAME, attribute_heads, head_space, shared
+from dear.heads.focus import attribute_heads, find_attribute
+from dear.heads.neighbors import ALIKE, SAME, head_space, shared
 from dear.heads.roles import RoleMap
+from dear.heads.without import role_map
 from dear.methods.base import Method, in_precision, unit
 from dear.methods.dear import DeAR
-from dear.runs.evaluate import read_pixels
+from dear.runs.batches import ImageLike, image_set, name_of, view_pixels
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import load_run
-from dear.workflows.options import PathLike
-from dear.workflows.predict import ImageLike, name_of, views
-from dear.workflows.without import role_map
 
 _BATCH = 100
 _CELL, _GAP, _LINE = 128, 8, 16
@@ -80,7 +79,7 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
     what = learned_digest("attribute features", method)
 
     def computed(indices: list[int]) -> Tensor:
-        return unit(method.attribute_features(read_pixels(method.clip, images, indices)))
+        return unit(method.attribute_features(view_pixels(method.clip, images, indices)))
 
     def features(rows: range) -> Tensor:
         return cache.rows(what, images, list(rows), computed)
@@ -94,7 +93,8 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
 
 def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top: int) -> list[Found]:
     """The images most similar to the query in each attribute; `features` as `gallery_features` gives them."""
-    own = unit(method.attribute_features(views(method.clip, [query])))[0].cpu()  # [A, E]
+    pixels = view_pixels(method.clip, image_set([query]), [0])
+    own = unit(method.attribute_features(pixels))[0].cpu()  # [A, E]
     result = []
     for number, attribute in enumerate(method.attributes):
         best = (features[:, number] @ own[number]).topk(min(top, len(images)))
@@ -247,7 +247,7 @@ def retrieve_by_heads(
     spaces = {} if chart is None else attribute_heads(chart)
     if chart is None or not spaces:
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
-    wanted = None if attribute is None else _attribute(attribute, spaces)
+    wanted = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
     told = None if progress is None else _counted(progress, len(images))
     seen = collect(clip, images, chart.layers, progress=told)
@@ -271,13 +271,6 @@ def retrieve_by_heads(
             f"{overlap:.0%} of their images"
         )
     return Neighbors(chosen, overlap, notice)
-
-
-def _attribute(name: str, spaces: dict[str, tuple[tuple[int, int], ...]]) -> str:
-    for known in spaces:
-        if known.lower() == name.strip().lower():
-            return known
-    raise UsageError(f"no head of the role map has the role {name!r}; there are {', '.join(spaces)}")
 
 
 def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Found:

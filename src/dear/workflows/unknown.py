@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
@@ -15,7 +16,6 @@ from dear.runs.evaluate import Evaluation
 from dear.runs.folder import load_run
 from dear.train.confidence import auroc, share_interval
 from dear.train.crossval import answers_of
-from dear.workflows.options import PathLike
 from dear.workflows.retrieve import gallery_of
 
 

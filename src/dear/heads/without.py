@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dear._io.files import PathLike
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_folder
@@ -18,7 +19,6 @@ from dear.heads.choose import ORDER, Choice, choose
 from dear.heads.repair import Repair, combine, remove_examples, remove_heads, remove_span
 from dear.heads.roles import RoleMap, known_roles, read_roles
 from dear.heads.values import Concept, find_concept, readable_words, value_features
-from dear.workflows.options import PathLike
 
 WAYS = ("auto", *ORDER)
 

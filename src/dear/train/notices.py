@@ -8,7 +8,7 @@ import torch
 
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.workflows.balance import counts
+from dear.train.balance import counts
 
 FEW = 5  #: images per class below which results depend much on which images they are
 REAL_BACKBONE = "openai/clip-vit-base-patch16"  #: what to use for photos instead of `mini`

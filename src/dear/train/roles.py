@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear._io.user_cache import cache_folder
 from dear.clip.model import Clip
@@ -12,7 +13,6 @@ from dear.errors import DearError, DiskError
 from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap, known_roles, read_roles
 from dear.heads.stability import warnings_about
-from dear.workflows.options import PathLike
 
 MOST_IMAGES = 2000  #: images that an automatic discovery looks at
 

@@ -1,0 +1,73 @@
+"""Work on many images: in threads, and in batches that shrink when memory runs out."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from dear.errors import OutOfMemory, ran_out
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """`function` of every item, computed by several threads: image decoders release Python's lock."""
+    workers = min(len(items), usable_cores(), 16)
+    if workers < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(function, items))
+
+
+def usable_cores() -> int:
+    """The processors that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS or Windows
+        return os.cpu_count() or 1
+
+
+def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:
+    """`work` of the rows 0 to `count` - 1, a batch at a time; when memory runs out, batches are halved.
+
+    For work whose answer for a row does not depend on the other rows. Halving is told by a warning of the
+    logger "dear", which stands on standard error unless the program says otherwise.
+
+    Yields:
+        the rows of a batch and what `work` made of them.
+
+    Raises:
+        OutOfMemory: not even one row fits.
+
+    >>> [result for _, result in in_batches(lambda rows: list(rows), 5, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    start = 0
+    while start < count:
+        rows = range(start, min(start + batch, count))
+        try:
+            result = work(rows)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            if len(rows) == 1:
+                raise OutOfMemory(
+                    "not even one image at a time fits into memory; use a smaller backbone or another device",
+                    hint="device",
+                ) from error
+            batch = len(rows) // 2
+            logging.getLogger("dear").warning(
+                "dear: out of memory with %d images at once; going on with %d", len(rows), batch
+            )
+        else:
+            yield rows, result
+            start = rows.stop
+            continue
+        import torch
+
+        if torch.cuda.is_available():  # only now: the error held on to the tensors of the failed batch
+            torch.cuda.empty_cache()

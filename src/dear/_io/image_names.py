@@ -1,0 +1,66 @@
+"""Which files are images, and where they lie."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dear.errors import InputError
+
+# What names of image files end in; HEIC needs the extra package pillow-heif.
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .avif .heic .heif".split()  # noqa: SIM905
+)
+# Folders that operating systems leave behind.
+IGNORED = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information"))
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file's name is not hidden and ends like an image's.
+
+    >>> is_image_name("a.JPG"), is_image_name("._a.jpg"), is_image_name("notes.txt")
+    (True, False, False)
+    """
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a file or folder is the user's: not hidden, and not made by an operating system."""
+    return not name.startswith(".") and name.lower() not in IGNORED
+
+
+def image_paths(folder: Path) -> Iterator[str]:
+    """Paths of all images below a folder, relative to it, with `/` between the parts."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if is_own_name(name)]
+        inner = Path(place).relative_to(folder)
+        for file in files:
+            if is_image_name(file):
+                yield (inner / file).as_posix()
+
+
+def find_images(names: Iterable[str]) -> list[str]:
+    """Image files of a list that may hold files, folders (searched at every depth) and patterns (`*.jpg`).
+
+    Files are kept as they are named, whether they exist or not: reading them tells.
+
+    Raises:
+        InputError: a folder without images, or a pattern that nothing fits.
+    """
+    found: list[str] = []
+    for name in names:
+        if os.path.isdir(name):
+            inside = sorted(image_paths(Path(name)))
+            if not inside:
+                raise InputError(f"{name}: there is no image in this folder")
+            found += [str(Path(name) / path) for path in inside]
+        elif glob.has_magic(name) and not os.path.exists(name):
+            fitting = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+            if not fitting:
+                raise InputError(f"{name}: no file fits this pattern")
+            found += fitting
+        else:
+            found.append(name)
+    return found

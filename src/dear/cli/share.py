@@ -1,0 +1,66 @@
+"""`dear push`, `dear pull` and `dear bundle`: share a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dear.cli.common import OwnBackbone, Run, say
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command("push")(push)
+    app.command("pull")(pull)
+    app.command("bundle")(bundle)
+
+
+def push(
+    run: Run,
+    name: Annotated[str, typer.Argument(help="Where to: owner/name on the Hugging Face hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Visible to you only, if it is new.")] = False,
+) -> None:
+    """Upload a run to the Hugging Face hub, with a model card made from its own figures.
+
+    Log in first with `hf auth login`. The backbone is not uploaded: the card names it.
+
+    Example: `dear push run my-name/my-flowers`
+    """
+    from dear.runs.share import push as upload
+
+    say(f"uploaded: {upload(run, name, private=private)}")
+    typer.echo(f"dear predict hf://{name} photo.jpg")
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="owner/name or owner/name@revision on the Hugging Face hub.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
+) -> None:
+    """Download a run from the Hugging Face hub.
+
+    Every command that takes a run also takes `hf://owner/name` in its place.
+
+    Example: `dear pull my-name/my-flowers --out run`
+    """
+    from dear.runs.share import pull as download
+
+    say(f"{download(name, out)}: written")
+
+
+def bundle(
+    run: Run,
+    out: Annotated[Path, typer.Argument(help="The archive to write, ending in .zip.")],
+    backbone: OwnBackbone = None,
+) -> None:
+    """Write one archive with a run and its backbone, for a machine without network.
+
+    Every command that takes a run also takes the archive in its place.
+
+    Example: `dear bundle run flowers.zip`, then elsewhere `dear predict flowers.zip photo.jpg`
+    """
+    from dear.runs.share import bundle as pack
+
+    made = pack(run, out, backbone)
+    say(f"{made}: written, {made.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,433 @@
+"""A score of an image taken apart: heads, MLPs, tokens and patches whose parts sum to it.
+
+Whatever is computed from a traced backbone ends in some rows of the last layer (the class token, extra
+tokens). Those rows are sums: where the row started, what each head and each MLP added. From the rows to the
+score everything is linear once the lengths it divides by are known: the spread of the final norm and the
+length of the feature are read off the real image and held. The gradient of the score at the rows, with these
+held, therefore turns every term of the sum into its part of the score, and the parts sum to the score
+exactly. No attention pattern and no feature of a text is differentiated: they are what they are.
+
+What is not linear on the way (the kernel of a cache model) is held, too, and stays in `Parts.rest`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.clip.tower import Block, Edit, LayerEdit, added_weights, bring_in
+from dear.errors import UsageError
+from dear.heads.traced import Held, Segment, traced
+
+Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of one row of the last layer, for B images: their sum is the row."""
+
+    start: Tensor  #: [B, D], where the row started; of extra tokens: everything learned that was put in
+    heads: Tensor  #: [B, L, H, d], each head's output before the output projection, gated
+    mlps: Tensor  #: [B, L, D]
+    biases: Tensor  #: [D], of the output projections
+    weights: Tensor  #: [L], how much of what a layer added is still there at the end (1 but for extra tokens)
+    changes: tuple[LayerEdit | None, ...]  #: of each layer, as the row passed it
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A score per question and image, [Q, B], as a sum of parts: `total()` is `score`.
+
+    Row 0 is the class token, further rows are extra tokens in their order. L layers, H heads, S x S patches.
+    """
+
+    score: Tensor  #: [Q, B]
+    start: Tensor  #: [Q, B, R], where the row started
+    heads: Tensor  #: [Q, B, R, L, H]
+    mlps: Tensor  #: [Q, B, R, L]
+    constants: Mapping[str, Tensor]  #: [Q, B] each: biases by name
+    rest: Tensor  #: [Q, B], what is left: constants of the method, and what is not linear in it
+    linear: bool  #: whether nothing but lengths was held: then `rest` is a constant of the class
+    #: [Q, B, R, L, H, S, S], the heads' parts by patch; what is missing to `heads` comes from other tokens
+    patches: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """The sum of all parts, [Q, B]."""
+        own = self.start.sum(-1) + self.heads.sum((-3, -2, -1)) + self.mlps.sum((-2, -1))
+        return own + sum(self.constants.values(), torch.zeros_like(own)) + self.rest
+
+    def rows(self) -> Tensor:
+        """What each row says, [Q, B, R]: without the constants."""
+        return self.start + self.heads.sum((-2, -1)) + self.mlps.sum(-1)
+
+
+class Trace:
+    """What a function of a backbone's images computed, kept so that its scores can be taken apart.
+
+    Args:
+        clip: the backbone; one that pools its tokens by attention has no rows to take apart.
+        answer: computes logits [B, C] with the backbone that it is given, images and texts included.
+
+    Raises:
+        UsageError: the tower pools its tokens by attention, or nothing ran to its last layer.
+    """
+
+    def __init__(self, clip: Clip, answer: Callable[[Clip], Tensor]) -> None:
+        if clip.visual.pool is not None:
+            raise UsageError(
+                f"{clip.name} pools its tokens by attention, behind which lies an MLP: its score cannot be "
+                "taken apart exactly; dear roles shows which share of its features heads explain"
+            )
+        self._segments: list[Segment] = []
+        self.clip, self.visual = traced(clip, self._segments)
+        self._answer = answer
+        self._constants = self._leaf_constants()
+        with torch.enable_grad(), Held() as held:
+            logits = answer(self.clip)
+        self._logits = logits
+        self._finals = [segment for segment in self._segments if segment.leaf is not None]
+        if not _depends(logits, self._leaves):
+            raise UsageError("the score does not depend on the last layer of the image tower")
+        self.linear = not any(_depends(x, self._leaves) for x in held.inputs)
+        self._terms = [self._rows_of(segment) for segment in self._finals]
+        self.rows = max(row for rows in self._terms for row in rows) + 1
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, C], detached."""
+        return self._logits.detach()
+
+    @property
+    def _leaves(self) -> list[Tensor]:
+        return [segment.leaf for segment in self._finals if segment.leaf is not None]
+
+    def _leaf_constants(self) -> dict[str, Tensor]:
+        """Biases behind the last layer, as gradients' starting points in the traced tower."""
+        visual, found = self.visual, {}
+        norm = copy.copy(visual.ln_post)
+        norm._parameters = dict(norm._parameters)
+        visual._modules = dict(visual._modules)
+        visual._modules["ln_post"] = norm
+        visual._parameters = dict(visual._parameters)
+        for name, owner, kind in (
+            ("norm", norm, "bias"),
+            ("projection", visual, "proj_bias"),
+            ("correction", visual, "correction_bias"),
+            ("correction of tokens", visual, "carried_bias"),
+        ):
+            value = getattr(owner, kind)
+            if value is not None:
+                leaf = value.detach().clone().requires_grad_()
+                store = owner._parameters if kind in owner._parameters else owner._buffers
+                found[name] = torch.nn.Parameter(leaf) if store is owner._parameters else leaf
+                store[kind] = found[name]
+        return found
+
+    # -- the rows as sums -------------------------------------------------------------------------
+
+    def _rows_of(self, final: Segment) -> dict[int, tuple[int, Terms]]:
+        """Row number (0: class token, 1 + t: extra token t) -> place in the leaf, and its terms."""
+        found = {}
+        for place, position in enumerate(final.positions):
+            row = self._row_number(position, final.edit)
+            if row is not None:
+                found[row] = (place, self._terms_of(final, position, row))
+        return found
+
+    def _row_number(self, position: int, edit: Edit | None) -> int | None:
+        length = len(self.visual.positions)
+        if position == 0:
+            return 0
+        if edit is not None and edit.count and edit.at is None and position >= length:
+            return 1 + position - length
+        return None  # a patch's row: no method reads one behind the last layer
+
+    def _terms_of(self, final: Segment, position: int, row: int) -> Terms:
+        """Walk back from the last layer to where the row started."""
+        vision = self.visual.config
+        heads, mlps = {}, {}
+        changes: list[LayerEdit | None] = [None] * vision.layers
+        weights = torch.zeros(vision.layers, dtype=torch.float64)
+        biases = torch.zeros(vision.width, dtype=torch.float64)
+        start = torch.zeros(len(final.x), vision.width, dtype=torch.float64)
+        left_out = set(self.visual.left_out)
+        weight, segment, layer = 1.0, final, final.last
+        while True:
+            change = changes[layer - 1] = _change(segment.edit, layer)
+            z = segment.record[f"blocks.{layer}.attn.heads"][:, :, position].double().cpu()  # [B, H, d]
+            for own, head in left_out:
+                if own == layer:
+                    z[:, head] = 0
+            heads[layer], mlps[layer] = z, segment.record[f"blocks.{layer}.mlp"][:, position].double().cpu()
+            weights[layer - 1] = weight
+            biases += weight * _output(self._block(layer), change)[1]
+            if row > 0 and segment.edit is not None:  # what was put in at this layer
+                fresh, kept = _fresh(segment.edit, layer, row - 1)
+                if fresh is not None:
+                    start += weight * (1 - kept) * fresh
+                weight *= kept
+                if layer == segment.edit.first or weight == 0:
+                    break
+            layer -= 1
+            if layer < segment.first:
+                before = self._before(segment, position)
+                if before is None:
+                    start += weight * segment.x[:, position].double().cpu()
+                    break
+                segment = before
+        zeros = torch.zeros(len(start), vision.heads, vision.head_width, dtype=torch.float64)
+        flat = torch.zeros_like(start)
+        layers = range(1, vision.layers + 1)
+        return Terms(
+            start,
+            torch.stack([heads.get(layer, zeros) for layer in layers], dim=1),
+            torch.stack([mlps.get(layer, flat) for layer in layers], dim=1),
+            biases,
+            weights,
+            tuple(changes),
+        )
+
+    def _before(self, segment: Segment, position: int) -> Segment | None:
+        """The run that made this run's input, found by the class token it left."""
+        for other in reversed(self._segments):
+            if other.last == segment.first - 1 and other.first <= other.last and position in other.positions:
+                place = other.positions.index(position)
+                if other is not segment and torch.equal(other.out[:, place], segment.x[:, position]):
+                    return other
+        return None
+
+    def _block(self, layer: int) -> Block:
+        block = self.visual.blocks[layer - 1]
+        assert isinstance(block, Block)
+        return block
+
+    # -- parts of a score -------------------------------------------------------------------------
+
+    def parts(self, questions: Tensor, patches: bool = False) -> Parts:
+        """Take `sum over classes of questions[q, b, c] * logits[b, c]` apart.
+
+        Args:
+            questions: weights of the classes, [Q, B, C] or [Q, C].
+            patches: also divide the heads' parts among the patches.
+        """
+        wanted = questions if questions.ndim == 3 else questions[:, None].expand(-1, len(self._logits), -1)
+        answers = [self._parts_of(weights.to(self._logits), patches) for weights in wanted]
+        first = answers[0]
+        return Parts(
+            score=torch.stack([a.score for a in answers]),
+            start=torch.stack([a.start for a in answers]),
+            heads=torch.stack([a.heads for a in answers]),
+            mlps=torch.stack([a.mlps for a in answers]),
+            constants={name: torch.stack([a.constants[name] for a in answers]) for name in first.constants},
+            rest=torch.stack([a.rest for a in answers]),
+            linear=self.linear,
+            patches=torch.stack([a.patches for a in answers if a.patches is not None]) if patches else None,
+        )
+
+    def _parts_of(self, weights: Tensor, patches: bool) -> Parts:
+        """One question, without its axis."""
+        scores = (weights * self._logits).sum(-1)  # [B]
+        count, vision = len(scores), self.visual.config
+        # One gradient per image: constants are shared by the images, rows are not.
+        leaves = self._leaves
+        wide = scores.detach().double().cpu()
+        constants = {name: torch.zeros(count, dtype=torch.float64) for name in self._constants}
+        slopes = [torch.zeros(leaf.shape, dtype=torch.float64) for leaf in leaves]
+        for image in range(count):
+            found = torch.autograd.grad(
+                scores[image], [*leaves, *self._constants.values()], retain_graph=True, allow_unused=True
+            )
+            for slope, leaf in zip(slopes, found[: len(leaves)], strict=True):
+                if leaf is not None:
+                    slope[image] = leaf[image].double().cpu()
+            for (name, value), slope_ in zip(self._constants.items(), found[len(leaves) :], strict=True):
+                if slope_ is not None:
+                    constants[name][image] = (value.detach() * slope_).double().sum().cpu()
+        shape = (count, self.rows, vision.layers, vision.heads)
+        start, mlps = torch.zeros(shape[:2], dtype=torch.float64), torch.zeros(shape[:3], dtype=torch.float64)
+        heads, biases = torch.zeros(shape, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
+        side = self.visual.shape.side
+        maps = torch.zeros(*shape, side, side) if patches else None
+        for final, rows, slope in zip(self._finals, self._terms, slopes, strict=True):
+            for row, (place, terms) in rows.items():
+                at = slope[:, place]  # [B, D]
+                start[:, row] += (terms.start * at).sum(-1)
+                mlps[:, row] += torch.einsum("bld,bd,l->bl", terms.mlps, at, terms.weights)
+                biases += at @ terms.biases
+                ways = self._ways(terms, at)  # [B, L, H, d]
+                heads[:, row] += torch.einsum("blhd,blhd,l->blh", terms.heads, ways, terms.weights)
+                if maps is not None:
+                    maps[:, row] += self._patches(final, final.positions[place], ways, terms.weights)
+        constants["output biases"] = biases
+        known = start.sum(-1) + heads.sum((1, 2, 3)) + mlps.sum((1, 2)) + sum(constants.values())
+        return Parts(wide, start, heads, mlps, constants, wide - known, self.linear, maps)
+
+    def _ways(self, terms: Terms, at: Tensor) -> Tensor:
+        """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
+        found = []
+        for layer, change in enumerate(terms.changes, 1):
+            weight, _ = _output(self._block(layer), change)
+            found.append((at @ weight).unflatten(1, (self.visual.config.heads, -1)))
+        return torch.stack(found, dim=1)
+
+    def _patches(self, final: Segment, position: int, ways: Tensor, weights: Tensor) -> Tensor:
+        """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
+        side = self.visual.shape.side
+        found = torch.zeros(*ways.shape[:3], side * side)
+        left_out = set(self.visual.left_out)
+        segment: Segment | None = final
+        while segment is not None:
+            x = segment.x
+            for layer in range(segment.first, segment.last + 1):
+                if weights[layer - 1] != 0:
+                    values, pattern = self._values(segment, layer, x, position)
+                    way = ways[:, layer - 1, :, None].to(values.device)  # [B, H, 1, d]
+                    each = pattern * (values.double() * way).sum(-1)  # [B, H, N]
+                    columns = self._patch_columns(segment, layer)
+                    found[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
+                x = segment.record[f"blocks.{layer}.out"]
+            segment = self._before(segment, position)
+        for layer, head in left_out:
+            found[:, layer - 1, head] = 0
+        maps: Tensor = found.unflatten(-1, (side, side))
+        return maps
+
+    def _values(self, segment: Segment, layer: int, x: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Values [B, H, N, d] of a layer, gated, and the pattern [B, H, N] of one row."""
+        change, block = _change(segment.edit, layer), self._block(layer)
+        if segment.edit is not None and segment.edit.first is not None and layer >= segment.edit.first:
+            x = bring_in(x, segment.edit, layer)
+        own = dict(block.named_parameters()) | _added(block, change)
+        with torch.no_grad():
+            normed = F.layer_norm(x, x.shape[-1:], own["ln_1.weight"], own["ln_1.bias"], block.ln_1.eps)
+            values = block.attn.split(F.linear(normed, own["attn.v.weight"], own["attn.v.bias"]))
+            if change is not None and change.v is not None:
+                values = values + change.v(normed)
+            if change is not None and change.gate is not None:
+                values = values * change.gate.to(values)[:, None, None]
+        return values, segment.record[f"blocks.{layer}.attn.pattern"][:, :, position].double()
+
+    def _patch_columns(self, segment: Segment, layer: int) -> slice:
+        """Where in a layer's sequence the patches stand: they are always together."""
+        edit, length = segment.edit, len(self.visual.positions)
+        shift = 0
+        if edit is not None and edit.first is not None and layer >= edit.first and edit.at is not None:
+            shift = edit.count if edit.at <= 1 else 0
+        return slice(1 + shift, length + shift)
+
+    # -- other answers ----------------------------------------------------------------------------
+
+    def head_states(self) -> list[dict[int, Tensor]]:
+        """Per run and row the heads' outputs divided by the row's spread, [B, L, H, d]: for `means_of`."""
+        states = []
+        for final, rows in zip(self._finals, self._terms, strict=True):
+            spread = self._spread(final)[..., None, None, None]
+            states.append({row: terms.heads / spread[:, place] for row, (place, terms) in rows.items()})
+        return states
+
+    def _spread(self, final: Segment) -> Tensor:
+        """What the final norm divides each row by, [B, R]."""
+        rows = final.out.double().cpu()
+        if self.visual.left_out:
+            return rows.mean(-1)
+        return (rows.var(-1, unbiased=False) + self.visual.ln_post.eps).sqrt()
+
+    @torch.no_grad()
+    def without(self, heads: Iterable[Head], means: Sequence[Mapping[int, Tensor]]) -> Tensor:
+        """Logits [B, C] with what these heads add to the rows replaced by its mean: their direct effect.
+
+        Args:
+            heads: (layer, head) pairs.
+            means: `head_states` averaged over reference images, [L, H, d] per run and row.
+        """
+        chosen = [head for head in heads if head not in set(self.visual.left_out)]
+        changed = []
+        for segment in self._segments:
+            if segment.leaf is None:
+                changed.append(segment.out)
+                continue
+            number = next(i for i, final in enumerate(self._finals) if final is segment)
+            spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
+            for row, (place, terms) in self._terms[number].items():
+                for layer, head in chosen:
+                    mean = spread[:, place, None] * means[number][row][layer - 1, head]
+                    weight, _ = _output(self._block(layer), terms.changes[layer - 1])
+                    own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
+                    change = (mean - terms.heads[:, layer - 1, head]) @ own.T
+                    change = change - change.mean(-1, keepdim=True)
+                    delta[:, place] += terms.weights[layer - 1] * change
+            changed.append(segment.out + delta.to(segment.out))
+        spreads = {
+            id(out): self._spread(segment).to(out)[..., None]
+            for segment, out in zip(self._segments, changed, strict=True)
+            if segment.leaf is not None
+        }
+        with self._scripted(changed, spreads):
+            return self._answer(self.clip)
+
+    @contextmanager
+    def _scripted(self, outputs: list[Tensor], spreads: dict[int, Tensor]) -> Iterator[None]:
+        """Within this the image tower gives these outputs, one per run, in place of running."""
+        visual = self.visual.__dict__
+        visual["script"], visual["spreads"] = iter(outputs), spreads
+        try:
+            yield
+        finally:
+            visual["script"], visual["spreads"] = None, {}
+
+
+def means_of(traces: Iterable[Trace]) -> list[dict[int, Tensor]]:
+    """Mean of `Trace.head_states` over all images of some traces, [L, H, d] per run and row."""
+    totals: list[dict[int, Tensor]] = []
+    count = 0
+    for trace in traces:
+        states = trace.head_states()
+        sums = [{row: state.sum(0) for row, state in run.items()} for run in states]
+        count += len(trace.logits)
+        totals = (
+            [{row: old[row] + new[row] for row in old} for old, new in zip(totals, sums, strict=True)]
+            if totals
+            else sums
+        )
+    return [{row: total / count for row, total in run.items()} for run in totals]
+
+
+def _depends(x: Tensor, leaves: Sequence[Tensor]) -> bool:
+    """Whether x was computed from one of the leaves."""
+    if not x.requires_grad or not leaves:
+        return False
+    found = torch.autograd.grad(x.sum(), leaves, retain_graph=True, allow_unused=True)
+    return any(slope is not None for slope in found)
+
+
+def _change(edit: Edit | None, layer: int) -> LayerEdit | None:
+    return None if edit is None else edit.layers.get(layer)
+
+
+def _added(block: Block, change: LayerEdit | None) -> dict[str, Tensor]:
+    """The weights of a layer that a change adds to, with the additions."""
+    return {} if change is None or not change.added else added_weights(block, change.added)
+
+
+def _output(block: Block, change: LayerEdit | None) -> tuple[Tensor, Tensor]:
+    """Weight [D, D] and bias [D] of a layer's output projection, in float64 on the CPU."""
+    added = _added(block, change)
+    weight = added.get("attn.o.weight", block.attn.o.weight)
+    bias = added.get("attn.o.bias", block.attn.o.bias)
+    return weight.detach().double().cpu(), bias.detach().double().cpu()
+
+
+def _fresh(edit: Edit, layer: int, token: int) -> tuple[Tensor | None, float]:
+    """What a layer puts in for an extra token, [1 or B, D], and how much of the token's past is kept."""
+    change = edit.layers.get(layer)
+    if change is None or change.tokens is None:
+        return None, 1.0
+    fresh = change.tokens[..., token, :].detach().double().cpu()
+    return fresh, 0.0 if layer == edit.first else 1.0 - change.anchor

@@ -1,0 +1,169 @@
+"""A backbone that keeps what its image tower did, and a mode in which lengths of vectors are constants.
+
+`dear.heads.parts` takes scores apart with the two.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dear.clip.model import Clip, TextTower, VisionTower
+from dear.clip.tower import Edit, Record
+from dear.errors import UsageError
+
+_NONLINEAR = (
+    torch.exp, Tensor.exp, torch.softmax, Tensor.softmax, F.softmax, torch.sigmoid, Tensor.sigmoid,
+    torch.tanh, Tensor.tanh, F.gelu, F.silu, torch.log, Tensor.log,
+)  # fmt: skip
+_GATED = (torch.relu, Tensor.relu, F.relu)
+
+
+class Held(TorchFunctionMode):
+    """Lengths of vectors are constants where a gradient is wanted: unit vectors and norms become linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[Tensor] = []  #: of functions that had to be held, beside lengths
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        x = args[0] if args and isinstance(args[0], Tensor) else None
+        if x is None or not x.requires_grad:
+            return func(*args, **kwargs)
+        if func is F.normalize:
+            return _normalize(x, *args[1:], **kwargs)
+        if func is F.layer_norm:
+            return _layer_norm(x, *args[1:], **kwargs)
+        if func in _GATED:
+            return x * (x > 0).to(x.dtype)
+        if func in _NONLINEAR:
+            self.inputs.append(x)
+            return func(x.detach(), *args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+
+def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
+    length: Tensor = x.detach().norm(p, dim, keepdim=True)
+    return x / length.clamp(min=eps)
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    spread = (x.detach().var(-1, keepdim=True, unbiased=False) + eps).sqrt()
+    return (x - x.mean(-1, keepdim=True)) / spread * weight + bias
+
+
+@dataclass
+class Segment:
+    """One call of the image tower's `run`: its input, what happened inside, and what came out."""
+
+    first: int
+    last: int
+    x: Tensor
+    edit: Edit | None
+    record: Record
+    positions: tuple[int, ...]  #: positions in the sequence of the rows that came out
+    out: Tensor
+    leaf: Tensor | None = None  #: for the last layer: the rows as a gradient's starting point
+
+
+class TracedVision(VisionTower):
+    """The image tower of a traced backbone; made by `traced`."""
+
+    def __init__(self) -> None:  # never called: see `on`
+        raise NotImplementedError
+
+    @classmethod
+    def on(cls, tower: VisionTower, segments: list[Segment]) -> TracedVision:
+        """A tower on the weights of another that adds every run to `segments`."""
+        own = cls.__new__(cls)
+        own.__dict__ = dict(tower.__dict__)
+        own._buffers = dict(tower._buffers)
+        own.__dict__["segments"] = segments
+        own.__dict__["script"] = None
+        own.__dict__["spreads"] = {}
+        return own
+
+    segments: list[Segment]
+    script: Iterator[Tensor] | None  #: outputs to give instead of running again
+    spreads: dict[int, Tensor]  #: by id of such an output: what the final norm divides it by
+
+    def run(
+        self,
+        x: Tensor,
+        first: int = 1,
+        last: int | None = None,
+        edit: Edit | None = None,
+        read: Tensor | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        """As the tower's own, with everything recorded; the last layer's rows begin a gradient."""
+        if self.script is not None:
+            return next(self.script)
+        last = self.config.layers if last is None else last
+        if record is not None:
+            raise UsageError("a traced backbone keeps its own record; leave record out")
+        own = Record(slice(None), pattern=True)
+        with torch.no_grad():
+            out = super().run(x.detach(), first, last, edit, read, own)
+        length = x.shape[1] + self._brought(edit, first, last)
+        rows = range(length) if read is None else read.tolist()
+        segment = Segment(first, last, x.detach(), edit, own, tuple(rows), out)
+        self.segments.append(segment)
+        if last < self.config.layers:
+            return out
+        # Feature methods call this within no_grad; from here on a gradient is wanted. Leaving their
+        # no_grad block restores the mode.
+        torch.set_grad_enabled(True)
+        segment.leaf = out.detach().clone().requires_grad_()
+        return segment.leaf
+
+    @staticmethod
+    def _brought(edit: Edit | None, first: int, last: int) -> int:
+        """How many extra tokens came into the sequence within these layers."""
+        if edit is None or edit.first is None or not first <= edit.first <= last:
+            return 0
+        return edit.count
+
+    def norm_rows(self, x: Tensor) -> Tensor:
+        """As the tower's own; a spread that travels in the mean of the rows is held."""
+        if not self.left_out and id(x) not in self.spreads:
+            normed: Tensor = self.ln_post(x)
+            return normed
+        spread = self.spreads.get(id(x), x.detach().mean(-1, keepdim=True))
+        return (x - x.mean(-1, keepdim=True)) / spread * self.ln_post.weight + self.ln_post.bias
+
+
+class HeldText(TextTower):
+    """The text tower of a traced backbone: no gradient passes, for texts are taken as they are."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def on(cls, tower: TextTower) -> HeldText:
+        """A tower on the weights of another."""
+        own = cls.__new__(cls)
+        own.__dict__ = dict(tower.__dict__)
+        return own
+
+    def run(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As the tower's own, without gradient."""
+        with torch.no_grad():
+            return super().run(*args, **kwargs)
+
+
+def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision]:
+    """The same backbone, which adds every run of its image tower to `segments`; and that tower."""
+    other, visual = copy.copy(clip), TracedVision.on(clip.visual, segments)
+    other._modules = {**clip._modules, "visual": visual, "text": HeldText.on(clip.text)}
+    return other, visual

@@ -1,0 +1,91 @@
+"""The one loop over images: reads, decodes, normalizes, skips or refuses, reports progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear._io.image_file import in_batches, normalize
+from dear._io.progress import Progress
+from dear.clip.model import Clip
+from dear.data.check import Readable
+from dear.data.images import ImageSet, ListedImages
+from dear.errors import DataError, UsageError
+
+ImageLike = str | os.PathLike[str] | Image.Image
+Images = ImageSet | Sequence[ImageLike]  #: a labeled set, or files and Pillow images in a list
+Result = TypeVar("Result")
+
+GPU_BATCH = 250  #: the supplement's test batch
+CPU_BATCH = 16  #: beyond it a CPU's caches overflow: `benchmarks/serve.py threads`
+
+
+def image_set(images: Images) -> ImageSet:
+    """A list of files and Pillow images as a set without labels; a set is itself."""
+    if isinstance(images, ImageSet):
+        return images
+    items = tuple(images)
+    return ListedImages(items, torch.zeros(len(items), dtype=torch.long), ("image",))
+
+
+def view_pixels(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:
+    """The model's own view of some images of a set, normalized [b, 3, S, S] on its device."""
+    raw = images.pixels(rows, clip.config.view).to(clip.device)
+    return normalize(raw, clip.config.mean, clip.config.std)
+
+
+def over_batches(
+    images: Images,
+    compute: Callable[[ImageSet, list[int]], Result],
+    device: torch.device,
+    *,
+    unreadable: str = "stop",
+    progress: Progress | None = None,
+    stage: str = "images",
+    batch: int | None = None,
+) -> tuple[list[Result], dict[int, str]]:
+    """`compute` of all images, a batch at a time and without gradient.
+
+    Args:
+        images: a set or a list.
+        compute: from the set and the places of a batch in it to a result; what it cannot read is black.
+        device: where it computes, which decides the size of a batch.
+        unreadable: "stop" raises at an image that cannot be read, "skip" goes on.
+        progress: called with (stage, images done, images in all).
+        stage: for `progress`.
+        batch: images at once; None: what suits the device. Halved when memory runs out.
+
+    Returns:
+        the results of the batches, and why images could not be read, by their place.
+    """
+    if unreadable not in ("stop", "skip"):
+        raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
+    listed = not isinstance(images, ImageSet)
+    found = image_set(images)
+    # The first bad file of a list is named at once; of a dataset all bad ones are named.
+    reading: ImageSet = found if listed and unreadable == "stop" else Readable(found, unreadable)
+    size = batch or (CPU_BATCH if device.type == "cpu" else GPU_BATCH)
+    parts: list[Result] = []
+    with torch.no_grad():
+        for rows, part in in_batches(lambda rows: compute(reading, list(rows)), len(found), size):
+            parts.append(part)
+            if progress is not None:
+                progress(stage, rows.stop, len(found))
+    problems = reading.problems if isinstance(reading, Readable) else {}
+    if not listed and problems and len(problems) == len(found):
+        raise DataError(
+            f"{found.name}: none of its {len(found)} images can be read; the first: {problems[0]}"
+        )
+    return parts, problems
+
+
+def name_of(image: ImageLike) -> str:
+    """How an image is called in answers."""
+    if isinstance(image, Image.Image):
+        return str(getattr(image, "filename", "")) or "image in memory"
+    return os.fspath(image)

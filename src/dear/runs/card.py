@@ -1,0 +1,84 @@
+"""The model card of a run that is shared: what it is, what was measured, how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dear.runs.spec import RunConfig
+
+MOST_CLASSES = 50  #: named on the card
+
+
+def model_card(config: RunConfig, metrics: Mapping[str, Any], name: str) -> str:
+    """The card as Markdown with the hub's metadata block; every figure is one that the run's files hold."""
+    classes = ", ".join(_plain(each) for each in config.classes[:MOST_CLASSES])
+    more = len(config.classes) - MOST_CLASSES
+    lines = [
+        "---",
+        "library_name: dear",
+        "pipeline_tag: image-classification",
+        "tags: [clip, few-shot, dear]",
+        "---",
+        "",
+        f"# {_plain(name)}",
+        "",
+        f"`{config.method}` on the frozen backbone `{_plain(config.backbone)}`; dear {config.dear}.",
+        "Only what was learned is here; the backbone is loaded by its name.",
+        "",
+        "## Classes",
+        "",
+        f"{len(config.classes)}: {classes}{f' and {more} more' if more > 0 else ''}.",
+        "",
+        "## How it was made",
+        "",
+        f"- backbone: `{_plain(config.backbone)}`, weights `{config.fingerprint}`",
+        f"- training images: {config.data.images} of {_plain(config.data.name)}",
+        f"- template: `{_plain(config.template)}`",
+        f"- trained parameters: {metrics.get('trainable_parameters', 0):,}",
+        "",
+        "## Measured",
+        "",
+        *_figures(metrics),
+        "",
+        "## Use",
+        "",
+        "```",
+        f"dear predict hf://{name} photo.jpg",
+        f"dear pull {name} --out run",
+        "```",
+        "",
+        "```python",
+        "import dear",
+        f'dear.Classifier.load("hf://{name}").predict(["photo.jpg"])',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _figures(metrics: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name, entry in metrics.items():
+        accuracy = entry.get("accuracy") if isinstance(entry, Mapping) else None
+        images = entry.get("images") if isinstance(entry, Mapping) else None
+        if isinstance(accuracy, int | float) and isinstance(images, int) and images > 0:
+            low, high = interval(float(accuracy), images)
+            found.append(
+                f"- {_plain(name)}: accuracy {accuracy:.1%} of {images} images "
+                f"(95% confidence interval {low:.1%} to {high:.1%})"
+            )
+    return found or ["- no accuracy was measured on held-out images"]
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """The exact 95% confidence interval of a share (Clopper and Pearson)."""
+    from scipy.stats import binomtest
+
+    found = binomtest(round(share * count), count).proportion_ci(0.95, "exact")
+    return float(found.low), float(found.high)
+
+
+def _plain(text: str) -> str:
+    """Text of a user that cannot change the card's layout."""
+    return " ".join(text.replace("`", "'").replace("<", "‹").replace(">", "›").split())

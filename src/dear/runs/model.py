@@ -1,0 +1,524 @@
+"""`Model`: a trained method, its backbone and its calibration; the only thing that answers images.
+
+Every surface (command line, `Classifier`, studio, service, export, audit, report) asks a `Model`, so that the
+same run says the same everywhere. It knows no training.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+import torch
+from torch import Tensor
+
+from dear._io.files import write_json, write_safetensors
+from dear._io.image_file import Size
+from dear._io.progress import Progress
+from dear.clip.factory import pick_device
+from dear.clip.gpu.recorded import recorder_of
+from dear.clip.model import Clip
+from dear.data.images import ImageSet, group_names
+from dear.errors import DataError, TrainingError, UsageError
+from dear.methods.base import Method, in_precision, unit
+from dear.methods.calibration import (
+    Calibration,
+    Threshold,
+    apply_scales,
+    class_scales,
+    confidence_score,
+    distance_ratio,
+    run_threshold,
+)
+from dear.methods.zeroshot import ZeroShot
+from dear.runs.answer import Answer
+from dear.runs.batches import Images, image_set, name_of, over_batches, view_pixels
+from dear.runs.evaluate import Evaluation
+from dear.runs.feature_cache import FeatureCache
+from dear.runs.folder import (
+    load_run,
+    locked,
+    read_config,
+    read_log,
+    read_metrics,
+    write_calibration,
+    write_correction,
+    write_log,
+)
+from dear.runs.recipe import Line
+from dear.runs.spec import RunConfig, plain
+
+Logits = dict[str, Tensor]  #: mode -> [n, C]
+Result = TypeVar("Result")
+Run = Union[str, "os.PathLike[str]", Method, "Model"]  #: a run folder, a method or a model
+
+
+class Model:
+    """A method with its calibration, on its backbone in one precision.
+
+    Args:
+        method: trained or not; it may go on learning, the model answers with what it is at the time.
+        calibration: from scores to probabilities; None: CLIP's own temperature.
+        config: what was trained, for `save`.
+        metrics: of the training, for `save`.
+        lines: the training's log, for `save`.
+        path: the run folder it was read from.
+        precision: of the backbone's matrices.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        calibration: Calibration | None = None,
+        *,
+        config: RunConfig | None = None,
+        metrics: dict[str, Any] | None = None,
+        lines: list[Line] | None = None,
+        path: Path | None = None,
+        precision: str = "auto",
+    ) -> None:
+        self.method = method
+        self.calibration = method.calibration if calibration is None else calibration
+        self.config = config
+        self.path = path
+        self.precision = precision
+        self._metrics, self._lines = metrics, lines
+        self._scales: dict[str, tuple[Any, Tensor | None]] = {}
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        backbone: Any = None,
+        device: str | torch.device = "cpu",
+        *,
+        allow_other: bool = False,
+        precision: str = "auto",
+    ) -> Model:
+        """The model of a finished run folder.
+
+        Args:
+            path: the run folder.
+            backbone: a `Clip`, or what `dear.load` takes; None: the one the run names.
+            device: where to load the backbone.
+            allow_other: accept a backbone with other weights of the same shape.
+            precision: of the backbone's matrices.
+
+        Raises:
+            RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
+        """
+        method = load_run(path, backbone, device, allow_other)
+        config = read_config(path)
+        return cls(method, method.calibration, config=config, path=Path(path), precision=precision)
+
+    @classmethod
+    def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
+        """The model that is meant by a run folder, a method or a model.
+
+        Args:
+            run: what to answer with.
+            backbone: for a run folder whose backbone moved.
+            device: for a run folder: "auto", "cpu", "cuda", …
+        """
+        if isinstance(run, Model):
+            return run
+        return cls(run) if isinstance(run, Method) else cls.load(run, backbone, pick_device(device))
+
+    def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
+        """Leave the run in a folder; `extra` goes into its `config.json`.
+
+        Raises:
+            RunError: another process is using the folder.
+            UsageError: the model was not trained, so there is no run to save.
+        """
+        import msgspec
+
+        if self.config is None:
+            raise UsageError("this model was not trained, so there is no run to save")
+        target, method = Path(folder), self.method
+        metrics, lines = self.metrics, self.lines
+        with locked(target):
+            config = msgspec.structs.replace(self.config, extra={**self.config.extra, **plain(extra)})
+            write_correction(target, method.clip.correction)
+            write_json(target / "config.json", config.document())
+            if method.uses_roles and method.roles is not None:
+                method.roles.save(target / "roles.json")
+            write_log(target, lines)
+            # One key: safetensors writes several in an order that changes from run to run.
+            words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
+            write_safetensors(target / "adapter.safetensors", method.adapter_state(), words)
+            write_json(target / "metrics.json", plain(metrics))
+            write_calibration(target, self.calibration)
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """What `metrics.json` holds: steps, seconds, evaluations."""
+        if self._metrics is not None:
+            return self._metrics
+        return {"steps": 0} if self.path is None else read_metrics(self.path)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The training's log."""
+        if self._lines is not None:
+            return self._lines
+        return [] if self.path is None else read_log(self.path)
+
+    @property
+    def clip(self) -> Clip:
+        """The backbone, with its correction, as it was loaded."""
+        return self.method.clip
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of logits and probabilities."""
+        return self.method.classes
+
+    @property
+    def template(self) -> str:
+        """The sentence around a class name."""
+        return self.method.template
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Ways to predict, the usual one first."""
+        return self.method.modes
+
+    @property
+    def trained(self) -> tuple[bool, ...]:
+        """Whether each class was trained."""
+        known = set(self.method.trained_classes)
+        return tuple(name in known for name in self.classes)
+
+    @property
+    def view(self) -> Size:
+        """How an image becomes a square of pixels."""
+        return self.clip.config.view
+
+    def pick_mode(self, mode: str | None) -> str:
+        """The mode that is meant: the usual one for None."""
+        return self.method.pick_mode(mode)
+
+    @cached_property
+    def bound(self) -> Method:
+        """The method on the backbone in the model's precision; it shares everything learned."""
+        return in_precision(self.method, self.precision)
+
+    # -- other models of the same run -------------------------------------------------------------
+
+    def with_classes(
+        self, classes: Sequence[str] | None = None, template: str | None = None, *, add: bool = False
+    ) -> Model:
+        """The model on other classes, with another template, or both; what is None stays as trained.
+
+        Args:
+            classes: names; None: its own.
+            template: prompt with `{}`; None: the one it was trained with.
+            add: the classes are added to its own; one that it has already stays once.
+
+        Raises:
+            UsageError: a class is named twice, or the method cannot name other classes.
+        """
+        if classes is None and template is None:
+            return self
+        names = self.classes if classes is None else tuple(classes)
+        if add and classes is not None:
+            names = (*self.classes, *(name for name in names if name not in self.classes))
+        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+        if twice is not None:
+            raise UsageError(f"the class {twice!r} is named twice; name it once")
+        return self._on(self.method.with_classes(names, template))
+
+    def _on(self, method: Method) -> Model:
+        return Model(method, self.calibration, config=self.config, path=self.path, precision=self.precision)
+
+    def corrected(self, correction: Any) -> Model:
+        """The model as it is with something removed from its image feature; nothing is trained again."""
+        return self._on(self.method.bound(self.clip.corrected(correction)))
+
+    def frozen(self) -> Model:
+        """The frozen backbone on the same classes: zero-shot, uncalibrated."""
+        ids = self.method.prompts.given
+        return Model(
+            ZeroShot(self.clip, self.classes, template=self.template, ids=ids), precision=self.precision
+        )
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def forward(self, pixels: Tensor) -> Logits:
+        """Logits [b, C] in every mode of normalized pixels [b, 3, S, S], uncalibrated, without gradient.
+
+        On a GPU small batches that come again are replayed from a recording of the whole way to the scores.
+        """
+        method = self.bound
+        with torch.no_grad():
+            pixels = pixels.to(method.clip.device)
+            if not pixels.is_cuda:
+                return method.all_logits(pixels)
+            key = (type(method).__name__, id(method.clip), id(method.prompts), method._stamp())
+            found = recorder_of(method.clip)(
+                key, lambda given: tuple(method.all_logits(given).values()), pixels
+            )
+        return dict(zip(method.modes, found, strict=True))
+
+    def logits(
+        self,
+        images: Images,
+        *,
+        unreadable: str = "stop",
+        cached: bool = False,
+        progress: Progress | None = None,
+    ) -> Logits:
+        """Logits [n, C] in every mode on the CPU, uncalibrated.
+
+        Args:
+            images: an image set, or files and Pillow images in a list.
+            unreadable: "stop" raises at an image that cannot be read, "skip" gives it rows of NaN.
+            cached: keep answers for image files in the user's cache, and take those that are there.
+            progress: called with ("images", images done, images in all).
+        """
+        parts, problems = self._each(images, lambda logits: logits, unreadable, cached, progress)
+        empty = torch.empty(0, len(self.classes))
+        found = {mode: torch.cat([empty, *(part[mode] for part in parts)]) for mode in self.modes}
+        for rows in found.values():
+            rows[list(problems)] = float("nan")
+        return found
+
+    def _each(
+        self,
+        images: Images,
+        use: Callable[[Logits], Result],
+        unreadable: str = "stop",
+        cached: bool = False,
+        progress: Progress | None = None,
+    ) -> tuple[list[Result], dict[int, str]]:
+        """`use` of the logits [b, C] of every batch, on the CPU, and why some images could not be read.
+
+        The latter are named by their place; what is computed of them means nothing.
+        """
+        cache = FeatureCache() if cached else None
+        method = self.bound
+
+        def compute(some: ImageSet, rows: list[int]) -> Result:
+            if cache is None:
+                found = self.forward(view_pixels(method.clip, some, rows))
+            else:
+                found = cache.logits(method, some, rows)
+            logits = {mode: own.float().cpu() for mode, own in found.items()}
+            for mode, own in logits.items():
+                broken = (~own.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
+                if broken:
+                    raise TrainingError(
+                        f"{some.key(rows[broken[0]])}: the scores are not finite numbers (mode {mode}, "
+                        f"precision {self.precision}); use precision float32, or train with a lower lr",
+                        hint="recipe",
+                    )
+            return use(logits)
+
+        return over_batches(images, compute, method.clip.device, unreadable=unreadable, progress=progress)
+
+    def calibrated(self, logits: Tensor, mode: str | None = None) -> Tensor:
+        """Logits [b, C] of a mode on the scale where their softmax says how sure the answer is.
+
+        Without a calibration, or for a mode that it does not hold, they stay on CLIP's own scale.
+        """
+        scales = self.scales(mode)
+        return logits if scales is None else apply_scales(logits, scales.to(logits))
+
+    def scales(self, mode: str | None = None) -> Tensor | None:
+        """What `calibrated` does with each class's logits (`class_scales`), [3, C]; None: nothing."""
+        mode = self.pick_mode(mode)
+        own = None if self.calibration is None else self.calibration.modes.get(mode)
+        if own is None:
+            return None
+        stamp = (id(own), self.method._stamp())
+        if mode not in self._scales or self._scales[mode][0] != stamp:
+            gamma = torch.ones(len(self.classes)) if all(self.trained) else self._distance_ratio()
+            self._scales[mode] = (stamp, class_scales(own, self.trained, gamma))
+        return self._scales[mode][1]
+
+    @torch.no_grad()
+    def _distance_ratio(self) -> Tensor:
+        """How training changed each class's distance from the trained ones in text space, [C]; 1: not."""
+        own = self.bound
+        base = own.with_classes(own.trained_classes)
+        tuned, frozen = (unit(f).float() for f in (own.texts(), own.prompts.frozen))
+        base_tuned, base_frozen = (unit(f).float() for f in (base.texts(), base.prompts.frozen))
+        return distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
+
+    def score(self, scaled: Tensor, mode: str | None = None) -> Tensor:
+        """The score [b] of calibrated logits [b, C] that `threshold` is compared with."""
+        own = None if self.calibration is None else self.calibration.modes.get(self.pick_mode(mode))
+        return confidence_score(scaled, "logit" if own is None else own.score)
+
+    def threshold(self, share: float, mode: str | None = None) -> Threshold:
+        """The score below which an image is none of the classes; it refuses a share of known images at most.
+
+        Raises:
+            UsageError: the model has no calibration, the share is no share, or no class was trained, so that
+                nothing is known of how images of these classes score.
+        """
+        found = run_threshold(self, self.pick_mode(mode), share)
+        if not any(self.trained):
+            raise UsageError(
+                f"none of the classes ({', '.join(self.classes[:3])}, …) was trained, so it is not known how "
+                "their images score and none can be refused; add the classes to the trained ones, or do not "
+                "refuse images"
+            )
+        return found
+
+    def probabilities(
+        self,
+        images: Images,
+        mode: str | None = None,
+        *,
+        unreadable: str = "stop",
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """Probabilities [n, C] on the CPU, calibrated where the model is; rows of skipped images are NaN."""
+        mode = self.pick_mode(mode)
+        scaled = self.calibrated(self.logits(images, unreadable=unreadable, progress=progress)[mode], mode)
+        return scaled.softmax(dim=-1)
+
+    def answers(
+        self,
+        images: Images,
+        *,
+        top: int = 5,
+        mode: str | None = None,
+        classes: Sequence[str] | None = None,
+        template: str | None = None,
+        add: bool = False,
+        reject: float | None = None,
+        unreadable: str = "stop",
+        progress: Progress | None = None,
+    ) -> list[Answer]:
+        """The likeliest classes of each image.
+
+        Args:
+            images: an image set, or files and Pillow images in a list.
+            top: classes per image.
+            mode: way to predict; None: the usual one.
+            classes: see `with_classes`.
+            template: see `with_classes`.
+            add: see `with_classes`.
+            reject: share of images of trained classes that may be refused (0.05, say), so that images of no
+                class are marked as rejected; None refuses none.
+            unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
+            progress: called with ("images", images done, images in all).
+        """
+        if top < 1:
+            raise UsageError(f"top = {top}: ask for at least one answer per image")
+        mode = self.pick_mode(mode)
+        model = self.with_classes(classes, template, add=add)
+        limit = None if reject is None else model.threshold(reject, mode)
+        count = min(top, len(model.classes))
+
+        def rank(logits: Logits) -> list[tuple[list[int], list[float], bool | None]]:
+            scaled = model.calibrated(logits[mode], mode)
+            best = scaled.softmax(dim=-1).topk(count, dim=-1)
+            refused = [None] * len(scaled)
+            if limit is not None:
+                refused = (model.score(scaled, mode) < limit.value).tolist()
+            return list(zip(best.indices.tolist(), best.values.tolist(), refused, strict=True))
+
+        parts, problems = model._each(images, rank, unreadable, progress=progress)
+        answers = []
+        for place, (which, values, refused) in enumerate(row for part in parts for row in part):
+            name = images.key(place) if isinstance(images, ImageSet) else name_of(images[place])
+            if place in problems:
+                answers.append(Answer(name, (), problems[place]))
+            else:
+                named = tuple((model.classes[c], value) for c, value in zip(which, values, strict=True))
+                answers.append(Answer(name, named, rejected=refused))
+        return answers
+
+    def evaluate(
+        self,
+        images: ImageSet,
+        *,
+        template: str | None = None,
+        unreadable: str = "stop",
+        cached: bool = False,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Answer every image of a labeled set in every mode.
+
+        When the model knows all the set's classes, it chooses among all of its own; otherwise it is put on
+        the set's classes.
+
+        Args:
+            images: the labeled set.
+            template: prompt with `{}` for every class; None: the one the model was trained with.
+            unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
+            cached: keep answers for image files in the user's cache, and take those that are there.
+            progress: called with ("images", images done, images in all).
+
+        Raises:
+            DataError: the set is empty.
+            TrainingError: a score is not a finite number.
+        """
+        if len(images) == 0:
+            raise DataError(f"{images.name}: there is no image to evaluate on")
+        base = self if template is None else self._on(self.method.with_classes(self.classes, template))
+        model, labels = base.for_labels(images, template)
+
+        def best(logits: Logits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+            found = {}
+            for mode, own in logits.items():
+                scaled = model.calibrated(own, mode)
+                top = scaled.softmax(dim=-1).max(dim=-1)
+                found[mode] = (top.indices, top.values, model.score(scaled, mode))
+            return found
+
+        parts, problems = model._each(images, best, unreadable, cached, progress)
+        keep = [row for row in range(len(images)) if row not in problems]
+        indices, values, scores = (
+            {mode: torch.cat([part[mode][column] for part in parts])[keep] for mode in model.modes}
+            for column in range(3)
+        )
+        groups = group_names(images)
+        return Evaluation(
+            model.classes,
+            labels.cpu()[keep],
+            indices,
+            values,
+            unreadable=tuple(problems[place] for place in sorted(problems)),
+            groups=None if groups is None else tuple(groups[row] for row in keep),
+            trained=model.trained,
+            scores=None if model.calibration is None else scores,
+        )
+
+    def for_labels(self, images: ImageSet, template: str | None = None) -> tuple[Model, Tensor]:
+        """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""
+        if tuple(images.classes) == self.classes:  # also where two classes share a name
+            return self, images.labels
+        known = {name: number for number, name in enumerate(self.classes)}
+        if all(name in known for name in images.classes):
+            numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
+            return self, numbers[images.labels]
+        return self._on(self.method.with_classes(images.classes, template)), images.labels
+
+    def features(self, images: Images, *, cached: bool = True, progress: Progress | None = None) -> Tensor:
+        """Frozen image features [n, E] of the backbone, on the CPU; the images' files are cached."""
+        found = image_set(images)
+        clip = self.bound.clip
+        if cached:
+            return FeatureCache().image_features(clip, found, progress)
+        return frozen_features(clip, found, progress)
+
+
+def frozen_features(clip: Clip, images: Images, progress: Progress | None = None) -> Tensor:
+    """Image features [n, E] of a backbone, on the CPU."""
+    parts, _ = over_batches(
+        images,
+        lambda some, rows: clip.encode_image(view_pixels(clip, some, rows)).float().cpu(),
+        clip.device,
+        progress=progress,
+    )
+    return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
