@@ -10,11 +10,12 @@ Loss (eq. 12-16): `CE + lambda_reg (L_img + L_txt) + lambda_fusion (-log alpha_c
 Departures: none that is known; the authors published no code. Where their text leaves a choice, ours is the
 first value of the option: P_attr starts as a copy of CLIP's projection, isolation works both ways, one set
 of tokens serves all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The recipe `strong` departs further
-(docs/strong.md): raw tokens are `x_cls + delta_a`, x_cls the image's class token at the input of layer J.
+(docs/strong.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
+from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast.
 
-The step does only work whose result is used: the layers before J are the same for the frozen and the adapted
-pass and run once without gradient; the text tower's layers before J are constant for a task; texts end at
-the longest EOT; the last layer computes the rows that are read; isolated heads run without masks.
+The step does only work whose result is used: the layers before the first token are the same for the frozen
+and the adapted pass and run once without gradient; the text tower's layers before J are constant for a task;
+texts end at the longest EOT; the last layer computes the rows that are read; isolated heads need no masks.
 """
 
 from __future__ import annotations
@@ -135,7 +136,6 @@ def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) 
 
 
 TOKEN_STARTS = ("free", "class")
-NOVEL_MODES = ("decoupled", "fused", "blend")
 PROJECTIONS = ("copy", "random", "low-rank")
 FUSION_LOSSES = ("log", "linear")
 _SPELLINGS = {**{concept.casefold(): concept for concept in CONCEPTS}, "colour": "Color"}
@@ -171,8 +171,6 @@ class DeARConfig:
     text_rate: float = added(1.0)  #: the same for the text tokens
     projection_rate: float = added(1.0)  #: the same for P_attr
     alpha_rate: float = added(1.0)  #: the same for v, whose softmax is alpha
-    novel_mode: str = added("decoupled")  #: of "auto" for new classes; or "fused", "blend"
-    blend: float = added(0.3)  #: weight of the frozen image feature in "blend", beside 1 for the fused one
 
     def __post_init__(self) -> None:
         def demand(good: bool, message: str) -> None:
@@ -190,7 +188,6 @@ class DeARConfig:
         for name in ("beta", "text_beta", "early_beta", "class_ce"):
             value = getattr(self, name)
             demand(value is None or 0.0 <= value <= 1.0, f"{name} = {value} is not between 0 and 1")
-        demand(self.blend >= 0, f"blend = {self.blend} cannot be negative")
         alpha = self.alpha_start
         demand(alpha is None or 0.0 < alpha < 1.0, f"alpha_start = {alpha} must be above 0 and below 1")
         for name in ("token_rate", "early_rate", "text_rate", "projection_rate", "alpha_rate"):
@@ -202,7 +199,6 @@ class DeARConfig:
         )
         for name, value, known in (
             ("token_start", self.token_start, TOKEN_STARTS),
-            ("novel_mode", self.novel_mode, NOVEL_MODES),
             ("isolation", self.isolation, ISOLATIONS),
             ("projection", self.projection, PROJECTIONS),
             ("fusion_loss", self.fusion_loss, FUSION_LOSSES),
@@ -217,15 +213,20 @@ def _concept(name: str) -> str:
 
 PRESETS = {
     "strong": Preset(
-        "tokens that start from the image's class token; chosen on four development datasets",
+        "free tokens prepare the class token, attribute tokens that start from it answer",
         options={
             "token_start": "class",
-            "beta": 0.2,
+            "early_tokens": 5,
+            "early_beta": 1.0,
+            "beta": 0.1,
             "text_beta": 0.9,
-            "class_ce": 0.7,
-            "token_rate": 5.0,
+            "class_ce": 0.3,
+            "lambda_fusion": 0.02,
+            "token_rate": 20.0,
+            "early_rate": 20.0,
             "text_rate": 3.0,
-            "novel_mode": "blend",
+            "projection_rate": 0.5,
+            "alpha_rate": 100.0,
         },
         recipe={"batch": 4},
     ),
@@ -249,7 +250,7 @@ class DeAR(Method):
     name: ClassVar[str] = "dear"
     title: ClassVar[str] = "DeAR"
     first: int
-    modes: ClassVar[tuple[str, ...]] = ("auto", "fused", "decoupled", "both")
+    modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     uses_roles: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -465,18 +466,7 @@ class DeAR(Method):
         f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
         texts, mixed = self.cached("texts", self.texts), self._mixed(f_cls, f_attr)
         scale = self.clip.logit_scale
-        fused, decoupled = scale * mixed @ texts.T, scale * f_cls @ texts.T
-        others = fused if self.config.novel_mode == "fused" else decoupled
-        if self.config.novel_mode == "blend" and not self.all_trained:
-            f_frozen = unit(self.clip.visual.frozen_features(frozen[0], self.first)).to(mixed.dtype)
-            weight = self.config.blend
-            others = scale / (1 + weight) * (mixed + weight * f_frozen) @ texts.T
-        return {
-            "auto": self.by_training(fused, others),
-            "fused": fused,
-            "decoupled": decoupled,
-            "both": (fused + decoupled) / 2,
-        }
+        return {"fused": scale * mixed @ texts.T, "decoupled": scale * f_cls @ texts.T}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16).
