@@ -38,7 +38,7 @@ from dear.heads.focus import (
     enough_to_measure,
     focus_by_names,
 )
-from dear.heads.roles import known_roles, read_roles
+from dear.heads.known_roles import known_roles, read_roles
 from dear.workflows.speed import add_rows, machine
 from dear.world import factors as W
 from dear.world.measure import batches

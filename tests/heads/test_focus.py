@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dear
+from dear import world
 from dear.clip.correction import Correction
 from dear.errors import UsageError
 from dear.heads import decompose
@@ -20,7 +21,7 @@ from dear.heads.focus import (
     focused_feature,
     with_heads,
 )
-from dear.heads.roles import known_roles
+from dear.heads.known_roles import known_roles
 
 HEADS = ((9, 0), (10, 3), (12, 4))
 
@@ -56,8 +57,8 @@ def test_a_correction_changes_the_terms_with_the_feature(clip, pixels):
         whole, (parts.total() - parts.heads[:, 10, 2]) @ matrix + 1, atol=1e-4, rtol=1e-3
     )
     torch.testing.assert_close(heads, terms @ matrix, atol=1e-5, rtol=1e-3)
-    with pytest.raises(UsageError, match="removed"):
-        other.focused([(11, 2)])
+    fewer = other.focused([*HEADS, (11, 2)]).encode_image(pixels)
+    torch.testing.assert_close(fewer[:, whole.shape[1] :], heads)  # a head that is left out adds nothing
 
 
 def test_the_same_heads_give_the_same_object_and_none_the_backbone(clip):
@@ -112,9 +113,9 @@ def test_noise_is_not_chosen_but_can_be_named():
 
 def test_class_names_choose_where_images_cannot(clip):
     heads = attribute_heads(known_roles(clip))
-    places = dear.world.task("scenes", "train").classes
+    places = world.task("scenes", "train").classes
     assert focus_by_names(clip, places, heads).role == "Location"
-    assert focus_by_names(clip, dear.world.task("fauna", "train").classes, heads).role is None
+    assert focus_by_names(clip, world.task("fauna", "train").classes, heads).role is None
     assert find_attribute(" location", heads) == "Location"
     with pytest.raises(UsageError, match="Location"):
         find_attribute("weather", heads)

@@ -17,8 +17,8 @@ from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.contributions import decompose
 from dear.heads.focus import attribute_heads
+from dear.heads.known_roles import known_roles
 from dear.heads.neighbors import head_space, precision_at, shared
-from dear.heads.roles import known_roles
 from dear.workflows.retrieve import retrieve_by_heads
 from dear.world import factors as F
 

@@ -33,7 +33,7 @@ def check_focus(visual: VisionTower, heads: Sequence[Head]) -> tuple[Head, ...]:
     """The heads in order.
 
     Raises:
-        UsageError: a head does not exist, is left out of the feature, or the tower has no class token.
+        UsageError: a head does not exist, or the tower has no class token.
     """
     chosen = tuple(sorted(set(heads)))
     shape = visual.config
@@ -43,9 +43,6 @@ def check_focus(visual: VisionTower, heads: Sequence[Head]) -> tuple[Head, ...]:
                 f"there is no head {head} of layer {layer} to focus on; the image tower has layers 1 to "
                 f"{shape.layers} of heads 0 to {shape.heads - 1}"
             )
-    removed = [head for head in chosen if head in visual.left_out]
-    if removed:
-        raise UsageError("the heads to focus on are removed from the image feature; focus on another role")
     if chosen:
         visual.require_class_token("a focus on heads")
     return chosen
@@ -54,7 +51,8 @@ def check_focus(visual: VisionTower, heads: Sequence[Head]) -> tuple[Head, ...]:
 def focused_features(visual: VisionTower, pixels: Tensor, heads: Sequence[Head]) -> Tensor:
     """Image features and the sum of the terms of `heads` in them, [B, 2E], for pixels [B, 3, S, S].
 
-    A correction of the feature applies to the terms as well: they are those of the corrected feature.
+    A correction of the feature applies to the terms as well: heads that it leaves out add nothing, and its
+    matrix acts on what the others add.
     """
     first = min(layer for layer, _ in heads)
     record = _ClassRow()
@@ -69,7 +67,7 @@ def focused_features(visual: VisionTower, pixels: Tensor, heads: Sequence[Head])
     for layer in sorted({layer for layer, _ in heads}):
         block = visual.blocks[layer - 1]
         assert isinstance(block, Block)
-        own = [head for at, head in heads if at == layer]
+        own = [head for at, head in heads if at == layer and (at, head) not in visual.left_out]
         weight = block.attn.o.weight.float().T.unflatten(0, (visual.config.heads, -1))[own]  # [h, d, D]
         outputs = record[f"blocks.{layer}.attn.heads"][:, own, 0].float()  # [B, h, d]
         added = added + outputs.flatten(1) @ weight.flatten(0, 1)

@@ -423,6 +423,7 @@ class Clip(nn.Module):
         self._correction: Correction | None = None
         self.focus: tuple[Head, ...] = ()  #: heads whose contribution stands beside the image feature
         self._plain: tuple[Clip, ...] = ()  # in a tuple: a Module attribute would be registered
+        self._unfocused: tuple[Clip, ...] = ()
         if self.log_scale.device.type != "meta":
             initialize(self.visual, self.text)
             with torch.no_grad():
@@ -514,6 +515,8 @@ class Clip(nn.Module):
             >>> torch.equal(half.encode_image(pixels) * 2, clip.encode_image(pixels))
             True
         """
+        if self.focus:
+            return self.focused(()).corrected(correction).focused(self.focus)
         if correction is not None:
             vision = self.config.vision
             correction.check(vision.layers, vision.heads, self.config.embed_dim)
@@ -522,7 +525,7 @@ class Clip(nn.Module):
         visual._buffers = dict(self.visual._buffers)
         other._modules["visual"] = visual
         other._correction = correction
-        other._plain = (self.plain,) if correction is not None or self.focus else ()
+        other._plain = () if correction is None else (self.plain,)
         visual.left_out = () if correction is None else tuple(sorted(correction.heads))
         matrix, bias = (None, None) if correction is None else (correction.matrix, correction.bias)
         visual.correction_matrix = None if matrix is None else matrix.to(self.device)
@@ -538,19 +541,18 @@ class Clip(nn.Module):
         The same heads give the same object, so that adapters share its work.
 
         Raises:
-            UsageError: a head does not exist or is removed, or the tower has no class token.
+            UsageError: a head does not exist, or the tower has no class token.
         """
         chosen = check_focus(self.visual, heads)
-        if chosen == self.focus:
-            return self
-        kept = _focused.setdefault(self, WeakValueDictionary())
+        base = self._unfocused[0] if self._unfocused else self
+        if not chosen:
+            return base
+        kept = _focused.setdefault(base, WeakValueDictionary())
         found = kept.get(chosen)
         if found is None:
-            found = copy.copy(self)
-            found._modules = dict(self._modules)
-            found.focus = chosen
-            found._plain = (self.plain,) if chosen or self.correction is not None else ()
-            kept[chosen] = found
+            found = kept[chosen] = copy.copy(base)
+            found._modules = dict(base._modules)
+            found.focus, found._unfocused, found._plain = chosen, (base,), (base.plain,)
         return found
 
     def folded(self) -> Clip:

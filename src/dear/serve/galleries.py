@@ -17,8 +17,9 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.heads.focus import attribute_heads
+from dear.heads.known_roles import known_roles
 from dear.heads.neighbors import HeadIndex
-from dear.heads.roles import RoleMap, known_roles
+from dear.heads.roles import RoleMap
 from dear.methods.dear import DeAR
 from dear.serve.engine import ImageJob
 from dear.serve.errors import Refused
