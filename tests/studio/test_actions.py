@@ -17,6 +17,7 @@ from dear.methods import ZeroShot
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.spec import Spec
 from dear.studio import compare as comparing
 from dear.studio.classify import (
     MOST_IMAGES,
@@ -32,12 +33,16 @@ from dear.studio.compare import FROZEN, compare_models, model_names
 from dear.studio.desk import Stopped, open_desk
 from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
 from dear.studio.search import Search
-from dear.studio.training import Plan, Trainer
+from dear.studio.training import Trainer
 
 EVIL = "<img src=x onerror=alert(1)>"
 
 
 # --- the desk ------------------------------------------------------------------------------------------
+
+
+def training(data, epochs=10, backbone="", **changes):
+    return Spec().changed(data=data, recipe={"epochs": epochs}, backbone=backbone, **changes)
 
 
 def test_with_nothing_given_the_desk_has_the_embedded_backbone_and_examples(tmp_path):
@@ -249,7 +254,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no finished run"):
         trainer.download()
-    plan = Plan("world:vehicles", shots=2, epochs=3)
+    plan = training("world:vehicles", shots=2, epochs=3)
     trainer.start(plan)
     with pytest.raises(UsageError, match="running"):
         trainer.start(plan)
@@ -291,10 +296,10 @@ def test_measuring_accuracy_while_training_leaves_the_trained_method_alone():
 def test_nothing_to_train_on_is_a_sentence(tmp_path):
     trainer = Trainer(desk(tmp_path))
     for plan, message in (
-        (Plan(""), "name the images"),
-        (Plan(str(tmp_path / "none")), "not a folder"),
-        (Plan("world:nowhere"), "no such task"),
-        (Plan("world:vehicles", epochs=0), "epochs"),
+        (training(""), "name the images"),
+        (training(str(tmp_path / "none")), "not a folder"),
+        (training("world:nowhere"), "no such task"),
+        (training("world:vehicles", epochs=0), "epochs"),
     ):
         with pytest.raises(DearError, match=message):
             trainer.start(plan)
@@ -302,7 +307,7 @@ def test_nothing_to_train_on_is_a_sentence(tmp_path):
         trainer.resume()
     assert trainer.watched.state == "idle"
     with pytest.raises(UsageError, match="cannot be named"):
-        Trainer(desk(tmp_path, local=False)).start(Plan(str(tmp_path)))
+        Trainer(desk(tmp_path, local=False)).start(training(str(tmp_path)))
 
 
 def test_a_training_takes_another_backbone_and_roles(tmp_path):
@@ -310,12 +315,12 @@ def test_a_training_takes_another_backbone_and_roles(tmp_path):
     opened.roles.save(tmp_path / "roles.json")
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no such"):
-        trainer.start(Plan("world:vehicles", roles=str(tmp_path / "none.json")))
+        trainer.start(training("world:vehicles"), str(tmp_path / "none.json"))
     with pytest.raises(UsageError, match="its own backbone or mini"):
-        Trainer(desk(tmp_path, local=False)).start(Plan("world:vehicles", backbone="ViT-B-16"))
+        Trainer(desk(tmp_path, local=False)).start(training("world:vehicles", backbone="ViT-B-16"))
     before = opened.version
     for choice, kinds in (("all heads mixed", {"mixed"}), (str(tmp_path / "roles.json"), {"core", "other"})):
-        trainer.start(Plan("world:vehicles", shots=1, epochs=1, roles=choice))
+        trainer.start(training("world:vehicles", shots=1, epochs=1), choice)
         done = trainer.wait(120)
         assert done.state == "finished", done.message
         assert kinds <= {role.kind for _, role in opened.model.roles}
