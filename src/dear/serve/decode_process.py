@@ -140,7 +140,8 @@ class Decoding:
         return width, height, None
 
     def _view(self, source: Source) -> bytes:
-        return view_pixels(source, self.size).transpose(2, 0, 1).tobytes()
+        found: bytes = view_pixels(source, self.size).transpose(2, 0, 1).tobytes()
+        return found
 
 
 class Worker:
