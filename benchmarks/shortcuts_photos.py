@@ -35,7 +35,7 @@ from dear.data.images import ImageSet, ListedImages
 from dear.photos import Measured, Shortcut, find_shortcuts, measure
 from dear.photos.directions import edit_directions, random_directions
 from dear.photos.edits import random_edit, transfer
-from dear.runs.batches import over_batches, view_pixels
+from dear.runs.batches import over_batches, pixels_for
 from dear.workflows.speed import add_rows, machine
 
 CLASSES, MOST, DRAWS, CLEAN = 10, 30, 5, 20
@@ -141,7 +141,7 @@ def _summary(rows: Sequence[dict[str, object]]) -> None:
 
 def features(clip: dear.Clip, images: Sequence[Image.Image]) -> Tensor:
     def encode(some: ImageSet, rows: list[int]) -> Tensor:
-        return clip.encode_image(view_pixels(clip, some, rows)).float().cpu()
+        return clip.encode_image(pixels_for(clip, some, rows)).float().cpu()
 
     return torch.cat(over_batches(list(images), encode, clip.device)[0])
 
@@ -170,21 +170,21 @@ class Probe:
 def trained(way: str, seen: Tensor, copies: Tensor, labels: np.ndarray, seed: int = 1) -> Probe:
     """The probe without a repair ("nothing"), or with one."""
     if way == "copies":
-        return Probe(torch.cat((seen, copies)), np.concatenate((labels, labels)))
+        return Probe(torch.cat((seen, *copies)), np.tile(labels, 1 + len(copies)))
     if way == "directions":
-        return Probe(seen, labels, edit_directions(seen, copies))
+        return Probe(seen, labels, edit_directions(seen.repeat(len(copies), 1), torch.cat(list(copies))))
     return Probe(seen, labels, random_directions(seen.shape[1], seed=seed) if way == "random" else None)
 
 
-def choose(seen: Tensor, copies: Tensor, toward: Tensor, labels: np.ndarray) -> str:
+def choose(seen: Tensor, copies: Tensor, labels: np.ndarray) -> str:
     """The way with the fewest extra answers on folds that were not trained on, plain accuracy kept."""
     scores = {}
     for way in ("nothing", "copies", "directions"):
         right, extra = [], []
         for fold in range(FOLDS):
             held = np.arange(len(labels)) % FOLDS == fold
-            probe = trained(way, seen[~held], copies[~held], labels[~held])
-            plain, moved = probe(seen[held]), probe(toward[held])
+            probe = trained(way, seen[~held], copies[:, ~held], labels[~held])
+            plain, moved = probe(seen[held]), probe(copies[1, held])
             other = labels[held] != 0
             right.append((plain == labels[held]).mean())
             extra.append((moved == 0)[other].mean() - (plain == 0)[other].mean())
@@ -227,12 +227,13 @@ def _cell(clip: dear.Clip, sets: Sets, name: str) -> dict[str, object]:
     found = next((one for one in find_shortcuts(measured, labels.tolist(), classes) if one.label == 0), None)
     result: dict[str, object] = {"dataset": sets.name, "mark": name, "found": "", "chosen": ""}
     ways = ["nothing"]
-    copies = seen
+    copies = seen[None]
     if found is not None:
         mask = None if found.mark is None else found.mark.mask
-        copies = features(clip, [random_edit(found.kind, image, rng) for image in images])
+        varied = features(clip, [random_edit(found.kind, image, rng) for image in images])
         toward = [transfer(found.kind, image, rng.choice(marked), mask, found.name) for image in images]
-        chosen = choose(seen, copies, features(clip, toward), labels)
+        copies = torch.stack((varied, features(clip, toward)))  # [2, n, E]
+        chosen = choose(seen, copies, labels)
         result |= {"found": found.kind, "chosen": chosen}
         ways += ["copies", "directions"]
     others = [(image, label) for image, label in sets.test if label != 0]

@@ -48,7 +48,8 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     found = call("audit", str(run), "--shots", "6", "--concept", "location", "--concept", "color")
     assert found["suspected"] == ["Location"]
     rows = {row["concept"]: row for row in found["concepts"]}
-    assert rows["Location"]["margin_without"] < 0.9 * rows["Location"]["margin"]
+    assert rows["Location"]["answers_changed"] > 0.1  # on test images, which are at all places
+    assert found["held_out"] == 300
     assert "worst_group" in found
     own = "background: beach, forest, snow, city, space, desert"
     assert call("audit", str(run), "--shots", "6", "--concept", own)["suspected"] == ["background"]
