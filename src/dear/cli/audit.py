@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 Way = Annotated[
     str,
     typer.Option(
-        "--way", help="auto, words, heads, examples, leace, or several with a plus sign (heads+words)."
+        "--way",
+        help="auto; of concepts words, heads, examples, leace, or several (heads+words); of properties "
+        "directions, copies.",
     ),
 ]
 Examples = Annotated[
@@ -44,7 +47,8 @@ ConceptNames = Annotated[
     list[str],
     typer.Option(
         "--without",
-        help='Concepts to remove: location,color or your own, "background: lab bench, outdoors".',
+        help="What to remove: a concept (location), a property of the images (brightness, frame, mark), or "
+        'your own, "background: lab bench, outdoors".',
     ),
 ]
 
@@ -142,8 +146,6 @@ def audit(
 
 def _next_steps(found: Audit, run: str | None, data: str | None, backbone: str | None) -> dict[str, str]:
     """Commands that remove what is suspected, as they can be run."""
-    import shlex
-
     if not found.removable:
         return {}
     names = shlex.quote(",".join(found.removable))
@@ -261,6 +263,7 @@ def asked_without(
     from dear.errors import UsageError
     from dear.heads.values import find_concept
     from dear.heads.without import Without
+    from dear.photos.edits import KINDS
 
     if not without:
         if examples or way != "auto":
@@ -269,7 +272,7 @@ def asked_without(
     names = concept_names(without)
     found = read_examples(examples, names)
     for name in names:
-        if name not in found:
+        if name not in found and name not in KINDS:
             find_concept(name)
     return Without(tuple(names), way, found)
 
@@ -295,11 +298,18 @@ def repair(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a run again, on the same images and in the same way, with a concept removed.
+    """Train a run again, on the same images and in the same way, with a concept or a property removed.
+
+    A property of the images (brightness, contrast, saturation, cast, sharpness, edge, frame, mark,
+    compression, size, aspect) is removed by edits: copies of the training images with it changed join the
+    training, or the directions along which such edits move the feature are removed. The proof gives test
+    images of other classes what a class has and counts how many are then called by its name.
 
     Examples:
 
     `dear repair run --without location --out repaired`
+
+    `dear repair run --without brightness --out repaired`
 
     `dear repair run --without lighting --examples lightings/ --out repaired`
     """
@@ -319,25 +329,22 @@ def repair(
             prove=prove,
             progress=told,
         )
-    assert done.removal is not None
     if as_json:
-        proof = {} if done.proof is None else done.proof.report()
-        print_json({"run": out, **done.removal.facts(), **proof})
+        print_json({"run": out, **done.report()})
         return
     _print_repair(done, out)
 
 
 def _print_repair(done: Repaired, out: str) -> None:
-    assert done.removal is not None
-    typer.echo(f"removed: {shown(done.removal.repair.title)}")
-    for notice in done.removal.notices:
+    typer.echo(f"removed: {shown(done.title)}")
+    for notice in done.notices:
         say(f"notice: {notice}")
     if done.proof is not None:
-        proof = done.proof.report()
-        for key, words in (("accuracy", "accuracy"), ("worst_group", "worst group")):
-            if key in proof["untouched"]:
-                mean = proof["random_heads"]["mean"].get(key)
-                beside = "" if mean is None else f"; without as many random heads {mean:.1%}"
-                typer.echo(f"{words}: {proof['untouched'][key]:.1%} -> {proof['repaired'][key]:.1%}{beside}")
-        typer.echo(f"answers changed: {proof['answers_changed']:.1%}")
-    say(f"{out}: written; next: dear evaluate {out} --data …")
+        proof, mean = done.proof, done.proof.random_mean
+        for key in proof.untouched:
+            beside = f"; at random {mean[key]:.1%}" if key in mean else ""
+            words = shown(key.replace("_", " "))
+            typer.echo(f"{words}: {proof.untouched[key]:.1%} -> {proof.repaired[key]:.1%}{beside}")
+        typer.echo(f"answers changed: {proof.changed:.1%}")
+        typer.echo(shown(proof.verdict))
+    say(f"{out}: written; next: dear evaluate {shlex.quote(out)}")

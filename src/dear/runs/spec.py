@@ -39,6 +39,7 @@ _DECIDING = {
     "data_digest": "training images",
     "balance": "balance",
     "correction": "removed concepts",
+    "copies": "edited copies",
     "calibrate": "calibrate",
 }
 
@@ -116,6 +117,7 @@ class Spec(Strict, frozen=True):
     without: tuple[str, ...] = ()  #: concepts to remove before training
     way: str = "auto"  #: how they are removed
     examples: dict[str, str] = msgspec.field(default_factory=dict)  #: folder of examples by concept
+    copies: tuple[str, ...] = ()  #: kinds of edits (`dear.photos.edits`) whose copies join the training
     correction: dict[str, Any] | None = None  #: of the image feature; see `dear.runs.folder.read_correction`
 
     extra: dict[str, Any] = msgspec.field(default_factory=dict)  #: what a caller adds; decides nothing

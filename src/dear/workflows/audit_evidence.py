@@ -77,7 +77,7 @@ def verdict(found: Audit) -> str:
 def photo_table(found: Audit) -> Table:
     """One row per class that stands out by its images."""
     photos = found.photos
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in photos.shortcuts if photos is not None else ():
         test = None if photos is None else photos.causal.get(one.class_name)
         moved = "" if test is None else f"{percent(test.plain)} to {percent(test.edited)}"
