@@ -169,13 +169,13 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         with service.traffic.request(caller):
             uploads, options, adapter = await read(request, name, caller)
             classes = asked_classes(options.classes, adapter.card.classes)
-            method = await service.on_classes(adapter, classes, caller.name)
+            answerer = await service.on_classes(adapter, classes, caller.name)
             share = REJECT_SHARE if options.reject else None
-            found = await service.answers(uploads, adapter, method, share, caller.name)
+            found = await service.answers(uploads, adapter, answerer, share, caller.name)
         best: list[tuple[str, float]] = []
 
         def show(one: Any) -> dict[str, Any]:
-            classes = _likeliest(one.probabilities, method.classes, options.top)
+            classes = _likeliest(one.probabilities, answerer.model.classes, options.top)
             best.append((classes[0]["name"], classes[0]["probability"]))
             return {"classes": classes, **({"rejected": one.rejected} if options.reject else {})}
 

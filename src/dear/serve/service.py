@@ -24,12 +24,10 @@ from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
-from dear.methods.base import Method
-from dear.methods.calibration import rejection_score, run_threshold
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Decoding, Upload
-from dear.serve.engine import Engine, ImageJob
+from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
@@ -94,7 +92,7 @@ class Service:
         self.recorded = 0  #: recordings made before the first request
         if engine.run.records(clip.device):
             kinds = self.store.one_of_each_kind(_MOST_KINDS)
-            self.recorded = engine.prepare([one.method for one in kinds], largest)
+            self.recorded = engine.prepare([one.answerer for one in kinds], largest)
         queued = limits.queued_images
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
             engine.compute,
@@ -107,7 +105,7 @@ class Service:
         self.galleries = Galleries(galleries or {}, size, self.batcher.compute)
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
-        self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Method] = OrderedDict()
+        self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Answerer] = OrderedDict()
         self._stopping = threading.Event()
         self._memory = ExitStack()
         self._memory.enter_context(given_back())
@@ -135,31 +133,33 @@ class Service:
         """Encode the texts of the adapter's own classes, once."""
         if not adapter.prepared:
             with self._in_time():
-                adapter.rows = await prepare_texts(adapter.method, self._in_turn(caller))
+                adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(caller))
             adapter.prepared = True
 
     def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
         return lambda function, cost: self.batcher.call(function, caller, cost)
 
-    async def on_classes(self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = "") -> Method:
-        """The adapter's method on other classes, with their texts encoded; None: on its own.
+    async def on_classes(
+        self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
+    ) -> Answerer:
+        """The adapter on other classes, with their texts encoded; None: on its own.
 
         Raises:
             Refused: the method cannot name these classes, or the time is up.
         """
-        if classes is None or classes == adapter.method.classes:
-            return adapter.method
+        if classes is None or classes == adapter.card.classes:
+            return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
-        if (method := self._lists.get(key)) is None:
+        if (answerer := self._lists.get(key)) is None:
             with self._in_time():
                 loop = asyncio.get_running_loop()
-                method = await loop.run_in_executor(self._loaders, adapter.on_classes, classes)
-                await prepare_texts(method, self._in_turn(caller), adapter.rows)
-            self._lists[key] = method
+                answerer = await loop.run_in_executor(self._loaders, adapter.on_classes, classes)
+                await prepare_texts(answerer, self._in_turn(caller), adapter.rows)
+            self._lists[key] = answerer
             while sum(len(names) for _, _, names in self._lists) > _MOST_CACHED_CLASSES:
                 self._lists.popitem(last=False)
         self._lists.move_to_end(key)
-        return method
+        return answerer
 
     async def features(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none.
@@ -174,7 +174,7 @@ class Service:
         self,
         uploads: Sequence[Upload],
         adapter: Adapter,
-        method: Method,
+        answerer: Answerer,
         reject: float | None = None,
         caller: str = "",
     ) -> list[Answer | Refused]:
@@ -183,7 +183,7 @@ class Service:
         Args:
             uploads: the images.
             adapter: that answers.
-            method: of the adapter, on the wanted classes.
+            answerer: of the adapter, on the wanted classes.
             reject: share of images of known classes that may be called none of them; None: none is.
             caller: who asks.
 
@@ -193,18 +193,18 @@ class Service:
         limit = None
         if reject is not None:
             try:
-                limit = run_threshold(method, method.pick_mode(None), reject)
+                limit = answerer.model.threshold(reject)
             except DearError as error:
                 raise Refused(400, str(error)) from None
         with self._in_time():
-            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, method), caller)
+            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, answerer), caller)
         answers: list[Answer | Refused] = []
         for own in found:
             if isinstance(own, Refused):
                 answers.append(own)
                 continue
             _require_finite(own, adapter.card.name)
-            rejected = limit is not None and _score(method, own) < limit.value
+            rejected = limit is not None and float(answerer.model.score(own[None])) < limit.value
             answers.append(Answer(own.softmax(dim=-1), rejected))
         return answers
 
@@ -286,7 +286,7 @@ class Service:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
-            asked = self.batcher.compute([ImageJob(blank, adapter.method)], MANAGEMENT)
+            asked = self.batcher.compute([ImageJob(blank, adapter.answerer)], MANAGEMENT)
             answer = asyncio.run(asyncio.wait_for(asked, self.settings.limits.seconds))
             _require_finite(answer[0], adapter.card.name)
         except Exception as error:  # whatever its values make of an image
@@ -331,8 +331,3 @@ def _require_finite(scores: Tensor, name: str) -> None:
     """Refuse scores that are not numbers: an adapter's values may be finite and too large."""
     if not bool(torch.isfinite(scores).all()):
         raise Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")
-
-
-def _score(method: Method, logits: Tensor) -> float:
-    """What the adapter's threshold is compared with, of calibrated logits [C]."""
-    return float(rejection_score(method, logits[None], method.pick_mode(None)))
