@@ -117,6 +117,8 @@ class Service:
         seconds = self.settings.stall_seconds
         if self._stopping.is_set():
             return "the service is stopping"
+        if self.decoder.starting:
+            return "the decoders are starting"
         if self.decoder.standing(seconds):
             return f"no image was decoded for {seconds:g} seconds"
         if self.batcher.standing(seconds):
