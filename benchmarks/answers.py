@@ -63,7 +63,7 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
 from dear.methods.prolip import ProLIP
-from dear.runs.batches import view_pixels
+from dear.runs.batches import pixels_for
 from dear.train.calibrate import CLASS_FOLDS, FOLDS
 from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
 from dear.train.frozen import Stages, stages_of
@@ -117,7 +117,7 @@ class Task:
             reader = ProLIP(self.clip, self.base)  # reads the class token before the projection
             with torch.no_grad():
                 parts = [
-                    reader.frozen_stage(view_pixels(self.clip, images, rows.tolist()))[0]
+                    reader.frozen_stage(pixels_for(self.clip, images, rows.tolist()))[0]
                     for rows in torch.arange(len(images)).split(64)
                 ]
             save(torch.cat(parts).cpu(), file)

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from dear import world
 from dear.heads.ablate import Collected, Key, collect
-from dear.heads.neighbors import attribute_heads, head_space, precision_at
-from dear.heads.roles import known_roles
+from dear.heads.focus import attribute_heads
+from dear.heads.known_roles import known_roles
+from dear.heads.neighbors import head_space, precision_at
 from dear.workflows.speed import add_rows, machine
 from dear.world.measure import CONCEPT_FACTORS, batches
 

@@ -31,7 +31,8 @@ from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters,
 
 import dear
 from dear.clip.model import matrix_dtype
-from dear.heads.roles import RoleMap, known_roles, read_roles
+from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.roles import RoleMap
 from dear.serve.engine import Engine
 from dear.workflows.speed import add_rows, machine
 

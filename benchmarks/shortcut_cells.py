@@ -14,8 +14,8 @@ from torch import Tensor
 from dear import world
 from dear.data.images import values_of
 from dear.heads.choose import choose
+from dear.heads.known_roles import known_roles
 from dear.heads.repair import Repair, remove_examples, remove_heads
-from dear.heads.roles import known_roles
 from dear.heads.values import find_concept
 from dear.heads.without import ways_to_remove
 from dear.methods import build_method

@@ -16,7 +16,7 @@ from dear.clip.factory import EMBEDDED
 from dear.clip.model import Clip
 from dear.data import few_shot
 from dear.heads.ablate import Collected, collect
-from dear.heads.roles import known_roles
+from dear.heads.known_roles import known_roles
 from dear.world import factors as W
 from dear.world.renderer import compose, in_style, paste, to_bytes
 from dear.world.scenes import sample

@@ -40,8 +40,8 @@ from torch import Tensor
 
 from dear.heads.audit import associate, judge, reliance
 from dear.heads.explain_away import explain_away
+from dear.heads.known_roles import known_roles
 from dear.heads.repair import Repair, remove_heads, remove_span
-from dear.heads.roles import known_roles
 from dear.heads.values import known_concepts, value_features
 from dear.methods import find_method
 from dear.workflows.speed import add_rows, machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -52,9 +53,30 @@ def test_predict_refuses_and_adds_classes(place: Path) -> None:
     share = ("--reject", "--reject-share", "0.5")
     status, said = dear("predict", str(place / "run"), *images, *share, "--json")
     assert status == 0, said
-    refused = [one.get("rejected", False) for one in json.loads(said)["predictions"]]
+    refused = [one["rejected"] for one in json.loads(said)["predictions"]]
     status, said = dear("predict", str(place / "run"), *images, *share)
     assert said.count("none of these; the nearest:") == sum(refused)
+
+
+def test_columns_and_keys_do_not_depend_on_the_images(place: Path, tmp_path: Path) -> None:
+    images = [str(path) for path in sorted((place / "photos" / "test").rglob("*.png"))]
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    columns, keys, classes = set(), set(), {}
+    for name, words in {"plain": (), "refused": ("--reject", "--reject-share", "0.5")}.items():
+        table = tmp_path / f"{name}.csv"
+        status, said = dear("predict", str(place / "run"), *images, str(broken), *words, "--csv", str(table))
+        assert status == 0, said
+        rows = list(csv.DictReader(table.open()))
+        columns.add(tuple(rows[0]))
+        classes[name] = [row["class"] for row in rows]
+        assert all((row["class"] == "none of these") == (row["rejected"] == "yes") for row in rows)
+        assert rows[-1]["error"]
+        status, said = dear("predict", str(place / "run"), images[0], *words, "--json")
+        keys.add(tuple(json.loads(said)["predictions"][0]))
+    assert len(columns) == len(keys) == 1
+    assert "none of these" in classes["refused"]
+    assert "none of these" not in classes["plain"]
 
 
 def test_evaluate_with_unknown_images(place: Path) -> None:

@@ -9,7 +9,7 @@ from dear import Clip, ClipConfig
 from dear.clip.config import TextConfig, VisionConfig
 from dear.clip.correction import Correction
 from dear.clip.model import cast_backbone
-from dear.export.graph import still_clip
+from dear.export.graph import traceable_clip
 
 CONFIG = ClipConfig(
     VisionConfig(width=32, layers=2, heads=2, image_size=32, patch_size=16),
@@ -65,7 +65,7 @@ def test_storage_precision_and_corrections_do_not(state):
         fresh.corrected(half),
         cast_backbone(fresh, torch.bfloat16),
         cast_backbone(fresh, torch.bfloat16).corrected(half),
-        still_clip(cast_backbone(fresh, torch.bfloat16)),
+        traceable_clip(cast_backbone(fresh, torch.bfloat16)),
     ]
     assert {one.identity for one in copies} == {fresh.identity}
     assert fresh.corrected(half).folded().identity != fresh.identity

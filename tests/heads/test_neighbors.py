@@ -16,8 +16,9 @@ from dear.cli import build_app
 from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.contributions import decompose
-from dear.heads.neighbors import attribute_heads, head_space, precision_at, shared
-from dear.heads.roles import known_roles
+from dear.heads.focus import attribute_heads
+from dear.heads.known_roles import known_roles
+from dear.heads.neighbors import head_space, precision_at, shared
 from dear.workflows.retrieve import retrieve_by_heads
 from dear.world import factors as F
 

@@ -9,8 +9,9 @@ import pytest
 
 from dear.clip.config import ClipConfig
 from dear.errors import DearError, RoleError
+from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CORE
-from dear.heads.roles import Role, RoleMap, known_roles, read_roles
+from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import Measured, assign, concept_entropy, concept_shares, dominant, quantile, rerule
 
 PRINT = "sha256:" + "ab" * 32
@@ -133,7 +134,7 @@ def change(document, path, value):
         (["extra"], 1, "extra"),
         (["heads"], True, "at heads: expected `int`, got `bool`"),
         (["heads"], 10**9, "at heads: expected `int` <= 512"),
-        (["heads"], 3, "each of the 3 heads of layers"),
+        (["heads"], 3, "each of 3 heads"),
         (["layers"], [2, 1], "layers must ascend"),
         (["layers"], [], "at layers: expected `array` of length >= 1"),
         (["depth"], 1, "tower of 1 layers"),
@@ -144,7 +145,7 @@ def change(document, path, value):
         (["roles", 0, "kind"], [], "at roles[0].kind: expected `str`, got `array`"),
         (["roles", 0, "layer"], 1.5, "at roles[0].layer: expected `int`, got `float`"),
         (["roles", 0, "head"], 1, "twice"),
-        (["roles", 0, "head"], 7, "see head (1, 0)"),
+        (["roles", 0, "head"], 7, "(1, 0)"),
         (["roles", 0, "entropy"], -1, "at roles[0].entropy: expected `float` >= 0"),
         (["roles", 0, "entropy"], "1", "at roles[0].entropy: expected `float | null`, got `str`"),
         (["roles", 0, "shares"], {"Color": 0.5}, "add up"),
@@ -166,16 +167,6 @@ def test_damaged_files_are_refused_with_the_place(tmp_path, path, value, says):
     with pytest.raises(RoleError, match=r"roles\.json") as error:
         RoleMap.load(file)
     assert says in str(error.value)
-
-
-def test_a_map_of_schema_1_is_read_with_its_older_words(tmp_path):
-    file = tmp_path / "roles.json"
-    small_map(evidence={"image_count": 12, "image_source": "photos", "phrases_per_head": 5}).save(file)
-    document = json.loads(file.read_text())
-    document["schema"] = 1
-    document["evidence"] = {"pictures": 12, "images": "photos", "phrases_a_head": 5}
-    file.write_text(json.dumps(document))
-    assert RoleMap.load(file).evidence == {"image_count": 12, "image_source": "photos", "phrases_per_head": 5}
 
 
 def test_missing_and_cut_files(tmp_path):

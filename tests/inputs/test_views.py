@@ -36,7 +36,7 @@ def test_training_evaluation_and_single_images_see_the_same(tmp_path) -> None:
 
     from dear.data import open_data
     from dear.heads.batches import batches
-    from dear.runs.batches import image_set, view_pixels
+    from dear.runs.batches import image_set, pixels_for
     from dear.runs.recipe import Recipe
     from dear.train.feed import Feed
 
@@ -49,6 +49,6 @@ def test_training_evaluation_and_single_images_see_the_same(tmp_path) -> None:
     wanted = np.asarray(square(noise(), View(24, squash=True, bilinear=True)))
     pixels = normalize(torch.from_numpy(wanted.copy()).permute(2, 0, 1), clip.config.mean, clip.config.std)
     torch.testing.assert_close(clip.preprocess(noise()), pixels)
-    torch.testing.assert_close(view_pixels(clip, image_set([noise()]), [0])[0], pixels)
+    torch.testing.assert_close(pixels_for(clip, image_set([noise()]), [0])[0], pixels)
     torch.testing.assert_close(Feed(images, clip, Recipe(batch=2)).batch([0], None).pixels[0], pixels)
     torch.testing.assert_close(next(iter(batches(clip, images, 2)))[0], pixels)

@@ -13,7 +13,7 @@ from dear.clip import Record
 from dear.errors import UsageError
 from dear.methods import Purify, ZeroShot
 from dear.methods.purify import FACTORS, kernels, mmd
-from dear.report.figures import gates_figure
+from dear.report.head_figures import gates_figure
 from dear.runs.folder import load_run
 from dear.runs.recipe import Recipe
 from dear.train.run import train

@@ -119,7 +119,7 @@ def test_sections_are_there_and_say_the_numbers(facts):
         "Training",
     ):
         assert f"<h2>{heading}</h2>" in page
-    assert f"{100 * facts.trained.accuracies()['fused']:.1f}\N{NO-BREAK SPACE}%" in page
+    assert f"{100 * facts.trained.accuracies()['fused']:.1f}%" in page
 
 
 def test_without_unseen_classes_the_page_says_so(model):

@@ -36,7 +36,7 @@ from dear.serve.settings import Limits, ServeSettings
 from dear.serve.store import AdapterStore
 from dear.workflows.retrieve import retrieve
 
-QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05)
+QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05, decoders=1)
 OPEN_ONE, OPEN_ALL, MANAGE = "key-for-probe-0123", "key-for-everything-1", "key-to-manage-012345"
 
 
@@ -59,7 +59,7 @@ def alone(run: Path, seeds: list[int]) -> torch.Tensor:
 
 
 def client_of(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = None) -> TestClient:
-    return TestClient(make_app(Service(runs, tiny_clip(dtype=torch.float32), settings), keys))
+    return TestClient(make_app(Service(runs, tiny_clip(dtype=torch.float32), settings, keys=keys)))
 
 
 def wait_for(condition, seconds: float = 10.0) -> None:
@@ -85,9 +85,8 @@ def test_every_adapter_answers_as_it_does_alone(runs):
 
 
 def test_a_mixed_batch_gives_every_image_the_answer_of_its_own_adapter(runs):
-    """All requests wait for one batch; neighbors of any kind change nothing."""
-    slow = ServeSettings(QUICK.limits, longest_wait=0.3, largest_batch=64)
-    with client_of(runs, slow) as client:
+    """All requests wait for one batch while the device is busy; neighbors of any kind change nothing."""
+    with client_of(runs, ServeSettings(QUICK.limits, largest_batch=64, decoders=1)) as client:
         for name in RUNS:
             client.post(f"/v1/models/{name}/classify", files=[file(0)])  # loaded
         answers: dict[tuple[str, int], dict] = {}
@@ -96,13 +95,18 @@ def test_a_mixed_batch_gives_every_image_the_answer_of_its_own_adapter(runs):
             reply = client.post(f"/v1/models/{name}/classify", files=[file(seed)], data={"top": "3"})
             answers[name, seed] = reply.json()["answers"][0]
 
+        batcher, free = client.app.state.service.batcher, threading.Event()
+        batcher.call(free.wait)
         threads = [threading.Thread(target=ask, args=(n, s)) for s in range(4) for n in RUNS]
         for thread in threads:
             thread.start()
+        wait_for(lambda: batcher.queued == 4 * len(RUNS) + 1)
+        free.set()
         for thread in threads:
             thread.join()
         counted = client.get("/metrics").text
-    assert 'dear_batch_images_bucket{le="1.0"} 6.0' in counted  # the first six came alone, the rest together
+    assert 'dear_batch_images_bucket{le="1.0"} 6.0' in counted  # the first six came alone
+    assert "dear_batch_images_count 7.0" in counted  # the rest together
     for name in RUNS:
         expected = alone(runs / name, [0, 1, 2, 3])
         for seed in range(4):
@@ -274,8 +278,8 @@ def test_logs_name_the_request_and_no_content(runs, caplog):
     assert reply.headers["x-request-id"] == "abc-1"
     line = next(json.loads(r.message) for r in caplog.records if "abc-1" in r.message)
     assert line == {
-        "request": "abc-1", "method": "POST", "route": "/v1/models/{name}/classify", "model": "zero",
-        "status": 200, "seconds": line["seconds"],
+        "request": "abc-1", "client": "testclient", "key": None, "method": "POST",
+        "route": "/v1/models/{name}/classify", "model": "zero", "status": 200, "seconds": line["seconds"],
     }  # fmt: skip
 
 
@@ -411,12 +415,13 @@ def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
     clip = dear.load("mini")
     images = open_data("world:mixed", "test")
     config, views = clip.config, {False: [], True: []}
+    decoders = {reduced: Decoder(1, Decoding(config.vision.image_size, 10**6, reduced)) for reduced in views}
     for number in range(6):
         content = io.BytesIO()
         images.image(number).resize((512, 512), Image.Resampling.BICUBIC).save(content, "JPEG", quality=92)
         upload = Upload("a.jpg", content.getvalue())
         for reduced, found in views.items():
-            found.append(Decoder(1, Decoding(config.vision.image_size, 10**6, reduced)).one(upload))
+            found.append(decoders[reduced].one(upload))
         whole = resize_crop(open_image(upload.content), config.vision.image_size)
         assert torch.equal(views[False][-1], whole)
     features = []

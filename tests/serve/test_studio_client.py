@@ -31,7 +31,7 @@ def address(made_runs):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = make_app(Service(made_runs, tiny_clip(dtype=torch.float32)), keys)
+    app = make_app(Service(made_runs, tiny_clip(dtype=torch.float32), keys=keys))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -6,7 +6,8 @@ import functools
 
 import dear
 from dear.data import halves, open_data
-from dear.heads.roles import RoleMap, known_roles
+from dear.heads.known_roles import known_roles
+from dear.heads.roles import RoleMap
 from dear.studio.desk import Desk, examples
 from dear.workflows.adapt import adapt
 

@@ -100,7 +100,7 @@ def test_wrong_sources(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "no-path.csv").write_text("file\na.png\n")
     for source, sentence in (
-        ("empty", "holds no images"),
+        ("empty", "empty"),
         ("nowhere", "name a folder"),
         ("no-path.csv", "no column path"),
     ):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tiny import Colors, images, mixed_roles, tiny_clip
 
+from dear._io import image_file
 from dear._io.feature_store import FeatureStore
+from dear.clip import Clip
 from dear.data import open_data
-from dear.data.images import FileImages
 from dear.errors import UsageError
 from dear.methods import METHODS, build_method
 from dear.runs.evaluate import evaluate
 from dear.runs.feature_cache import FeatureCache, frozen_features
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
 from dear.workflows.adapt import adapt
@@ -37,15 +41,15 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    before = FileImages.image
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
+    before = image_file.open_pixels
 
-    def counted(self: FileImages, index: int) -> Image.Image:
-        found.append(index)
-        return before(self, index)
+    def counted(source: object) -> np.ndarray:
+        found.append(source)
+        return before(source)
 
-    monkeypatch.setattr(FileImages, "image", counted)
+    monkeypatch.setattr(image_file, "open_pixels", counted)
     return found
 
 
@@ -65,7 +69,7 @@ def test_the_flag_of_a_method_is_true(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zeroshot", "linear-probe", "dear"])
 def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opened(
-    name: str, photos: Path, opened: list[int]
+    name: str, photos: Path, opened: list[object]
 ) -> None:
     roles = mixed_roles() if METHODS[name].uses_roles else None
     method = adapt(
@@ -86,7 +90,7 @@ def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opene
     assert opened == []
 
 
-def test_a_changed_file_is_read_again(photos: Path, opened: list[int]) -> None:
+def test_a_changed_file_is_read_again(photos: Path, opened: list[object]) -> None:
     method = adapt(photos, backbone=CLIP, method="zeroshot", calibrate=False).method
     evaluate_run(method, photos, split="all")
     opened.clear()
@@ -106,7 +110,44 @@ def test_another_training_is_another_answer(photos: Path) -> None:
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
 
 
-def test_galleries_are_remembered(photos: Path, opened: list[int]) -> None:
+@pytest.mark.parametrize("name", ["prolip", "two-stage"])
+def test_methods_with_single_numbers_are_cached(name: str, photos: Path) -> None:
+    images = open_data(photos, "all")
+    method = build_method(name, CLIP, images.classes)
+    assert any(tensor.dim() == 0 for tensor in method.state_dict().values())
+    torch.testing.assert_close(
+        Model(method).evaluate(images, cached=True).confidence, Model(method).evaluate(images).confidence
+    )
+
+
+def other_backbones() -> dict[str, Clip]:
+    """Backbones with the same visual weights that give other answers."""
+    vision = replace(CLIP.config, vision=replace(CLIP.config.vision, activation="gelu"))
+    found = {"architecture": Clip(vision), "preprocessing": Clip(replace(CLIP.config, mean=(0.1, 0.2, 0.3)))}
+    found |= {"text tower": Clip(CLIP.config), "temperature": Clip(CLIP.config)}
+    for clip in found.values():
+        clip.load_state_dict(CLIP.state_dict())
+    with torch.no_grad():
+        found["text tower"].text.tokens.mul_(1.5)
+        found["temperature"].log_scale.sub_(2)
+    return found
+
+
+@pytest.mark.parametrize("what", ["architecture", "preprocessing", "text tower", "temperature"])
+def test_another_backbone_with_the_same_visual_weights_gets_its_own_answers(what: str, photos: Path) -> None:
+    images = open_data(photos, "all")
+    for name in ("zeroshot", "vpt"):
+        one, two = (
+            build_method(name, clip, images.classes, seed=1) for clip in (CLIP, other_backbones()[what])
+        )
+        first = Model(one).evaluate(images, cached=True).confidence["default"]
+        found = Model(two).evaluate(images, cached=True).confidence["default"]
+        plain = Model(two).evaluate(images).confidence["default"]
+        assert not torch.allclose(first, plain, atol=1e-4)
+        torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+
+
+def test_galleries_are_remembered(photos: Path, opened: list[object]) -> None:
     model = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1}, calibrate=False).method
     gallery = open_data(photos, "all")
     opened.clear()

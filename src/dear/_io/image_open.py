@@ -151,7 +151,7 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
         from pillow_heif import HeifImageFile
     except ImportError:
         raise InputError(
-            f"{_name(source)}: is a HEIC image; install pillow-heif (pip install 'dear-vlm[heic]') to read it"
+            f"{_name(source)}: is a HEIC image; to read it, pip install '.[heic]' in your clone"
         ) from None
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
     image: Image.Image = HeifImageFile(opened)  # type: ignore[no-untyped-call]

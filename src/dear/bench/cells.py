@@ -26,7 +26,8 @@ from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
 from dear.errors import DearError, RoleError, RunError
-from dear.heads.roles import RoleMap, known_roles, read_roles
+from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.methods import build_method, find_method
 from dear.methods.base import Method

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dear.cli.common import Device, OwnBackbone, device_named, say, stages
+from dear.cli.common import Device, OwnBackbone, device_named, run_folder, say, stages
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,7 +23,13 @@ def embed(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the Parquet files.")],
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="Answers of this run, not features.", show_default=False),
+        typer.Option(
+            "--run",
+            help="Answers of this run, not features.",
+            parser=run_folder,
+            metavar="RUN",
+            show_default=False,
+        ),
     ] = None,
     backbone: OwnBackbone = None,
     shard: Annotated[int, typer.Option("--shard", min=1, help="Images per Parquet file.")] = 1024,

@@ -62,37 +62,23 @@ def evaluate(
 
     `dear evaluate run --data photos/ --unknown others/`
     """
+    from dear.data import open_data
     from dear.errors import DiskError, RunError
     from dear.runs.folder import add_metrics
+    from dear.runs.model import Model
     from dear.workflows.evaluate import evaluate_run
+    from dear.workflows.unknown import check_known, evaluate_unknown
 
-    with stages() as told:
-        found = evaluate_run(
-            str(run),
-            data,
-            split=split,
-            template=template,
-            mode=mode,
-            unreadable=unreadable,
-            backbone=backbone,
-            root=data_root,
-            device=device_named(device),
-            progress=told,
-        )
-        rejection = None
+    model = Model.load(run, backbone, device_named(device)).with_classes(template=template)
+    images = open_data(data, split, root=data_root)
+    if unknown is not None:
+        check_known(model, images.classes, reject_share, mode)
+    rejection = None
+    with stages() as progress:
+        found = evaluate_run(model, images, mode=mode, unreadable=unreadable, progress=progress)
         if unknown is not None:
-            from dear.workflows.unknown import evaluate_unknown
-
             rejection = evaluate_unknown(
-                str(run),
-                found,
-                unknown,
-                share=reject_share,
-                mode=mode,
-                backbone=backbone,
-                root=data_root,
-                device=device_named(device),
-                progress=told,
+                model, found, unknown, share=reject_share, mode=mode, root=data_root, progress=progress
             )
     tell_unreadable(found)
     report = found.report(mode)

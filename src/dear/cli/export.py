@@ -52,25 +52,23 @@ def export(
     Example: `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
     """
     from dear.errors import UsageError
-    from dear.runs.folder import load_run
+    from dear.runs.model import Model
 
     if (onnx is None) == (merged is None):
         raise UsageError("say what to write: --onnx FILE or --merged FOLDER")
-    method = load_run(run, backbone=backbone)
+    model = Model.load(run, backbone)
     if merged is not None:
         if classes is not None or classes_file is not None or encoder_only:
             raise UsageError(
                 "a plain CLIP has no classes: leave out --classes, --classes-file and --encoder-only"
             )
-        _write_merged(method, merged, as_json)
+        _write_merged(model.method, merged, as_json)
         return
     assert onnx is not None
     from dear.export.onnx import export_onnx
 
     names = class_names(classes, classes_file)
-    if names is not None:
-        method = method.with_classes(names)
-    written = export_onnx(method, onnx, encoder_only=encoder_only)
+    written = export_onnx(model.with_classes(names), onnx, encoder_only=encoder_only)
     if as_json:
         print_json(
             {

@@ -20,6 +20,7 @@ from dear.cli.common import (
     class_names,
     device_named,
     print_json,
+    run_folder,
     say,
     stages,
 )
@@ -35,7 +36,13 @@ def add_to(app: typer.Typer) -> None:
 
 def predict(
     run: Annotated[
-        Path | None, typer.Argument(help="The run folder; leave out with --onnx.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Run folder, archive of `dear bundle`, or hf://owner/name; leave out with --onnx.",
+            parser=run_folder,
+            metavar="RUN",
+            show_default=False,
+        ),
     ] = None,
     images: Annotated[
         list[str] | None,
@@ -212,24 +219,29 @@ def _refuse_all_bad(answers: Sequence[Answer]) -> None:
 
 
 def _write_csv(answers: Sequence[Answer], path: Path) -> None:
-    """One row per image: the likeliest class, its probability, the next ones, and why it was not read."""
+    """One row per image; the columns are the same whatever the images are.
+
+    A refused image has the class "none of these" and no probability; why an image was not read is its error.
+    """
     import csv
     import io
 
     from dear._io.files import write_atomic
+    from dear.runs.answer import NONE_OF_THESE
 
-    count = max((len(answer.classes) for answer in answers), default=0)
+    count = max((len(answer.classes) for answer in answers), default=1)
     head = ["image", "class", "probability"]
     head += [f"{name}_{place}" for place in range(2, count + 1) for name in ("class", "probability")]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    refusing = any(answer.rejected is not None for answer in answers)
-    table.writerow([*head, *(["rejected"] if refusing else []), "error"])
+    table.writerow([*head, "rejected", "error"])
     for answer in answers:
         cells = [cell for name, value in answer.classes for cell in (name, f"{value:.6f}")]
         cells += [""] * (2 * max(count, 1) - len(cells))
-        refused = ["yes" if answer.rejected else "no"] if refusing else []
-        table.writerow([answer.image, *cells, *refused, answer.error or ""])
+        if answer.rejected:
+            cells[:2] = [NONE_OF_THESE, ""]
+        refused = "" if answer.rejected is None else "yes" if answer.rejected else "no"
+        table.writerow([answer.image, *cells, refused, answer.error or ""])
     write_atomic(path, text.getvalue())
     say(f"{path}: {len(answers)} images")
 
@@ -251,10 +263,9 @@ def _print(answers: Sequence[Answer], as_json: bool, jsonl: bool) -> None:
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         "image": answer.image,
         "classes": [{"name": name, "probability": value} for name, value in answer.classes],
+        "rejected": answer.rejected,  # null: not asked for
+        "error": answer.error,
     }
-    if answer.rejected is not None:
-        found["rejected"] = answer.rejected
-    return found if answer.error is None else {**found, "error": answer.error}

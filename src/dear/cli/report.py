@@ -40,16 +40,17 @@ def report(
 
     from dear.data import open_data
     from dear.report.run_page import write_run_page
-    from dear.runs.folder import load_run, read_config, read_log
+    from dear.runs.folder import read_config, read_log
+    from dear.runs.model import Model
     from dear.workflows.evaluate import run_images
     from dear.workflows.examine import examine
 
     config = read_config(run)
     images = run_images(run) if data is None else open_data(data, "test", root=data_root)
-    method = load_run(run, backbone=backbone, device=device_named(device))
+    model = Model.load(run, backbone, device_named(device))
     unseen = None if other is None else open_data(other, "test", root=data_root)
-    with stages() as told:
-        facts = examine(method, images, unseen, mode, told)
+    with stages() as progress:
+        facts = examine(model, images, unseen, mode, progress)
     recipe, source = config.recipe, config.data
     notes = {
         "trained on": f"{source.images} images of {source.name}",

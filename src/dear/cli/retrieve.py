@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dear._io.text import shown
-from dear.cli.common import DataRoot, Device, Json, Roles, device_named, print_json, say, stages
+from dear.cli.common import DataRoot, Device, Json, Roles, device_named, print_json, run_folder, say, stages
 
 if TYPE_CHECKING:
     from dear.clip.model import Clip
@@ -29,7 +29,12 @@ def retrieve(
     ],
     run: Annotated[
         Path | None,
-        typer.Argument(help="Run folder; not needed for a search by heads.", show_default=False),
+        typer.Argument(
+            help="Run folder; not needed for a search by heads.",
+            parser=run_folder,
+            metavar="RUN",
+            show_default=False,
+        ),
     ] = None,
     by: Annotated[
         str | None,

@@ -80,8 +80,8 @@ def discover(
     from dear.data import open_data
     from dear.heads.discover import discover_roles
     from dear.heads.embed import DEFAULT
+    from dear.heads.known_roles import TABLE2, read_roles
     from dear.heads.moments import resume_path
-    from dear.heads.roles import TABLE2, read_roles
 
     if rule == TABLE2:
         _refuse_unused(
@@ -230,7 +230,7 @@ def _tell_quality(roles: RoleMap) -> None:
 
 
 def _read(file: Path) -> RoleMap:
-    from dear.heads.roles import read_roles
+    from dear.heads.known_roles import read_roles
 
     return read_roles(file)
 

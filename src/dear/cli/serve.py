@@ -33,7 +33,8 @@ def serve(
         typer.Option(
             "--wait-ms",
             min=0,
-            help="Milliseconds that an image waits for others; else 4 on a GPU, 0 on a CPU.",
+            help="Milliseconds that an image waits for others while the device is busy; "
+            "else 4 on a GPU, 0 on a CPU.",
         ),
     ] = None,
     threads: Annotated[
@@ -61,6 +62,25 @@ def serve(
             "features within a cosine distance of 2e-4.",
         ),
     ] = False,
+    drain_seconds: Annotated[
+        float,
+        typer.Option("--drain-seconds", min=0.1, help="For requests in flight when the service is stopped."),
+    ] = 30.0,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", min=0.001, help="Requests per second of each key; more get status 429."),
+    ] = None,
+    open_metrics: Annotated[
+        bool, typer.Option("--open-metrics", help="Show /metrics without a key, too.")
+    ] = False,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option("--tls-certificate", exists=True, dir_okay=False, help="PEM file: answer by HTTPS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", exists=True, dir_okay=False, help="PEM file of the certificate's key."),
+    ] = None,
     gallery: Annotated[
         list[str] | None,
         typer.Option("--gallery", help="NAME=FOLDER: images to search by /retrieve; may be repeated."),
@@ -96,23 +116,25 @@ def serve(
     import threading
 
     import torch
-    import uvicorn
 
     from dear.clip.factory import load
-    from dear.serve.app import make_app
     from dear.serve.keys import Keys
+    from dear.serve.server import run_server
     from dear.serve.service import Service
     from dear.serve.settings import Limits, ServeSettings
 
     known = Keys.load(keys) if keys is not None else Keys()
     settings = ServeSettings(
-        Limits(queued_images=queue),
+        Limits(queued_images=queue, rate=float("inf") if rate is None else rate),
         batch,
         None if wait_ms is None else wait_ms / 1000,
         adapters,
         reduced_jpeg=reduced_jpeg,
         precision=precision,
+        drain_seconds=drain_seconds,
+        open_metrics=open_metrics,
     )
+    _check_tls(engine, tls_certificate, tls_key)
     galleries = _galleries(gallery or [])
     _check_engine(engine, replicas > 1 or route != "/" or ray_address is not None, threads)
     if engine == "ray":
@@ -132,20 +154,20 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     _show_log()
-    service = Service(runs, load(backbone, device=device_named(device)), settings, galleries)
+    clip = load(backbone, device=device_named(device))
+    service = Service(runs, clip, settings, galleries, keys=known)
+    service.decoder.start()
     for name, reason in service.store.problems().items():
         typer.echo(f"not served: {name}: {reason}", err=True)
     if service.recorded:
         typer.echo(f"{service.recorded} batch runs recorded", err=True)
+    scheme = "http" if tls_certificate is None else "https"
     typer.echo(
-        f"adapters: {len(service.store.cards())} on {service.clip.name}; http://{host}:{port}/docs; "
+        f"adapters: {len(service.store.cards())} on {service.clip.name}; {scheme}://{host}:{port}/docs; "
         "stop with Ctrl-C",
         err=True,
     )
-    uvicorn.run(
-        make_app(service, known), host=host, port=port, log_config=None, access_log=False,
-        timeout_keep_alive=30, timeout_graceful_shutdown=30,
-    )  # fmt: skip
+    run_server(service, host, port, ssl_certfile=tls_certificate, ssl_keyfile=tls_key)
 
 
 def _check_engine(engine: str, of_ray: bool, threads: int | None) -> None:
@@ -158,6 +180,16 @@ def _check_engine(engine: str, of_ray: bool, threads: int | None) -> None:
         raise UsageError("--replicas, --route and --ray-address are for --engine ray")
     if engine == "ray" and threads is not None:
         raise UsageError("--threads is for --engine local; Ray gives every replica its threads")
+
+
+def _check_tls(engine: str, certificate: Path | None, key: Path | None) -> None:
+    """Refuse half of the options for HTTPS, and both where Ray answers."""
+    from dear.errors import UsageError
+
+    if key is not None and certificate is None:
+        raise UsageError("--tls-key needs --tls-certificate")
+    if engine == "ray" and certificate is not None:
+        raise UsageError("--tls-certificate is for --engine local; put a proxy in front of Ray")
 
 
 def _show_log() -> None:
@@ -179,14 +211,15 @@ def _demand_extra() -> None:
         import python_multipart  # noqa: F401 (read by the routes, which would fail at the first request)
         import uvicorn  # noqa: F401
 
-        import dear.serve.app  # noqa: F401
+        import dear.serve.app
+        import dear.serve.server  # noqa: F401
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in (
-            "fastapi", "uvicorn", "prometheus_client", "python_multipart"
+            "fastapi", "uvicorn", "httptools", "prometheus_client", "python_multipart"
         ):  # fmt: skip
             raise
         raise UsageError(
-            f"the service needs {error.name}: install it with pip install 'dear-vlm[serve]'"
+            f"the service needs {error.name}: install it with pip install '.[serve]' in your clone"
         ) from None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dear._io.image_file import normalize, resize_crop
 from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
 from dear.clip.correction import Correction, Head, carried, folded
+from dear.clip.focus import check_focus, focused_features
 from dear.clip.rotary import Turn, grid_turn
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
 from dear.clip.tower import (
@@ -420,7 +421,9 @@ class Clip(nn.Module):
         self.tokenizer: Tokenizer | None = ClipTokenizer() if _reads_clip_tokens(config) else None
         self._scale: tuple[int, int, float] | None = None
         self._correction: Correction | None = None
+        self.focus: tuple[Head, ...] = ()  #: heads whose contribution stands beside the image feature
         self._plain: tuple[Clip, ...] = ()  # in a tuple: a Module attribute would be registered
+        self._unfocused: tuple[Clip, ...] = ()
         if self.log_scale.device.type != "meta":
             initialize(self.visual, self.text)
             with torch.no_grad():
@@ -438,7 +441,7 @@ class Clip(nn.Module):
         other.load_state_dict({name: t.clone() for name, t in self.state_dict().items()}, assign=True)
         other.visual.fused, other.text.fused = self.visual.fused, self.text.fused
         other.tokenizer = self.tokenizer
-        return other.requires_grad_(False).corrected(self.correction)
+        return other.requires_grad_(False).corrected(self.correction).focused(self.focus)
 
     def train(self, mode: bool = True) -> Clip:
         """A frozen model has one mode: it stays in eval."""
@@ -489,8 +492,13 @@ class Clip(nn.Module):
         return self._correction
 
     @property
+    def feature_width(self) -> int:
+        """How many values `encode_image` gives per image: E, or 2 E with a focus."""
+        return self.config.embed_dim * (2 if self.focus else 1)
+
+    @property
     def plain(self) -> Clip:
-        """The backbone without a correction, on the same weights; objects that share weights share it."""
+        """The backbone without correction or focus; objects that share weights share it."""
         return self._plain[0] if self._plain else self
 
     def corrected(self, correction: Correction | None) -> Clip:
@@ -507,6 +515,8 @@ class Clip(nn.Module):
             >>> torch.equal(half.encode_image(pixels) * 2, clip.encode_image(pixels))
             True
         """
+        if self.focus:
+            return self.focused(()).corrected(correction).focused(self.focus)
         if correction is not None:
             vision = self.config.vision
             correction.check(vision.layers, vision.heads, self.config.embed_dim)
@@ -523,6 +533,27 @@ class Clip(nn.Module):
         matrix, bias = (None, None) if correction is None else carried(self.visual, correction)
         visual.carried_matrix, visual.carried_bias = matrix, bias
         return other
+
+    def focused(self, heads: Sequence[Head]) -> Clip:
+        """The same weights with the contribution of some heads beside the image feature; () for none.
+
+        `encode_image` then gives [B, 2 E]: the image feature, and the part of it that these heads add.
+        The same heads give the same object, so that adapters share its work.
+
+        Raises:
+            UsageError: a head does not exist, or the tower has no class token.
+        """
+        chosen = check_focus(self.visual, heads)
+        base = self._unfocused[0] if self._unfocused else self
+        if not chosen:
+            return base
+        kept = _focused.setdefault(base, WeakValueDictionary())
+        found = kept.get(chosen)
+        if found is None:
+            found = kept[chosen] = copy.copy(base)
+            found._modules = dict(base._modules)
+            found.focus, found._unfocused, found._plain = chosen, (base,), (base.plain,)
+        return found
 
     def folded(self) -> Clip:
         """A plain CLIP of its own whose weights hold the correction.
@@ -566,7 +597,9 @@ class Clip(nn.Module):
 
     @torch.no_grad()
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length."""
+        """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length; see also `focused`."""
+        if self.focus:
+            return focused_features(self.visual, pixels.to(self.device), self.focus)
         features: Tensor = self.visual(pixels.to(self.device))
         return features
 
@@ -588,6 +621,7 @@ class Clip(nn.Module):
 
 
 _Stamp = tuple[tuple[int, int], ...]
+_focused: WeakKeyDictionary[Clip, WeakValueDictionary[tuple[Head, ...], Clip]] = WeakKeyDictionary()
 _copies: WeakKeyDictionary[Clip, dict[torch.dtype, tuple[_Stamp, Clip]]] = WeakKeyDictionary()
 
 
@@ -618,7 +652,7 @@ def kept_cast(clip: Clip, dtype: torch.dtype) -> Clip:
     if dtype not in kept or kept[dtype][0] != stamp:
         plain = clip.plain
         cast = cast_backbone(clip, dtype) if plain is clip else kept_cast(plain, dtype)
-        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction))
+        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction).focused(clip.focus))
     return kept[dtype][1]
 
 

@@ -16,9 +16,10 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.calibration import apply_scales
+from dear.runs.model import Model
 
 
-class _Still(Clip):
+class _Traceable(Clip):
     """A CLIP whose temperature is a number, not a tensor."""
 
     number: float
@@ -29,22 +30,22 @@ class _Still(Clip):
         return self.number
 
 
-def still_clip(clip: Clip) -> Clip:
+def traceable_clip(clip: Clip) -> Clip:
     """A float32 copy on the CPU for tracing, with written-out attention; weights are shared if possible."""
     number, original = clip.logit_scale, clip
     if clip.dtype != torch.float32 or clip.device.type != "cpu":
         clip = copy.deepcopy(clip).to("cpu", torch.float32)
     twin = copy.copy(clip)
-    twin.__class__ = _Still
+    twin.__class__ = _Traceable
     # Shallow copies of the towers: their switch to written-out attention leaves the originals alone.
     twin._modules = {name: copy.copy(module) for name, module in clip._modules.items()}
     twin.__dict__["number"] = number
     return twin.stand_for(original).use_fused(False)
 
 
-def still_method(method: Method) -> Method:
-    """A copy of `method` on a still backbone, with every kept tensor computed and fixed."""
-    clip = still_clip(method.clip)
+def traceable_method(method: Method) -> Method:
+    """A copy of `method` on a traceable backbone, with every cached tensor computed and fixed."""
+    clip = traceable_clip(method.clip)
     twin = method.bound(clip) if clip.device == method.clip.device else method.copied_to(clip)
     twin.eval()
     with torch.no_grad():
@@ -61,15 +62,16 @@ def blank(clip: Clip, count: int = 2) -> Tensor:
 
 
 class Scores(nn.Module):
-    """Pixels [B, 3, S, S] to the scores [B, C] of every mode, in the order of `method.modes`."""
+    """Pixels [B, 3, S, S] to the scores [B, C] of every mode, in the order of `model.modes`."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.method = still_method(method)
+        method = model.method
+        self.method = traceable_method(method)
         self.visual = self.method.clip.visual  # registered here: a method does not register its backbone
         self.names = ("scores", *method.modes[1:])
         # Calibrated: a runtime's softmax of the scores says how sure the answer is.
-        self.scales = [method.calibration_scales(mode) for mode in method.modes]  # [3, C] each, or None
+        self.scales = [model.scales(mode) for mode in model.modes]  # [3, C] each, or None
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """The scores of every mode."""
@@ -82,20 +84,21 @@ class Scores(nn.Module):
 class Features(nn.Module):
     """Pixels [B, 3, S, S] to the adapted image feature [B, E] and, for DeAR, its attributes' [B, A, E]."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         from dear.methods.dear import DeAR
 
+        method = model.method
         self.attributes: tuple[str, ...] = ()
         self.method: Method | None = None
         if isinstance(method, DeAR):
-            self.method = still_method(method)
+            self.method = traceable_method(method)
             self.visual = self.method.clip.visual
             self.attributes = tuple(method.attributes)
         elif method.mergeable:
-            self.visual = still_clip(method.merge()).visual
+            self.visual = traceable_clip(method.merge()).visual
         elif method.trainable_parameters == 0:
-            self.visual = still_clip(method.clip).visual
+            self.visual = traceable_clip(method.clip).visual
         else:
             raise UsageError(
                 f"the method {method.name!r} has no image encoder of its own; export the whole model",

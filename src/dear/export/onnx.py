@@ -23,6 +23,7 @@ from dear._io.files import write_atomic
 from dear.errors import DearError, UsageError
 from dear.export.graph import Features, Scores, blank
 from dear.methods.base import Method
+from dear.runs.model import Model, Run
 
 FORMAT, SCHEMA = "dear onnx", "1"
 _LIMIT = 2**31 - 2**20  # protobuf refuses messages of 2 GiB; the graph needs a little beside the weights
@@ -46,12 +47,12 @@ class Exported:
 
 
 def export_onnx(
-    method: Method, path: str | os.PathLike[str], encoder_only: bool = False, check: bool = True
+    run: Run, path: str | os.PathLike[str], encoder_only: bool = False, check: bool = True
 ) -> Exported:
-    """Write a method as one ONNX file, whole or not at all.
+    """Write a model as one ONNX file, whole or not at all.
 
     Args:
-        method: any method; attribute tokens, masks, projections, fusion and class weights go into the file.
+        run: a run folder, a method or a model; everything it learned goes into the file.
         path: the file to write.
         encoder_only: the adapted image encoder alone (features, not scores).
         check: run the file in onnxruntime and refuse it unless it agrees with PyTorch to 1e-3.
@@ -61,22 +62,24 @@ def export_onnx(
         DearError: the model cannot be exported, or the file cannot be written.
     """
     _require_onnx()
-    graph = Features(method) if encoder_only else Scores(method)
+    model = Model.of(run, device="cpu")
+    method = model.method
+    graph = Features(model) if encoder_only else Scores(model)
     program = _trace(graph, method)
-    model = program.model
-    if isinstance(model.graph.inputs[0].shape[0], int):
+    written = program.model
+    if isinstance(written.graph.inputs[0].shape[0], int):
         raise DearError(
             f"the method {method.name!r} answers image by image; it cannot be written for any batch"
         )
-    for node in model.graph.all_nodes():
+    for node in written.graph.all_nodes():
         node.metadata_props.clear()  # the exporter notes stack traces there: paths of this machine
         node.doc_string = None
-    model.metadata_props.clear()
-    model.metadata_props.update(metadata(method, graph))
-    model.producer_name = "dear"
+    written.metadata_props.clear()
+    written.metadata_props.update(metadata(method, graph))
+    written.producer_name = "dear"
     import onnx_ir
 
-    data = onnx_ir.to_proto(model).SerializeToString()
+    data = onnx_ir.to_proto(written).SerializeToString()
     difference = _difference(data, graph, method) if check else None
     if difference is not None and difference > 1e-3:
         raise DearError(
@@ -130,7 +133,7 @@ def _require_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"exporting needs the package {error.name!r}: install it with pip install 'dear-vlm[onnx]'"
+            f"exporting needs the package {error.name!r}: install it with pip install '.[onnx]' in your clone"
         ) from None
 
 

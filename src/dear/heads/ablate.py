@@ -53,12 +53,24 @@ class Collected:
             UsageError: a head was not collected.
         """
         center = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
+        return self._sum(heads, center - self.outputs)
+
+    def contribution(self, heads: Iterable[Key]) -> Tensor:
+        """What `heads` add to the features together, [n, E].
+
+        Raises:
+            UsageError: a head was not collected.
+        """
+        return self._sum(heads, self.outputs)
+
+    def _sum(self, heads: Iterable[Key], outputs: Tensor) -> Tensor:
+        """Contributions [n, E] of some heads with outputs [n, L, H, d]."""
         total = torch.zeros_like(self.features)
         for layer, head in heads:
             if layer not in self.layers or not 0 <= head < self.outputs.shape[2]:
                 raise UsageError(f"head ({layer}, {head}) was not collected; layers {self.layers} were")
             place = self.layers.index(layer)
-            total += (center[place, head] - self.outputs[:, place, head]) @ self.maps[place, head]
+            total += outputs[:, place, head] @ self.maps[place, head]
         return total
 
 

@@ -15,18 +15,11 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.heads.ablate import Collected, Key
 from dear.heads.contributions import head_maps
-from dear.heads.repair import contribution
+from dear.heads.focus import attribute_heads, centered_unit
 from dear.heads.roles import RoleMap
 
 SAME = 0.99999  #: cosine of whole features from which on an image is the query itself
 ALIKE = 0.75  #: share of the found images that attributes have in common when they cannot be told apart
-
-
-def attribute_heads(roles: RoleMap) -> dict[str, tuple[Key, ...]]:
-    """The attributes that have heads of their own, core concepts first."""
-    names = (*roles.core, *sorted({role.concept for _, role in roles if role.concept} - set(roles.core)))
-    found = {name: roles.select(concept=name) for name in names}
-    return {name: heads for name, heads in found.items() if heads}
 
 
 def head_space(
@@ -39,9 +32,7 @@ def head_space(
         heads: (layer, head) pairs.
         center: [heads · E], of the gallery; None: the mean of these images.
     """
-    rows = torch.cat([contribution(images, key) for key in heads], dim=1)
-    center = rows.mean(dim=0) if center is None else center
-    return F.normalize(rows - center, dim=1), center
+    return centered_unit(torch.cat([images.contribution([key]) for key in heads], dim=1), center)
 
 
 class HeadIndex:
@@ -65,13 +56,11 @@ class HeadIndex:
         self._whole = F.normalize(features, dim=1)
         self._centers, self._rows = {}, {}
         for name in self.spaces:
-            rows = self._space(name, outputs)
-            self._centers[name] = rows.mean(dim=0)
-            self._rows[name] = F.normalize(rows - self._centers[name], dim=1)
+            self._rows[name], self._centers[name] = centered_unit(self._space(name, outputs))
 
     def similarities(self, name: str, feature: Tensor, outputs: Tensor) -> Tensor:
         """Cosines [n] with a query's feature [E] and outputs [L, H, d]; -2 for the query itself."""
-        query = F.normalize(self._space(name, outputs[None])[0] - self._centers[name], dim=0)
+        query = centered_unit(self._space(name, outputs[None]), self._centers[name])[0][0]
         same = self._whole @ F.normalize(feature, dim=0) > SAME
         return (self._rows[name] @ query).masked_fill(same, -2.0)
 

@@ -61,8 +61,7 @@ class Repair:
         features = images.features
         if self.heads and self.means is not None:
             features = features + self.means.sum(dim=0)
-            for key in self.heads:
-                features = features - contribution(images, key)
+            features = features - images.contribution(self.heads)
         return features - (features - self.center) @ self.removed
 
     def correction(self, after: Correction | None = None) -> Correction:
@@ -79,19 +78,6 @@ class Repair:
         return Correction(matrix.contiguous(), bias.contiguous(), heads, note)
 
 
-def contribution(images: Collected, key: Key) -> Tensor:
-    """c_h of every image, [n, E].
-
-    Raises:
-        UsageError: the head was not collected.
-    """
-    layer, head = key
-    if layer not in images.layers or not 0 <= head < images.outputs.shape[2]:
-        raise UsageError(f"head ({layer}, {head}) was not collected; layers {images.layers} were")
-    place = images.layers.index(layer)
-    return images.outputs[:, place, head] @ images.maps[place, head]
-
-
 def remove_heads(images: Collected, heads: Sequence[Key], concept: str = "heads") -> Repair:
     """Removal by heads, with means over `images` (the training images).
 
@@ -101,7 +87,7 @@ def remove_heads(images: Collected, heads: Sequence[Key], concept: str = "heads"
     if not heads:
         raise UsageError(f"the role map has no head for {concept!r}: remove it by words or by examples")
     chosen = tuple(sorted(set(heads)))
-    means = torch.stack([contribution(images, key).mean(dim=0) for key in chosen])
+    means = torch.stack([images.contribution([key]).mean(dim=0) for key in chosen])
     width = images.features.shape[1]
     return Repair(
         (concept,), ("heads",), images.features.mean(dim=0), torch.zeros(width, width), chosen, means

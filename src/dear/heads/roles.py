@@ -1,27 +1,14 @@
-"""Role maps: what each head of the last layers does, bound to the weights it was found in.
-
-The file `roles.json` is written and checked here, too.
-"""
+"""Role maps: what each head of the last layers does, bound to the weights it was found in."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
-from msgspec import Meta
-
-from dear._io.files import read_json, write_atomic
-from dear._io.text import Line, Strict, Whole, Word, check, parse_json
-from dear.clip.factory import EMBEDDED
 from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.names import CORE, KINDS
@@ -177,12 +164,15 @@ class RoleMap:
     @classmethod
     def table2(cls) -> RoleMap:
         """The supplement's Table 2: ViT-B/16, layers 9-12, with its phrases."""
-        text = resources.files("dear.heads").joinpath("table2.json").read_text(encoding="utf-8")
-        return _parse(parse_json(text, "table2.json", "role map"), "table2.json")
+        from dear.heads.roles_file import table2
+
+        return table2()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the map as readable JSON in a stable order, whole or not at all."""
-        write_atomic(path, _render(self))
+        from dear.heads.roles_file import write_roles
+
+        write_roles(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RoleMap:
@@ -192,7 +182,9 @@ class RoleMap:
             DearError: the file is missing or not JSON.
             RoleError: it is JSON but not a whole role map.
         """
-        return _parse(read_json(path, "role map", max_bytes=64 * 1024 * 1024), str(Path(path)))
+        from dear.heads.roles_file import read_roles_file
+
+        return read_roles_file(path)
 
     def check(self, clip: Clip, allow_other: bool = False) -> str | None:
         """Refuse to be used on weights the map was not computed on.
@@ -246,247 +238,3 @@ def _span(layers: Sequence[int]) -> str:
 def _short(fingerprint: str) -> str:
     """Enough of a fingerprint to tell two apart."""
     return f"({fingerprint[:19]}…)"
-
-
-SCHEMA = 2
-FORMAT = "dear roles"
-# Words of schema 1, and what they are called since.
-_RENAMED = {"pictures": "image_count", "images": "image_source", "phrases_a_head": "phrases_per_head"}
-
-Count = Annotated[int, Meta(ge=1, le=512)]  # no tower has more layers or heads: more is a damaged file
-Share = Annotated[float, Meta(ge=0, le=1)]
-
-
-class HeadEntry(Strict, frozen=True):
-    """One head in the file."""
-
-    layer: Count
-    head: Annotated[int, Meta(ge=0, lt=512)]
-    kind: Literal["core", "other", "generalization", "mixed"]
-    concept: Word | None
-    entropy: Annotated[float, Meta(ge=0)] | None
-    shares: dict[Word, Share]
-    phrases: tuple[Line, ...]
-
-    def __post_init__(self) -> None:
-        if self.shares and abs(sum(self.shares.values()) - 1) > 1e-3:
-            raise ValueError(f"shares add up to {sum(self.shares.values()):.4f}, not to 1")
-        if self.kind in ("core", "other") and self.concept is None:
-            raise ValueError(f"a head of kind {self.kind!r} needs a concept")
-
-
-class RoleDocument(Strict, frozen=True):
-    """The whole file."""
-
-    format: Literal["dear roles"]
-    schema: Literal[2]
-    backbone: Line
-    fingerprint: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{16,64}\Z")] | None
-    depth: Count | None
-    layers: Annotated[list[Count], Meta(min_length=1)]
-    heads: Count
-    rule: Line
-    parameters: dict[str, Any]
-    core: Annotated[tuple[Word, ...], Meta(min_length=1)]
-    roles: list[HeadEntry]
-    evidence: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        if self.layers != sorted(set(self.layers)):
-            raise ValueError("layers must ascend, each once")
-        if len(set(self.core)) != len(self.core):
-            raise ValueError("core must be a list of different concepts")
-        expected = {(layer, head) for layer in self.layers for head in range(self.heads)}
-        named = [(entry.layer, entry.head) for entry in self.roles]
-        (key, count), *_ = Counter(named).most_common(1) or [((0, 0), 1)]
-        if count > 1:
-            raise ValueError(f"head {key} stands twice")
-        if set(named) != expected:
-            raise ValueError(
-                f"roles must name each of the {self.heads} heads of layers {self.layers} once; see head "
-                f"{min(set(named) ^ expected)}"
-            )
-
-
-class ConceptSize(msgspec.Struct, frozen=True):
-    """How large a concept is."""
-
-    phrases: Whole
-    clusters: Whole
-
-
-class ConceptSummary(msgspec.Struct, frozen=True):
-    """What pages show of the concepts."""
-
-    way: Line = ""
-    phrases: Whole = 0
-    clusters: Whole = 0
-    noise: float = 0.0
-    agreement: dict[Line, float] = msgspec.field(default_factory=dict)
-    concepts: dict[Line, ConceptSize] = msgspec.field(default_factory=dict)
-
-
-class CorpusSummary(msgspec.Struct, frozen=True):
-    """What pages show of the corpus."""
-
-    name: Line = ""
-    phrases: Whole = 0
-
-
-class Evidence(msgspec.Struct, frozen=True):
-    """What pages show of the evidence; other entries are allowed and not read."""
-
-    image_count: Whole = 0
-    image_source: Line = ""
-    corpus: CorpusSummary | None = None
-    concepts: ConceptSummary | None = None
-    concept_of: dict[Line, Line] = msgspec.field(default_factory=dict)
-    explained: dict[Line, list[float]] | None = None
-
-
-def _render(roles: RoleMap) -> str:
-    """The text of `roles.json`: one line per head, the same map always the same text."""
-    top = {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "backbone": roles.backbone,
-        "fingerprint": roles.fingerprint,
-        "depth": roles.depth,
-        "layers": list(roles.layers),
-        "heads": roles.heads,
-        "rule": roles.rule,
-        "parameters": dict(sorted(roles.parameters.items())),
-        "core": list(roles.core),
-    }
-    lines = [f" {_dump(key)}: {_dump(value)}," for key, value in top.items()]
-    rows = [
-        _dump(
-            {
-                "layer": layer,
-                "head": head,
-                "kind": role.kind,
-                "concept": role.concept,
-                "entropy": role.entropy,
-                "shares": dict(role.shares),
-                "phrases": list(role.phrases),
-            }
-        )
-        for (layer, head), role in roles
-    ]
-    body = ",\n".join(f"  {row}" for row in rows)
-    evidence = json.dumps(dict(roles.evidence), ensure_ascii=False, allow_nan=False, indent=1).replace(
-        "\n", "\n "
-    )
-    return "{\n" + "\n".join(lines) + f'\n "roles": [\n{body}\n ],\n "evidence": {evidence}\n' + "}\n"
-
-
-def _parse(document: Any, source: str) -> RoleMap:
-    """Check a parsed `roles.json` and build its map.
-
-    Raises:
-        RoleError: naming `source`, the place in it and what is wrong there.
-    """
-    read = check(
-        document,
-        RoleDocument,
-        source,
-        "role map",
-        error=RoleError,
-        upgrade=lambda found: _upgraded(found, source),
-    )
-    evidence = check(read.evidence, Evidence, f"{source}: evidence", "record of a discovery", error=RoleError)
-    for layer, row in (evidence.explained or {}).items():
-        if len(row) != read.heads:
-            raise RoleError(
-                f"{source}: evidence: explained[{layer}] must have {read.heads} values, not {len(row)}"
-            )
-    try:
-        table = {
-            (entry.layer, entry.head): Role(
-                entry.kind, entry.concept, entry.entropy, entry.shares, entry.phrases
-            )
-            for entry in read.roles
-        }
-        return RoleMap(
-            table,
-            heads=read.heads,
-            backbone=read.backbone,
-            fingerprint=read.fingerprint,
-            depth=read.depth,
-            rule=read.rule,
-            parameters=read.parameters,
-            core=read.core,
-            evidence=read.evidence,
-        )
-    except RoleError as error:
-        raise RoleError(f"{source}: {error}") from None
-
-
-def _upgraded(document: Any, source: str) -> Any:
-    """A document of this or an older schema in the words of this one."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise RoleError(f"{source}: is not a role map (no 'format')")
-    schema = document.get("schema")
-    if type(schema) is not int or schema not in (1, SCHEMA):
-        raise RoleError(
-            f"{source}: has schema {str(schema)[:20]}, this version reads 1 to {SCHEMA}; upgrade dear-vlm, "
-            "or discover the roles again"
-        )
-    evidence = document.get("evidence")
-    if schema == 1 and isinstance(evidence, dict):
-        evidence = {_RENAMED.get(key, key): value for key, value in evidence.items()}
-        return {**document, "schema": SCHEMA, "evidence": evidence}
-    return document
-
-
-def _dump(value: Mapping[str, Any] | Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-TABLE2 = "table2"  #: the name of the supplement's map
-# How OpenAI's ViT-B/16 is called: on the hub, as a folder downloaded from there, and as OpenAI's own file.
-_OPENAI_B16 = re.compile(r"(openai/)?clip-vit-base-patch16|vit-b-16(\.pt)?", re.IGNORECASE)
-
-
-def known_roles(clip: Clip) -> RoleMap | None:
-    """The role map to use on a backbone when none is given; None: it has to be discovered.
-
-    An embedded backbone has its own. Table 2 is used for OpenAI's ViT-B/16 alone (see `is_openai_b16`); on
-    any other tower of 12 layers of 12 heads it has to be asked for by name: `read_roles("table2")`.
-
-    >>> from dear.clip.config import ClipConfig
-    >>> known_roles(Clip(ClipConfig.named("ViT-B-16"), "openai/clip-vit-base-patch16")).rule
-    'table2'
-    >>> known_roles(Clip(ClipConfig.named("ViT-B-32"), "openai/clip-vit-base-patch32")) is None
-    True
-    """
-    own = EMBEDDED / clip.name / "roles.json"
-    if own.is_file():
-        roles = RoleMap.load(own)
-        if roles.fingerprint == clip.fingerprint:
-            return roles
-    return RoleMap.table2() if is_openai_b16(clip) else None
-
-
-def is_openai_b16(clip: Clip) -> bool:
-    """Whether a backbone is OpenAI's ViT-B/16, told by its name, its shape and its activation.
-
-    Its name must be the hub's ("openai/clip-vit-base-patch16"), that of a folder downloaded from there, or
-    that of OpenAI's file ("ViT-B-16.pt"); LAION's weights of the same shape have another activation.
-    """
-    vision = clip.config.vision
-    shape = (vision.layers, vision.heads, vision.width, vision.patch_size, vision.image_size)
-    return (
-        _OPENAI_B16.fullmatch(clip.name) is not None
-        and shape == (12, 12, 768, 16, 224)
-        and vision.activation == "quick_gelu"
-    )
-
-
-def read_roles(source: str | os.PathLike[str]) -> RoleMap:
-    """A role map by file, or Table 2 by its name.
-
-    >>> read_roles("table2").counts()["core"]
-    28
-    """
-    return RoleMap.table2() if os.fspath(source) == TABLE2 else RoleMap.load(source)

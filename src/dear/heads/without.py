@@ -16,8 +16,9 @@ from dear.data.open import open_folder
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.choose import ORDER, Choice, choose
+from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.repair import Repair, combine, remove_examples, remove_heads, remove_span
-from dear.heads.roles import RoleMap, known_roles, read_roles
+from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, readable_words, value_features
 
 WAYS = ("auto", *ORDER)

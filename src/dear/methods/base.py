@@ -249,8 +249,9 @@ class Method(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self._clip = (clip,)  # in a tuple: a Module attribute would be registered
         self.config = self.configure(options, config)
+        clip = clip.focused(getattr(self.config, "focus", ()))  # see `dear.methods.focus`
+        self._clip = (clip,)  # in a tuple: a Module attribute would be registered
         if roles is not None and not self.uses_roles:
             raise UsageError(f"the method {self.name!r} uses no role map; leave roles out")
         self.roles = roles
@@ -337,7 +338,8 @@ class Method(nn.Module):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Image features [B, E], not of unit length; here those of the frozen backbone."""
-        return frozen[0] if self.reads_feature else self.clip.encode_image(frozen[0])
+        features = frozen[0] if self.reads_feature else self.clip.encode_image(frozen[0])
+        return features[..., : self.clip.config.embed_dim]  # a focus stands behind them
 
     def texts(self) -> Tensor:
         """Text features [C, E] of the classes; here the frozen ones of the prompts."""
@@ -440,7 +442,8 @@ class Method(nn.Module):
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] in float32, of normalized pixels [B, 3, S, S]; with gradients."""
         if self._disabled:
-            frozen = scores(self.clip, self.clip.encode_image(pixels), self.prompts.frozen)
+            features = self.clip.focused(()).encode_image(pixels)
+            frozen = scores(self.clip, features, self.prompts.frozen)
             return dict.fromkeys(self.modes, frozen)
         return self.logits_from_frozen(self.inference_stage(pixels))
 
@@ -587,6 +590,7 @@ class Method(nn.Module):
                 f"({self.clip.device}); got {clip.name} on {clip.device}"
             )
         other = copy.copy(self)  # shallow: PyTorch's tables of parameters and buffers are the same objects
+        clip = clip.focused(self.clip.focus)
         other._clip = (clip,)
         other.prompts = self.prompts.on(clip)
         other._cache = {}

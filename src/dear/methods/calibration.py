@@ -29,7 +29,6 @@ from dear._io.text import Strict, Whole
 from dear.errors import UsageError
 
 NEIGHBORS = 10  #: trained classes that the distance of a new class is averaged over
-NONE_OF_THESE = "none of these"  #: the answer for an image of no class of the list
 
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]

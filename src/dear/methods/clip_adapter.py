@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method, uniform
+from dear.methods.base import Batches, Frozen, Method, uniform
+from dear.methods.focus import FeatureReader, FocusConfig
 
 
 @dataclass(frozen=True)
-class CLIPAdapterConfig:
+class CLIPAdapterConfig(FocusConfig):
     """Options of CLIP-Adapter."""
 
     ratio: float = 0.2  #: r, how much of the adapted feature is mixed in; 0 is frozen CLIP
@@ -40,13 +41,21 @@ class CLIPAdapter(Method):
 
     def build(self, generator: torch.Generator) -> None:
         """W_1 and W_2, started as linear layers are."""
+        self.reader = FeatureReader(self.clip, self.config)
         wide = self.clip.config.embed_dim
         hidden = max(1, wide // self.config.narrowing)
-        self.down = self.learn(uniform(generator, hidden, wide, inputs=wide))
+        self.down = self.learn(uniform(generator, hidden, self.reader.width, inputs=self.reader.width))
         self.up = self.learn(uniform(generator, wide, hidden, inputs=hidden))
 
+    def prepare(self, batches: Batches) -> None:
+        """Nothing is taken from the training images but the mean that a focus subtracts."""
+        self.reader.fit(self.clip, batches)
+
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """f* [B, E], the mixture of adapted and frozen features."""
-        features = frozen[0].to(self.down.dtype)
-        adapted = F.linear(F.linear(features, self.down).relu(), self.up).relu()
+        """f* [B, E], the mixture of adapted and frozen features; a focus is read at the feature's length."""
+        read = frozen[0].to(self.down.dtype)
+        features = read[..., : self.clip.config.embed_dim]
+        if self.config.focus:
+            read = self.reader(read) * features.norm(dim=-1, keepdim=True)
+        adapted = F.linear(F.linear(read, self.down).relu(), self.up).relu()
         return self.config.ratio * adapted + (1 - self.config.ratio) * features

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method, features_of, unit
+from dear.methods.base import Batches, Frozen, Method
+from dear.methods.focus import FeatureReader, FocusConfig, training_features
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha
 _ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part
@@ -33,31 +33,23 @@ _MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
-class LPPlusPlusConfig:
+class LPPlusPlusConfig(FocusConfig):
     """Options of LP++."""
 
     steps: int = 300  #: steps of gradient descent
     views: int = 1  #: random views per image to fit on; 0: the whole image once
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.views < 0 or self.steps < 0:
             raise UsageError(f"views = {self.views} and steps = {self.steps} cannot be negative")
 
 
 @torch.no_grad()
-def training_features(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor]:
-    """Unit features [n, E] and labels [n] of all views of the training images."""
-    walks = [batch for _ in range(max(1, views)) for batch in batches(views > 0)]
-    features = torch.cat([unit(features_of(clip, batch)) for batch in walks])
-    return features, torch.cat([batch.labels for batch in walks]).to(features.device)
-
-
-@torch.no_grad()
-def fit(features: Tensor, labels: Tensor, texts: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """W [C, E], b [C] and alpha [C] from unit features [n, E], labels [n] and unit texts [C, E]."""
-    count, classes = len(features), len(texts)
+def fit(features: Tensor, cosines: Tensor, labels: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """W [C, W], b [C] and alpha [C] from unit features [n, W], cosines with texts [n, C] and labels [n]."""
+    count, classes = cosines.shape
     truth = F.one_hot(labels, classes).to(features.dtype)  # [n, C]
-    cosines = features @ texts.T  # [n, C]
     weight, bias = truth.T @ features, features.new_zeros(classes)
     per_class = (truth * cosines).sum(0) / truth.sum(0).clamp(min=1)
     alpha = (_ALPHA_SCALE * per_class[truth.sum(0) > 0].mean()).expand(classes).clone()
@@ -92,18 +84,20 @@ class LPPlusPlus(Method):
     def build(self, generator: torch.Generator) -> None:
         """w, b and alpha; until `prepare` they give zero-shot CLIP's logits."""
         text = self.prompts.frozen
-        self.register_buffer("weight", torch.zeros_like(text))
+        self.reader = FeatureReader(self.clip, self.config)
+        self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
         self.register_buffer("bias", text.new_zeros(len(text)))
         self.register_buffer("alpha", text.new_full((len(text),), self.clip.logit_scale))
 
     def prepare(self, batches: Batches) -> None:
         """Fit, in float64."""
-        features, labels = training_features(self.clip, batches, self.config.views)
-        found = fit(features.double(), labels, self.prompts.frozen.double(), self.config.steps)
+        features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
+        cosines = images.double() @ self.prompts.frozen.double().T
+        found = fit(features.double(), cosines, labels, self.config.steps)
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        images = unit(frozen[0]).to(self.weight.dtype)
-        blended = self.weight + self.alpha[:, None] * self.prompts.frozen
-        return {"default": F.linear(images, blended, self.bias)}
+        kind = self.weight.dtype
+        text = self.reader.image(frozen[0]).to(kind) @ (self.alpha[:, None] * self.prompts.frozen).T
+        return {"default": F.linear(self.reader(frozen[0]).to(kind), self.weight, self.bias) + text}

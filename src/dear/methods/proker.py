@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method, unit
-from dear.methods.tip_adapter import make_cache
+from dear.methods.base import Batches, Frozen, Method
+from dear.methods.focus import FeatureReader, FocusConfig, training_features
 
 
 @dataclass(frozen=True)
-class ProKeRConfig:
+class ProKeRConfig(FocusConfig):
     """Options of ProKeR."""
 
     beta: float = 1.7  #: how fast the kernel falls with distance
@@ -37,6 +37,7 @@ class ProKeRConfig:
     views: int = 10  #: random views per image whose features are averaged; 0: the whole image once
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.views < 0:
             raise UsageError(f"views = {self.views} cannot be negative")
         if not (self.ridge > 0 and self.beta > 0):
@@ -58,7 +59,8 @@ class ProKeR(Method):
 
     def build(self, generator: torch.Generator) -> None:
         """Training features [n, E] and coefficients [n, C], empty until `prepare`."""
-        self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.clip.config.embed_dim))
+        self.reader = FeatureReader(self.clip, self.config)
+        self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.reader.width))
         self.register_buffer("coefficients", self.prompts.frozen.new_zeros(0, len(self.classes)))
 
     def kernel(self, left: Tensor, right: Tensor) -> Tensor:
@@ -68,9 +70,9 @@ class ProKeR(Method):
     @torch.no_grad()
     def prepare(self, batches: Batches) -> None:
         """Solve for the coefficients, in float64: the kernel matrix is nearly singular."""
-        keys, labels = make_cache(self.clip, batches, self.config.views)
-        keys = keys.double()
-        rest = F.one_hot(labels.to(keys.device), len(self.classes)) - keys @ self.prompts.frozen.double().T
+        found = training_features(self.clip, self.reader, batches, self.config.views, mean=True)
+        keys, images, labels = found[0].double(), found[1].double(), found[2]
+        rest = F.one_hot(labels, len(self.classes)) - images @ self.prompts.frozen.double().T
         ridge = self.config.ridge * torch.eye(len(keys), dtype=keys.dtype, device=keys.device)
         solved = torch.linalg.solve(self.kernel(keys, keys) + ridge, rest)
         kind = self.prompts.frozen.dtype
@@ -83,6 +85,7 @@ class ProKeR(Method):
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        images = unit(frozen[0]).to(self.keys.dtype)
-        answer = images @ self.prompts.frozen.T + self.kernel(images, self.keys) @ self.coefficients
+        kind = self.keys.dtype
+        zero_shot = self.reader.image(frozen[0]).to(kind) @ self.prompts.frozen.T
+        answer = zero_shot + self.kernel(self.reader(frozen[0]).to(kind), self.keys) @ self.coefficients
         return {"default": self.clip.logit_scale * answer}

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Method, features_of, scores, unit
+from dear.methods.base import Batches, Frozen, Method, scores
+from dear.methods.focus import FeatureReader, FocusConfig, training_features
 
 
 @dataclass(frozen=True)
-class TipAdapterConfig:
+class TipAdapterConfig(FocusConfig):
     """Options of both Tip-Adapters."""
 
     alpha: float = 1.0  #: weight of the cache; 0 is frozen CLIP
@@ -32,30 +32,20 @@ class TipAdapterConfig:
     views: int = 10  #: random views per image whose features are averaged; 0: the whole image once
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.views < 0:
             raise UsageError(f"views = {self.views} cannot be negative")
-
-
-@torch.no_grad()
-def make_cache(clip: Clip, batches: Batches, views: int) -> tuple[Tensor, Tensor]:
-    """Keys [N, E] and labels [N] of the training images; every walk meets them in the same order."""
-    total, labels = torch.zeros(()), torch.zeros(0)
-    for _ in range(max(1, views)):
-        walk = list(batches(views > 0))
-        features = torch.cat([unit(features_of(clip, batch)) for batch in walk])
-        total = total.to(features) + features
-        labels = torch.cat([batch.labels for batch in walk])
-    return unit(total), labels
 
 
 def vote(method: TipAdapter | TipAdapterF, features: Tensor) -> dict[str, Tensor]:
     """CLIP's logits plus the cache's vote, [B, C], for frozen image features [B, E]."""
     config, keys, labels = method.config, method.keys, method.labels
-    images = unit(features)
-    near = torch.exp(-config.beta * (1 - images.to(keys.dtype) @ keys.T))  # [B, N]
+    read = method.reader(features)
+    near = torch.exp(-config.beta * (1 - read.to(keys.dtype) @ keys.T))  # [B, N]
     values = labels[:, None] == torch.arange(len(method.classes), device=labels.device)  # one-hot, [N, C]
     votes = near @ values.to(near.dtype)  # [B, C]
-    return {"default": scores(method.clip, images, method.prompts.frozen) + config.alpha * votes}
+    zero_shot = scores(method.clip, method.reader.image(features), method.prompts.frozen)
+    return {"default": zero_shot + config.alpha * votes}
 
 
 def cache_shapes(state: Mapping[str, Tensor], width: int) -> Mapping[str, tuple[int, ...]]:
@@ -81,12 +71,14 @@ class TipAdapter(Method):
 
     def build(self, generator: torch.Generator) -> None:
         """Buffers for the cache, empty until `prepare`."""
-        self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.clip.config.embed_dim))
+        self.reader = FeatureReader(self.clip, self.config)
+        self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.reader.width))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.long, device=self.clip.device))
 
     def prepare(self, batches: Batches) -> None:
         """Fill the cache."""
-        self.keys, self.labels = make_cache(self.clip, batches, self.config.views)
+        found = training_features(self.clip, self.reader, batches, self.config.views, mean=True)
+        self.keys, _, self.labels = found
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """As many keys as there were training images."""
@@ -113,12 +105,14 @@ class TipAdapterF(Method):
 
     def build(self, generator: torch.Generator) -> None:
         """Learned keys and a buffer for the labels, empty until `prepare`."""
-        self.keys = self.learn(torch.zeros(0, self.clip.config.embed_dim))
+        self.reader = FeatureReader(self.clip, self.config)
+        self.keys = self.learn(torch.zeros(0, self.reader.width))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.long, device=self.clip.device))
 
     def prepare(self, batches: Batches) -> None:
         """Fill the cache; the parameter stays the same object, for the optimizer holds it."""
-        keys, self.labels = make_cache(self.clip, batches, self.config.views)
+        found = training_features(self.clip, self.reader, batches, self.config.views, mean=True)
+        keys, _, self.labels = found
         self.keys.data = keys.to(self.keys.dtype)
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:

@@ -54,11 +54,11 @@ def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]
 def _stage_group(method: Method) -> tuple[int, Hashable]:
     """Methods with equal groups share their frozen stage, but for the affine part of a correction.
 
-    A correction changes the feature alone, not the layers before it ("prefix", J); heads that are left out
-    change what the last layer gives ("feature", "class token").
+    A correction changes the feature alone, not the layers before it ("prefix", J); heads that are left out or
+    focused on change what the last layer gives ("feature", "class token").
     """
     clip, key = method.clip, method.stage_key()
-    alone = isinstance(key, int) or (isinstance(key, str) and clip.visual.left_out)
+    alone = isinstance(key, int) or (isinstance(key, str) and bool(clip.visual.left_out or clip.focus))
     return id(clip) if alone else id(clip.plain), key
 
 
@@ -68,7 +68,7 @@ def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
     clip, key = first.clip, first.stage_key()
     if isinstance(key, int):  # the method's own: a recording would serve this adapter alone
         return first.inference_stage(pixels)
-    if key == "feature" and not clip.visual.left_out:
+    if key == "feature" and not clip.visual.left_out and not clip.focus:
         plain = clip.plain
         shared = ("stage", id(plain), plain.visual.positions.data_ptr(), key)
         (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)

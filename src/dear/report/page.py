@@ -122,9 +122,9 @@ def thumbnail(image: Image, side: int = 144) -> str:
 
 
 def percent(value: float) -> str:
-    r"""A share of 1 for people.
+    """A share of 1 for people.
 
     >>> percent(0.8571)
-    '85.7\xa0%'
+    '85.7%'
     """
-    return f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+    return f"{100 * value:.1f}%"

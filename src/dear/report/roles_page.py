@@ -12,7 +12,7 @@ from markupsafe import Markup
 from dear._io.files import write_atomic
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
-from dear.report.figures import layer_effects_figure, phrase_plane_figure
+from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
 from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, role_title
 from dear.report.page import Table, render
 from dear.report.roles_facts import Evidence, map_quality
@@ -100,7 +100,7 @@ def _how_named(found: Mapping[str, Any]) -> str:
         return "each counts for the concept that the corpus was written for."
     if way == "fixed":
         return "each counts for the nearest of the concepts that were given."
-    noise = f"{100 * float(found.get('noise', 0)):.0f} %"
+    noise = f"{100 * float(found.get('noise', 0)):.0f}%"
     return (
         f"they form {int(found.get('clusters', 0))} clusters ({noise} of the phrases belonged to none and "
         "went to the nearest one). Clusters of one name count as one concept."
@@ -120,7 +120,7 @@ def _effects(roles: RoleMap, evidence: Evidence) -> dict[str, Any]:
     return {
         "figure": layer_effects_figure(evidence.layers, evidence.accuracy, span),
         "images": f"{evidence.images:,}",
-        "table": Table(("replaced by their mean", "heads", "accuracy %", "random heads %"), tuple(rows)),
+        "table": Table(("replaced by their mean", "heads", "accuracy (%)", "random heads (%)"), tuple(rows)),
     }
 
 

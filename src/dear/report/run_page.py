@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dear._io.files import write_atomic
 from dear.report import figures
-from dear.report.figures import gates_figure
+from dear.report.head_figures import gates_figure
 from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.report.run_facts import Compared, RunFacts
 
@@ -168,7 +168,7 @@ def gallery(compared: Compared, rows: Sequence[int], before: bool = False) -> li
             ("name", truth),
             (
                 "right" if good else "wrong",
-                f"{'✓' if good else '✗'} {answer} ({100 * float(sure[row]):.0f} %)",
+                f"{'✓' if good else '✗'} {answer} ({100 * float(sure[row]):.0f}%)",
             ),
         ]
         if before:

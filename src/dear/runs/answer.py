@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NONE_OF_THESE = "none of these"  #: the answer for an image of no class of the list
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import in_batches, normalize
+from dear._io.batches import in_batches
+from dear._io.image_file import normalize
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.check import Readable
@@ -33,7 +34,7 @@ def image_set(images: Images) -> ImageSet:
     return ListedImages(items, torch.zeros(len(items), dtype=torch.long), ("image",))
 
 
-def view_pixels(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:
+def pixels_for(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:
     """The model's own view of some images of a set, normalized [b, 3, S, S] on its device."""
     raw = images.pixels(rows, clip.config.view).to(clip.device)
     return normalize(raw, clip.config.mean, clip.config.std)

@@ -12,7 +12,7 @@ from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.base import Method
-from dear.runs.batches import view_pixels
+from dear.runs.batches import pixels_for
 
 BINS = 15  #: of the calibration error
 
@@ -143,7 +143,7 @@ def fit_classes(method: Method, images: ImageSet, template: str | None = None) -
 @torch.no_grad()
 def logits_of(method: Method, images: ImageSet, rows: list[int]) -> dict[str, Tensor]:
     """Logits [b, C] in every mode, from CLIP's own view of the images."""
-    return method.all_logits(view_pixels(method.clip, images, rows))
+    return method.all_logits(pixels_for(method.clip, images, rows))
 
 
 def evaluate(
@@ -151,9 +151,8 @@ def evaluate(
     images: ImageSet,
     precision: str = "auto",
     progress: Progress | None = None,
-    template: str | None = None,
 ) -> Evaluation:
     """`Model.evaluate` of a method."""
     from dear.runs.model import Model
 
-    return Model(method, precision=precision).evaluate(images, template=template, progress=progress)
+    return Model(method, precision=precision).evaluate(images, progress=progress)

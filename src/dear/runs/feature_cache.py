@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from dear._io.feature_store import FeatureStore
-from dear._io.image_file import in_batches
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
-from dear.runs.batches import view_pixels
+from dear.runs.batches import over_batches, pixels_for
 
-VERSION = 1  #: of the rows; raise it when preprocessing or the towers change their answers
+VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
 _BATCH = 100
 
@@ -76,21 +75,13 @@ class FeatureCache:
         """Frozen image features [n, E] of CLIP's own view of every image, on the CPU."""
         what = _digest("image feature", clip)
 
-        def some(rows: range) -> Tensor:
-            with torch.no_grad():
-                return self.rows(
-                    what,
-                    images,
-                    list(rows),
-                    lambda indices: clip.encode_image(view_pixels(clip, images, indices)),
-                )
+        def some(reading: ImageSet, rows: list[int]) -> Tensor:
+            return self.rows(
+                what, reading, rows, lambda some: clip.encode_image(pixels_for(clip, reading, some))
+            )
 
-        parts = []
-        for rows, part in in_batches(some, len(images), batch):
-            parts.append(part)
-            if progress is not None:
-                progress("images", rows.stop, len(images))
-        return torch.cat(parts)
+        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
+        return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
 
     def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
         """Logits [b, C] in every mode; what `Model` takes.
@@ -104,14 +95,14 @@ class FeatureCache:
                     _digest("image feature", clip),
                     images,
                     indices,
-                    lambda rows: clip.encode_image(view_pixels(clip, images, rows)),
+                    lambda rows: clip.encode_image(pixels_for(clip, images, rows)),
                 )
                 return method.logits_from_frozen((features.to(clip.device),))
             scores = self.rows(
                 learned_digest("logits", method, *method.classes, method.template),
                 images,
                 indices,
-                lambda rows: _stacked(method.all_logits(view_pixels(clip, images, rows))),
+                lambda rows: _stacked(method.all_logits(pixels_for(clip, images, rows))),
             )  # [b, modes, C]
         return {mode: scores[:, place] for place, mode in enumerate(method.modes)}
 
@@ -142,7 +133,7 @@ def learned_digest(kind: str, method: Method, *words: str) -> bytes:
         found.update(repr(given.tolist()).encode())
     for name, tensor in sorted(method.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.digest()
 
 
@@ -178,11 +169,9 @@ def _stacked(logits: dict[str, Tensor]) -> Tensor:
 
 
 def _digest(kind: str, clip: Clip) -> bytes:
-    """What identifies rows of a frozen backbone: its weights, input, precision and kind of device."""
-    config = clip.config
-    facts = (VERSION, kind, clip.fingerprint, config.view, config.mean, config.std)
+    """What identifies rows of a backbone: all that decides them, precision and kind of device included."""
     corrected = None if clip.correction is None else clip.correction.digest
-    state = (*facts, corrected, str(clip.visual.dtype), clip.device.type)
+    state = (VERSION, kind, clip.identity, corrected, clip.focus, str(clip.visual.dtype), clip.device.type)
     return hashlib.sha256(repr(state).encode()).digest()
 
 

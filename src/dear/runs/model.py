@@ -6,12 +6,14 @@ same run says the same everywhere. It knows no training.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -35,9 +37,9 @@ from dear.methods.calibration import (
 )
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
-from dear.runs.batches import Images, image_set, name_of, over_batches, view_pixels
+from dear.runs.batches import Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.evaluate import Evaluation
-from dear.runs.feature_cache import FeatureCache
+from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
     load_run,
     locked,
@@ -49,7 +51,7 @@ from dear.runs.folder import (
     write_log,
 )
 from dear.runs.recipe import Line
-from dear.runs.spec import RunConfig, plain
+from dear.runs.spec import RunConfig, digest, plain
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
@@ -134,8 +136,6 @@ class Model:
             RunError: another process is using the folder.
             UsageError: the model was not trained, so there is no run to save.
         """
-        import msgspec
-
         if self.config is None:
             raise UsageError("this model was not trained, so there is no run to save")
         target, method = Path(folder), self.method
@@ -200,6 +200,14 @@ class Model:
         """How an image becomes a square of pixels."""
         return self.clip.config.view
 
+    @property
+    def identity(self) -> str:
+        """Changes with anything that decides an answer: backbone, correction, adapter, calibration."""
+        found = hashlib.sha256(learned_digest("answers", self.method, *self.classes, self.template))
+        calibration = None if self.calibration is None else msgspec.to_builtins(self.calibration)
+        found.update(digest(calibration).encode())
+        return f"sha256:{found.hexdigest()}"
+
     def pick_mode(self, mode: str | None) -> str:
         """The mode that is meant: the usual one for None."""
         return self.method.pick_mode(mode)
@@ -230,7 +238,7 @@ class Model:
         if add and classes is not None:
             names = (*self.classes, *(name for name in names if name not in self.classes))
         twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-        if twice is not None:
+        if classes is not None and twice is not None:
             raise UsageError(f"the class {twice!r} is named twice; name it once")
         return self._on(self.method.with_classes(names, template))
 
@@ -306,7 +314,7 @@ class Model:
 
         def compute(some: ImageSet, rows: list[int]) -> Result:
             if cache is None:
-                found = self.forward(view_pixels(method.clip, some, rows))
+                found = self.forward(pixels_for(method.clip, some, rows))
             else:
                 found = cache.logits(method, some, rows)
             logits = {mode: own.float().cpu() for mode, own in found.items()}
@@ -442,7 +450,6 @@ class Model:
         self,
         images: ImageSet,
         *,
-        template: str | None = None,
         unreadable: str = "stop",
         cached: bool = False,
         progress: Progress | None = None,
@@ -454,7 +461,6 @@ class Model:
 
         Args:
             images: the labeled set.
-            template: prompt with `{}` for every class; None: the one the model was trained with.
             unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
             cached: keep answers for image files in the user's cache, and take those that are there.
             progress: called with ("images", images done, images in all).
@@ -465,8 +471,7 @@ class Model:
         """
         if len(images) == 0:
             raise DataError(f"{images.name}: there is no image to evaluate on")
-        base = self if template is None else self._on(self.method.with_classes(self.classes, template))
-        model, labels = base.for_labels(images, template)
+        model, labels = self.for_labels(images)
 
         def best(logits: Logits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
             found = {}
@@ -494,7 +499,7 @@ class Model:
             scores=None if model.calibration is None else scores,
         )
 
-    def for_labels(self, images: ImageSet, template: str | None = None) -> tuple[Model, Tensor]:
+    def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
         """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""
         if tuple(images.classes) == self.classes:  # also where two classes share a name
             return self, images.labels
@@ -502,7 +507,7 @@ class Model:
         if all(name in known for name in images.classes):
             numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
             return self, numbers[images.labels]
-        return self._on(self.method.with_classes(images.classes, template)), images.labels
+        return self._on(self.method.with_classes(images.classes)), images.labels
 
     def features(self, images: Images, *, cached: bool = True, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of the backbone, on the CPU; the images' files are cached."""
@@ -517,7 +522,7 @@ def frozen_features(clip: Clip, images: Images, progress: Progress | None = None
     """Image features [n, E] of a backbone, on the CPU."""
     parts, _ = over_batches(
         images,
-        lambda some, rows: clip.encode_image(view_pixels(clip, some, rows)).float().cpu(),
+        lambda some, rows: clip.encode_image(pixels_for(clip, some, rows)).float().cpu(),
         clip.device,
         progress=progress,
     )

@@ -2,58 +2,61 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dear import __version__
 from dear.errors import DearError
-from dear.runs.folder import load_run
-from dear.serve.archive import check_run_name, unpack_run
+from dear.serve.archive import check_run_name
 from dear.serve.decode import Upload
+from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
 from dear.serve.guard import Guard, body_of
-from dear.serve.keys import EVERY, Keys
-from dear.serve.requests import Asked, json_schema, read_request
+from dear.serve.keys import MANAGEMENT, Caller
+from dear.serve.requests import Options, asked_classes, json_schema, read_request
 from dear.serve.service import Service
 from dear.serve.store import Adapter, Card
 
 REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
+_CLOSE_SECONDS = 2.0  # for what is left when the server has answered or given up all requests
+T = TypeVar("T")
 
 
-def make_app(service: Service, keys: Keys | None = None) -> FastAPI:
+def make_app(service: Service) -> FastAPI:
     """The application of a service; it closes the service when it stops."""
-    keys = keys or Keys()
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.get_running_loop().run_in_executor(None, service.close)
+        await anyio.to_thread.run_sync(service.close, _CLOSE_SECONDS)
 
-    app = FastAPI(title="dear", version=__version__, lifespan=life, openapi_tags=[])
+    app = FastAPI(
+        title="dear", version=__version__, lifespan=life, openapi_tags=[], docs_url=None, redoc_url=None
+    )
     app.state.service = service
-    app.add_middleware(Guard, limits=service.settings.limits, metrics=service.metrics)
-    app.add_exception_handler(DearError, _told)
-    app.add_exception_handler(HTTPException, _told_http)
-    _add_health(app, service)
-    _add_models(app, service, keys)
-    _add_answers(app, service, keys)
-    _add_embeddings(app, service, keys)
-    _add_management(app, service, keys)
+    app.add_middleware(
+        Guard, limits=service.settings.limits, metrics=service.metrics, traffic=service.traffic
+    )
+    app.add_exception_handler(DearError, _as_sentence)
+    app.add_exception_handler(HTTPException, _as_sentence_of_http)
+    _add_operation(app, service)
+    _add_models(app, service)
+    _add_answers(app, service)
+    _add_embeddings(app, service)
+    _add_management(app, service)
     return app
 
 
-async def _told(request: Request, error: DearError) -> JSONResponse:
+async def _as_sentence(request: Request, error: DearError) -> JSONResponse:
     """An error as a status and one sentence."""
     if not isinstance(error, Refused):
         error = Refused(400, str(error))
@@ -61,7 +64,7 @@ async def _told(request: Request, error: DearError) -> JSONResponse:
     return JSONResponse(body_of(error), error.http_status, headers)
 
 
-async def _told_http(request: Request, error: HTTPException) -> JSONResponse:
+async def _as_sentence_of_http(request: Request, error: HTTPException) -> JSONResponse:
     """What the framework refuses, in the same form."""
     path = request.url.path
     sentences = {
@@ -72,56 +75,82 @@ async def _told_http(request: Request, error: HTTPException) -> JSONResponse:
     return JSONResponse(body_of(refused), refused.http_status, error.headers)
 
 
-def _add_health(app: FastAPI, service: Service) -> None:
+def _caller(service: Service, request: Request, model: str | None = None) -> Caller:
+    """Whose request it is; refused where its key does not open the adapter."""
+    client = request.client.host if request.client else "unknown"
+    caller = service.keys.caller(request.headers.get("authorization"), client)
+    request.scope["state"].update(caller=caller.name, key=caller.name if service.keys.required else None)
+    if model is not None and not caller.opens(model):
+        raise Refused(403, f"this key does not open the adapter {model!r}")
+    return caller
+
+
+def _add_operation(app: FastAPI, service: Service) -> None:
     @app.get("/health/live", summary="The process answers.")
     async def live() -> dict[str, str]:
         return {"status": "live"}
 
-    @app.get("/health/ready", summary="Requests are answered.")
-    async def ready() -> dict[str, Any]:
-        if not service.ready:
-            raise Refused(503, "the service is stopping")
+    @app.get("/health/ready", summary="Requests are answered; with a key also how many adapters there are.")
+    async def ready(request: Request) -> dict[str, Any]:
+        reason = service.unready()
+        if reason is not None:
+            raise Refused(503, reason, retry_after=1)
+        try:
+            service.keys.check_any(request.headers.get("authorization"))
+        except Refused:
+            return {"status": "ready"}
         return {"status": "ready", "adapters": len(service.store.cards()), "backbone": service.clip.name}
 
     @app.get("/metrics", summary="Counters in Prometheus' format.")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        if not service.settings.open_metrics:
+            service.keys.check_any(request.headers.get("authorization"))
         service.update_gauges()
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
-
-def _allow(keys: Keys, request: Request, name: str) -> None:
-    """Refuse a request whose key does not open the adapter."""
-    opened = keys.opened(request.headers.get("authorization"))
-    if EVERY not in opened and name not in opened:
-        raise Refused(403, f"this key does not open the adapter {name!r}")
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return HTMLResponse(docs_page(app.openapi()), headers=policy)
 
 
-def _add_models(app: FastAPI, service: Service, keys: Keys) -> None:
+def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", summary="The adapters this key opens.")
     async def models(request: Request) -> dict[str, Any]:
-        opened = keys.opened(request.headers.get("authorization"))
-        cards = [card for card in service.store.cards() if EVERY in opened or card.name in opened]
-        return {"models": [_plain(card) for card in cards]}
+        caller = _caller(service, request)
+        with service.traffic.request(caller):
+            return {"models": [_plain(card) for card in service.store.cards() if caller.opens(card.name)]}
 
     @app.get("/v1/models/{name}", summary="One adapter.")
     async def model(request: Request, name: str) -> dict[str, Any]:
-        _allow(keys, request, name)
+        _caller(service, request, name)
         return _plain(service.store.card(name))
 
 
-def _add_answers(app: FastAPI, service: Service, keys: Keys) -> None:
-    async def asked_of(request: Request, name: str) -> tuple[list[Upload], Asked, Adapter]:
+def _per_image(
+    uploads: Sequence[Upload], found: Sequence[T | Refused], show: Callable[[T], Any]
+) -> list[Any]:
+    """What is said of each image; of one that cannot be read the reason, unless there is no other."""
+    refused = [one for one in found if isinstance(one, Refused)]
+    if refused and len(refused) == len(found):
+        raise refused[0]
+    return [
+        {"image": upload.name, **({"error": str(one)} if isinstance(one, Refused) else show(one))}
+        for upload, one in zip(uploads, found, strict=True)
+    ]
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    async def read(request: Request, name: str, caller: Caller) -> tuple[list[Upload], Options, Adapter]:
         """Images, options and the adapter of a request that its key allows."""
-        _allow(keys, request, name)
         service.store.card(name)  # before the body is read
-        uploads, asked = await read_request(request, service.settings.limits)
+        uploads, options = await read_request(request, service.settings.limits)
         if not uploads:
             raise Refused(400, "the request holds no image; send at least one")
-        return uploads, asked, await service.adapter(name)
+        return uploads, options, await service.adapter(name, caller.name)
 
-    def reply(adapter: Adapter, uploads: list[Upload], answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        named = [{"image": upload.name, **one} for upload, one in zip(uploads, answers, strict=True)]
-        return {"model": adapter.card.name, "version": adapter.card.version, "answers": named}
+    def reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
+        return {"model": adapter.card.name, "version": adapter.card.version, "answers": answers}
 
     @app.post(
         "/v1/models/{name}/classify",
@@ -129,14 +158,23 @@ def _add_answers(app: FastAPI, service: Service, keys: Keys) -> None:
         openapi_extra=json_schema("top", "classes", "reject"),
     )
     async def classify(request: Request, name: str) -> dict[str, Any]:
-        uploads, asked, adapter = await asked_of(request, name)
-        classes = None if asked.classes is None else tuple(asked.classes)
-        share = REJECT_SHARE if asked.reject else None
-        found, names, refused = await service.answers(uploads, adapter, classes, share)
-        answers: list[dict[str, Any]] = [{"classes": _likeliest(row, names, asked.top)} for row in found]
-        if asked.reject:  # none of these classes; the nearest ones stand beside it
-            answers = [{**one, "rejected": none} for one, none in zip(answers, refused, strict=True)]
-        return reply(adapter, uploads, answers)
+        caller = _caller(service, request, name)
+        with service.traffic.request(caller):
+            uploads, options, adapter = await read(request, name, caller)
+            classes = asked_classes(options.classes, adapter.card.classes)
+            method = await service.on_classes(adapter, classes, caller.name)
+            share = REJECT_SHARE if options.reject else None
+            found = await service.answers(uploads, adapter, method, share, caller.name)
+        best: list[tuple[str, float]] = []
+
+        def show(one: Any) -> dict[str, Any]:
+            classes = _likeliest(one.probabilities, method.classes, options.top)
+            best.append((classes[0]["name"], classes[0]["probability"]))
+            return {"classes": classes, **({"rejected": one.rejected} if options.reject else {})}
+
+        answers = _per_image(uploads, found, show)
+        service.metrics.observe_answers(name, adapter.names, best)
+        return reply(adapter, answers)
 
     @app.post(
         "/v1/models/{name}/retrieve",
@@ -144,14 +182,19 @@ def _add_answers(app: FastAPI, service: Service, keys: Keys) -> None:
         openapi_extra=json_schema("gallery", "by", "attribute", "top"),
     )
     async def retrieve(request: Request, name: str) -> dict[str, Any]:
-        uploads, asked, adapter = await asked_of(request, name)
-        gallery = service.galleries.named(asked.gallery)
-        search = search_by(adapter, asked.by, service.clip)
-        found = await service.matches(uploads, search, gallery, asked.attribute, asked.top)
-        answers = (
-            {"attributes": {a: [asdict(one) for one in own] for a, own in best.items()}} for best in found
+        caller = _caller(service, request, name)
+        with service.traffic.request(caller):
+            uploads, options, adapter = await read(request, name, caller)
+            gallery = service.galleries.named(options.gallery)
+            search = search_by(adapter, options.by, service.clip)
+            wanted = (gallery, options.attribute, options.top)
+            found = await service.matches(uploads, search, *wanted, caller=caller.name)
+        answers = _per_image(
+            uploads,
+            found,
+            lambda best: {"attributes": {a: [asdict(one) for one in own] for a, own in best.items()}},
         )
-        return {"gallery": gallery, **reply(adapter, uploads, answers)}
+        return {"gallery": gallery, **reply(adapter, answers)}
 
 
 def _likeliest(row: Tensor, names: tuple[str, ...], top: int) -> list[dict[str, Any]]:
@@ -161,10 +204,10 @@ def _likeliest(row: Tensor, names: tuple[str, ...], top: int) -> list[dict[str, 
     return [{"name": names[number], "probability": value} for number, value in pairs]
 
 
-def _add_embeddings(app: FastAPI, service: Service, keys: Keys) -> None:
+def _add_embeddings(app: FastAPI, service: Service) -> None:
     @app.get("/v1/galleries", summary="The stored galleries.")
     async def galleries(request: Request) -> dict[str, Any]:
-        keys.opened(request.headers.get("authorization"))
+        _caller(service, request)
         return {"galleries": list(service.galleries.names)}
 
     @app.post(
@@ -173,53 +216,38 @@ def _add_embeddings(app: FastAPI, service: Service, keys: Keys) -> None:
         openapi_extra=json_schema("texts"),
     )
     async def embeddings(request: Request) -> dict[str, Any]:
-        keys.opened(request.headers.get("authorization"))
-        uploads, asked = await read_request(request, service.settings.limits)
-        if not uploads and not asked.texts:
-            raise Refused(400, "the request holds neither images nor texts")
-        images = (await service.answers(uploads, None))[0] if uploads else []
-        texts = (await service.text_features(asked.texts)).tolist() if asked.texts else []
+        caller = _caller(service, request)
+        with service.traffic.request(caller):
+            uploads, options = await read_request(request, service.settings.limits)
+            if not uploads and not options.texts:
+                raise Refused(400, "the request holds neither images nor texts")
+            found = await service.features(uploads, caller.name) if uploads else []
+            images = _per_image(uploads, found, lambda row: {"embedding": row.tolist()})
+            found_texts = await service.text_features(options.texts, caller.name) if options.texts else ()
+        rows = zip(options.texts, found_texts, strict=True)
         return {
             "backbone": service.clip.name,
-            "images": [
-                {"image": u.name, "embedding": row.tolist()} for u, row in zip(uploads, images, strict=True)
-            ],
-            "texts": [{"text": t, "embedding": row} for t, row in zip(asked.texts, texts, strict=True)],
+            "images": images,
+            "texts": [{"text": text, "embedding": row.tolist()} for text, row in rows],
         }
 
 
-def _add_management(app: FastAPI, service: Service, keys: Keys) -> None:
-    def allow(request: Request, name: str) -> None:
-        keys.check_management(request.headers.get("authorization"))
-        check_run_name(name)
-
-    def install(content: bytes, name: str) -> Card:
-        """Unpack, load for trial, and put in the place of the old run."""
-        folder = service.store.folder
-        fresh = unpack_run(content, folder, name, service.settings.limits.upload_bytes)
-        old = folder / f".{fresh.name}.old"
-        try:
-            load_run(fresh, service.clip)  # a run that cannot be loaded never gets a name
-            if (folder / name).exists():
-                os.replace(folder / name, old)
-            os.replace(fresh, folder / name)
-        except DearError as error:
-            raise Refused(400, f"the run cannot be served: {error}") from error
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
-        return service.store.load(name).card
+def _add_management(app: FastAPI, service: Service) -> None:
+    def allow(request: Request, name: str | None = None) -> None:
+        service.keys.check_management(request.headers.get("authorization"))
+        request.scope["state"].update(caller=MANAGEMENT, key=MANAGEMENT)
+        if name is not None:
+            check_run_name(name)
 
     @app.get("/v1/management/problems", summary="Runs that are not served, and why.")
     async def problems(request: Request) -> dict[str, Any]:
-        keys.check_management(request.headers.get("authorization"))
+        allow(request)
         return {"problems": service.store.problems()}
 
     @app.post("/v1/models/{name}/load", summary="Serve a run of the folder, loaded at once.")
     async def load(request: Request, name: str) -> dict[str, Any]:
         allow(request, name)
-        adapter = await asyncio.get_running_loop().run_in_executor(None, service.store.load, name)
-        return _plain(adapter.card)
+        return _plain((await service.manage(service.store.load, name)).card)
 
     @app.post("/v1/models/{name}/unload", summary="Stop serving a run; its folder stays.")
     async def unload(request: Request, name: str) -> dict[str, Any]:
@@ -230,8 +258,7 @@ def _add_management(app: FastAPI, service: Service, keys: Keys) -> None:
     @app.put("/v1/models/{name}/upload", summary="Put a run into the folder: a zip archive as the body.")
     async def upload(request: Request, name: str) -> dict[str, Any]:
         allow(request, name)
-        content = await request.body()
-        return _plain(await asyncio.get_running_loop().run_in_executor(None, install, content, name))
+        return _plain(await service.manage(service.install, await request.body(), name))
 
 
 def _plain(card: Card) -> dict[str, Any]:

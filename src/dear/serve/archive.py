@@ -1,18 +1,40 @@
-"""An uploaded run: a zip archive of a run folder, checked before anything of it is used."""
+"""An uploaded run: a zip archive of a run folder, checked before anything of it is used.
+
+A run takes a name only after it was unpacked, loaded and has answered an image; until then the run that has
+the name stays. The two are exchanged in one step where the system can; a service that was killed in the
+middle puts things in order when it starts (`recover`).
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import io
+import os
 import re
 import shutil
+import threading
+import time
 import uuid
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
+from dear.errors import DearError
 from dear.runs.folder import FILES
 from dear.serve.errors import Refused
+from dear.serve.store import Adapter, AdapterStore, Card, is_run, run_version
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LEFT = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]{0,99})\.[0-9a-f]{32}(\.old)?")
+_uploading = threading.Lock()
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_run_name(name: str) -> str:
@@ -26,27 +48,71 @@ def check_run_name(name: str) -> str:
     return name
 
 
+def install_run(
+    content: bytes, name: str, store: AdapterStore, most_bytes: int, trial: Callable[[Adapter], None]
+) -> Card:
+    """Serve the run of an archive under a name; nothing changes unless it can be served.
+
+    Args:
+        content: the zip archive.
+        name: of the adapter.
+        store: that serves it, and whose folder it goes into.
+        most_bytes: of the unpacked run.
+        trial: answers an image with the adapter; raises where it cannot.
+
+    Raises:
+        Refused: 400 or 413: it is no run that can be served; 409: the name is that of something else; 507:
+            the disk is full.
+    """
+    place = store.folder / name
+    try:
+        with _alone(store.folder):
+            _refuse_other(place)
+            fresh = unpack_run(content, store.folder, name, most_bytes)
+            try:
+                card = store.read_card(name, fresh, run_version(fresh))
+                adapter = store.load_adapter(card, fresh)
+                trial(adapter)
+                _refuse_other(place)
+                _exchange(fresh, place)
+                store.take(card, adapter)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)  # the run before it, or what was refused
+            return card
+    except Refused:
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise Refused(507, "the disk of the service is full; the run was not taken") from error
+        raise Refused(500, f"the run cannot be stored ({error.strerror or error})") from error
+    except DearError as error:
+        raise Refused(400, f"the run cannot be served: {error}") from error
+
+
+def _refuse_other(place: Path) -> None:
+    """Refuse a name under which something lies that is no finished run."""
+    if (place.is_symlink() or place.exists()) and (place.is_symlink() or not is_run(place)):
+        raise Refused(409, f"the runs folder holds something called {place.name!r} that is no run; move it")
+
+
 def unpack_run(content: bytes, folder: Path, name: str, most_bytes: int) -> Path:
     """Unpack an archive beside the served runs; returns the hidden folder, to be renamed when it is good.
 
     Raises:
         Refused: it is no archive of a run, or larger than allowed.
     """
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(content))
-    except zipfile.BadZipFile:
-        raise Refused(400, "the upload is not a zip archive of a run folder") from None
     place = folder / f".{name}.{uuid.uuid4().hex}"
-    with archive:
-        members = [info for info in archive.infolist() if not info.is_dir()]
-        names = [PurePosixPath(info.filename) for info in members]
-        unknown = [path for path in names if path.name not in FILES or len(path.parts) > 2]
-        if unknown or len({path.name for path in names}) != len(names):
-            raise Refused(400, f"the archive must hold a run's own files alone ({', '.join(sorted(FILES))})")
-        if sum(info.file_size for info in members) > most_bytes:
-            raise Refused(413, f"the run is larger than {most_bytes:,} bytes")
-        place.mkdir()
-        try:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = [info for info in archive.infolist() if not info.is_dir()]
+            names = [PurePosixPath(info.filename) for info in members]
+            unknown = [path for path in names if path.name not in FILES or len(path.parts) > 2]
+            if unknown or len({path.name for path in names}) != len(names):
+                own = ", ".join(sorted(FILES))
+                raise Refused(400, f"the archive must hold a run's own files alone ({own})")
+            if sum(info.file_size for info in members) > most_bytes:
+                raise Refused(413, f"the run is larger than {most_bytes:,} bytes")
+            place.mkdir()
             left = most_bytes
             for info, path in zip(members, names, strict=True):
                 with archive.open(info) as packed:
@@ -55,9 +121,84 @@ def unpack_run(content: bytes, folder: Path, name: str, most_bytes: int) -> Path
                 if left < 0:  # sizes in the archive's directory may lie
                     raise Refused(413, f"the run is larger than {most_bytes:,} bytes")
                 (place / path.name).write_bytes(data)
-        except (Refused, OSError, zipfile.BadZipFile, RuntimeError) as error:
-            shutil.rmtree(place, ignore_errors=True)
-            if isinstance(error, Refused):
-                raise
-            raise Refused(400, f"the archive cannot be unpacked ({error})") from None
+    except Exception as error:  # a damaged archive may fail in any way
+        shutil.rmtree(place, ignore_errors=True)
+        if isinstance(error, Refused) or (isinstance(error, OSError) and error.errno in _FULL):
+            raise
+        if not zipfile.is_zipfile(io.BytesIO(content)):
+            raise Refused(400, "the upload is not a zip archive of a run folder") from None
+        raise Refused(400, f"the archive cannot be unpacked ({error})") from None
     return place
+
+
+@contextmanager
+def _alone(folder: Path, seconds: float = 60.0) -> Iterator[None]:
+    """One upload at a time, over all services of a folder on this machine."""
+    busy = Refused(503, "other runs are being uploaded; try again", retry_after=5)
+    until = time.monotonic() + seconds
+    if not _uploading.acquire(timeout=seconds):
+        raise busy
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            while fcntl is not None:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise busy from None
+                    time.sleep(0.05)
+            yield
+        finally:
+            os.close(descriptor)  # gives the lock back
+    finally:
+        _uploading.release()
+
+
+def _exchange(fresh: Path, place: Path) -> None:
+    """Give a folder a name; what had it has the folder's afterwards, or is gone."""
+    if not place.exists():
+        os.rename(fresh, place)
+        return
+    if _exchanged_at_once(fresh, place):
+        return
+    old = fresh.with_name(fresh.name + ".old")
+    os.rename(place, old)
+    try:
+        os.rename(fresh, place)
+    except OSError:
+        os.rename(old, place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchanged_at_once(one: Path, other: Path) -> bool:
+    """Exchange two names by Linux's renameat2; False where there is no such thing."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, TypeError, AttributeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    if ctypes.get_errno() in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def recover(folder: Path) -> None:
+    """Put in order what an upload left behind whose service was killed: restore a run, remove the rest."""
+    with suppress(Refused, OSError):  # another service uploads, or the folder cannot be written
+        if not any(_LEFT.fullmatch(path.name) for path in folder.iterdir()):
+            return
+        with _alone(folder, seconds=0.0):
+            for path in sorted(folder.iterdir()):
+                found = _LEFT.fullmatch(path.name)
+                if found is None or path.is_symlink() or not path.is_dir():
+                    continue
+                place = folder / found[1]
+                if found[2] and not place.exists():
+                    os.rename(path, place)
+                else:
+                    shutil.rmtree(path, ignore_errors=True)

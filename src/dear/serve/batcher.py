@@ -1,31 +1,36 @@
-"""Dynamic batching: images of many requests wait in one queue and are computed together.
+"""Continuous batching: a batch starts as soon as the device is free, with what waits for it.
 
-The first image of a batch waits at most `longest_wait` for others. One thread computes, so that a device is
-never asked for two things at once; whoever waits gets a future.
+Images of many requests wait in one queue that is fair between callers, and one thread computes, so that a
+device is never asked for two things at once; whoever waits gets a future. Other work for the device (class
+texts, in slices) waits in the same queue and is computed between two batches.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from dear.serve.errors import Refused
+from dear.serve.fair import FairQueue
 
 J = TypeVar("J")
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 @dataclass
-class _Waiting(Generic[J, R]):
-    """An image in the queue."""
+class _Waiting:
+    """A job in the queue, or a function that is called by itself."""
 
-    job: J
-    future: Future[R] = field(default_factory=Future)
+    caller: str
+    job: Any = None
+    function: Callable[[], Any] | None = None
+    future: Future[Any] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
 
@@ -35,9 +40,11 @@ class Batcher(Generic[J, R]):
     Args:
         compute: results of a batch of jobs, in their order; an exception fails the whole batch.
         largest: jobs in a batch.
-        longest_wait: seconds the first job of a batch waits for others.
+        longest_wait: seconds that a job which found the device busy waits for others; one that finds it idle
+            is computed at once.
         most_queued: jobs waiting at once; more are refused.
-        observe: told (jobs in the batch, seconds of the computation) after every batch.
+        most_per_caller: jobs of one caller waiting at once; None: as many as there are places.
+        observe: called with (jobs in the batch, seconds of the computation) after every batch.
     """
 
     def __init__(
@@ -46,77 +53,111 @@ class Batcher(Generic[J, R]):
         largest: int,
         longest_wait: float,
         most_queued: int,
+        most_per_caller: int | None = None,
         observe: Callable[[int, float], None] | None = None,
     ) -> None:
         self._compute, self._largest, self._wait, self._most = compute, largest, longest_wait, most_queued
+        self._most_per_caller = most_queued if most_per_caller is None else most_per_caller
         self._observe = observe
-        self._queue: queue.SimpleQueue[_Waiting[J, R] | None] = queue.SimpleQueue()
-        self._count = 0
-        self._lock = threading.Lock()
+        self._queue: FairQueue[_Waiting] = FairQueue()
+        self._held: Counter[str] = Counter()
+        self._changed = threading.Condition()
         self._closed = False
+        self._progress = self._free = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="dear-serve-compute", daemon=True)
         self._thread.start()
 
     @property
     def queued(self) -> int:
         """Jobs that wait or are being computed."""
-        return self._count
+        return self._held.total()
 
-    def submit(self, jobs: Sequence[J]) -> list[Future[R]]:
+    def standing(self, seconds: float) -> bool:
+        """Whether jobs wait and none was answered for that long."""
+        with self._changed:
+            return self._held.total() > 0 and time.monotonic() - self._progress > seconds
+
+    def submit(self, jobs: Sequence[J], caller: str = "", cost: float = 1.0) -> list[Future[R]]:
         """Put all jobs of a request into the queue, or none of them.
 
         Raises:
             Refused: the queue is full (429) or the service is stopping (503).
         """
-        waiting: list[_Waiting[J, R]] = [_Waiting(job) for job in jobs]
-        with self._lock:
-            if self._closed:
-                raise Refused(503, "the service is stopping; ask another one")
-            if self._count + len(waiting) > self._most:
-                raise Refused(429, f"{self._count} images are waiting; try again", retry_after=1)
-            self._count += len(waiting)
-            for one in waiting:
-                self._queue.put(one)
+        waiting = [_Waiting(caller, job) for job in jobs]
+        self._put(waiting, caller, cost)
         return [one.future for one in waiting]
 
-    def close(self) -> None:
-        """Answer what is queued, then stop."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
-        self._thread.join()
+    def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> Future[V]:
+        """Call a function in the computing thread when it is the caller's turn.
+
+        Raises:
+            Refused: as `submit`.
+        """
+        waiting = _Waiting(caller, function=function)
+        self._put([waiting], caller, cost)
+        return waiting.future
+
+    def _put(self, waiting: list[_Waiting], caller: str, cost: float) -> None:
+        with self._changed:
+            if self._closed:
+                raise Refused(503, "the service is stopping; ask another one")
+            total = self._held.total()
+            if total + len(waiting) > self._most:
+                raise Refused(429, f"{total} images are waiting; try again", retry_after=1)
+            if self._held[caller] + len(waiting) > self._most_per_caller:
+                raise Refused(429, f"{self._held[caller]} images of this key wait; try again", retry_after=1)
+            if not total:
+                self._progress = time.monotonic()
+            self._held[caller] += len(waiting)
+            for one in waiting:
+                self._queue.put(caller, cost, one)
+            self._changed.notify()
+
+    def close(self, seconds: float | None = None) -> None:
+        """Answer what is queued, then stop; what is left after that many seconds is refused."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(seconds)
+        with self._changed:
+            left = self._queue.clear()
+        for one in left:
+            if one.future.set_running_or_notify_cancel():
+                one.future.set_exception(Refused(503, "the service is stopping; ask another one"))
 
     def _work(self) -> None:
-        while True:
-            batch, closing = self._collect()
-            if batch:
-                self._run(batch)
-            if closing:
-                return
+        while batch := self._collect():
+            self._run(batch)
 
-    def _collect(self) -> tuple[list[_Waiting[J, R]], bool]:
-        """The next batch, and whether it is the last."""
-        first = self._queue.get()
-        if first is None:
-            return [], True
-        batch, until = [first], first.since + self._wait
-        while len(batch) < self._largest:
-            try:
-                left = until - time.monotonic()
-                one = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if one is None:
-                return batch, True
-            batch.append(one)
-        return batch, False
+    def _collect(self) -> list[_Waiting]:
+        """The next batch; empty when the last one was computed."""
+        with self._changed:
+            while (first := self._queue.take()) is None:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            if first.function is not None:
+                return [first]
+            batch, until = [first], first.since + self._wait if first.since < self._free else 0.0
+            while len(batch) < self._largest:
+                one = self._queue.take(_is_job)
+                if one is not None:
+                    batch.append(one)
+                elif self._closed or (left := until - time.monotonic()) <= 0 or len(self._queue):
+                    break
+                else:
+                    self._changed.wait(left)
+            return batch
 
-    def _run(self, batch: list[_Waiting[J, R]]) -> None:
+    def _run(self, batch: list[_Waiting]) -> None:
         live = [one for one in batch if one.future.set_running_or_notify_cancel()]
         began = time.perf_counter()
+        results: Sequence[Any] = []
         try:
-            results: Sequence[Any] = self._compute([one.job for one in live]) if live else []
+            if live and live[0].function is not None:
+                results = [live[0].function()]
+            elif live:
+                results = self._compute([one.job for one in live])
             for one, result in zip(live, results, strict=True):
                 one.future.set_result(result)
         except BaseException as error:
@@ -124,7 +165,14 @@ class Batcher(Generic[J, R]):
                 if not one.future.done():
                     one.future.set_exception(error)
         finally:
-            with self._lock:
-                self._count -= len(batch)
-        if self._observe is not None:
+            with self._changed:
+                self._progress = self._free = time.monotonic()
+                for one in batch:
+                    self._held[one.caller] -= 1
+                self._held = +self._held
+        if self._observe is not None and batch[0].function is None:
             self._observe(len(live), time.perf_counter() - began)
+
+
+def _is_job(waiting: _Waiting) -> bool:
+    return waiting.function is None

@@ -16,8 +16,10 @@ from dear._io.image_file import Size
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
-from dear.heads.neighbors import HeadIndex, attribute_heads
-from dear.heads.roles import RoleMap, known_roles
+from dear.heads.focus import attribute_heads
+from dear.heads.known_roles import known_roles
+from dear.heads.neighbors import HeadIndex
+from dear.heads.roles import RoleMap
 from dear.methods.dear import DeAR
 from dear.serve.engine import ImageJob
 from dear.serve.errors import Refused
@@ -96,7 +98,7 @@ class ByHeads:
     def __init__(self, clip: Clip, roles: RoleMap) -> None:
         self.clip, self.roles = clip, roles
         spaces = attribute_heads(roles)
-        self.names, self.key = tuple(spaces), ("heads", tuple(spaces.items()))
+        self.names, self.key = tuple(spaces), (("heads", tuple(spaces.items())), "")
 
     def space(self, attribute: str) -> str:
         """The attribute of the role map."""

@@ -15,6 +15,8 @@ from starlette.requests import ClientDisconnect
 from dear.serve.errors import Refused
 from dear.serve.metrics import Metrics
 from dear.serve.settings import Limits
+from dear.serve.tracing import span
+from dear.serve.traffic import Traffic
 
 LOG = logging.getLogger("dear.serve")
 GONE = 499  #: in logs and counters: the client went away before its request had arrived
@@ -22,16 +24,18 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Guard:
-    """ASGI middleware; no image content is ever logged.
+    """ASGI middleware; neither image content nor keys are ever logged.
 
     Args:
         app: the service.
-        limits: on the body and its time.
+        limits: on headers, the body and its time.
         metrics: that count the request.
+        traffic: bytes that all requests hold.
     """
 
-    def __init__(self, app: Any, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, app: Any, limits: Limits, metrics: Metrics, traffic: Traffic | None = None) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
+        self.traffic = traffic or Traffic(limits)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Handle one connection's event."""
@@ -41,66 +45,52 @@ class Guard:
         began = time.perf_counter()
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         number = given if _ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = number
+        state = scope.setdefault("state", {})
+        state["request_id"] = number
         answered: dict[str, Any] = {"status": 0}
 
-        async def told(message: dict[str, Any]) -> None:
+        async def answer(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 answered["status"] = message["status"]
                 message.setdefault("headers", []).append((b"x-request-id", number.encode()))
             await send(message)
 
-        try:
-            await self.app(scope, self._measured(scope, receive), told)
-        except Refused as error:
-            if not answered["status"]:
-                await _refuse(error, told)
-        except ClientDisconnect:
-            answered["status"] = answered["status"] or GONE
-        except Exception:
-            LOG.exception(json.dumps({"request": number, "failed": True}))
-            if not answered["status"]:
-                await _refuse(Refused(500, f"the service failed; its log names request {number}"), told)
-        finally:
-            self._count(scope, answered["status"], time.perf_counter() - began, number)
-
-    def _measured(self, scope: dict[str, Any], receive: Any) -> Any:
-        """`receive` with a limit on the bytes of the body and the time they take to arrive."""
-        most = self.limits.upload_bytes if scope["path"].endswith("/upload") else self.limits.body_bytes
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        announced = int(length) if length.isdigit() else 0
-        until = time.monotonic() + self.limits.body_seconds
-        seen, whole = 0, False
-
-        async def measured() -> Any:
-            nonlocal seen, whole
-            if announced > most:
-                raise Refused(413, f"the request has {announced:,} bytes; {most:,} are allowed")
-            if whole:
-                return await receive()
+        body = _Body(scope, receive, self.limits, self.traffic)
+        with span(scope, number) as traced:
             try:
-                message = await asyncio.wait_for(receive(), max(0.001, until - time.monotonic()))
-            except asyncio.TimeoutError:
-                raise Refused(
-                    408, f"the request did not arrive within {self.limits.body_seconds:g} seconds"
-                ) from None
-            if message["type"] == "http.request":
-                seen += len(message.get("body", b""))
-                whole = not message.get("more_body", False)
-                if seen > most:
-                    raise Refused(413, f"the request has more than {most:,} bytes")
-            return message
+                self._check_headers(scope)
+                await self.app(scope, body.receive, answer)
+            except Refused as error:
+                if not answered["status"]:
+                    await _refuse(error, answer)
+            except ClientDisconnect:
+                answered["status"] = answered["status"] or GONE
+            except Exception:
+                LOG.exception(json.dumps({"request": number, "failed": True}))
+                if not answered["status"]:
+                    await _refuse(Refused(500, f"the service failed; its log names request {number}"), answer)
+            finally:
+                body.release()
+                seconds = time.perf_counter() - began
+                traced(_route(scope), answered["status"])
+                self._count(scope, answered["status"], seconds, number)
 
-        return measured
+    def _check_headers(self, scope: dict[str, Any]) -> None:
+        length = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if length > self.limits.header_bytes:
+            raise Refused(431, f"the headers have more than {self.limits.header_bytes:,} bytes")
 
     def _count(self, scope: dict[str, Any], status: int, seconds: float, number: str) -> None:
-        route = getattr(scope.get("route"), "path", "none")
+        route = _route(scope)
         self.metrics.requests.labels(route, status).inc()
         self.metrics.seconds.labels(route).observe(seconds)
+        client = scope.get("client")
         LOG.info(
             json.dumps(
                 {
                     "request": number,
+                    "client": client[0] if client else None,
+                    "key": scope["state"].get("key"),
                     "method": scope["method"],
                     "route": route,
                     "model": scope.get("path_params", {}).get("name"),
@@ -109,6 +99,48 @@ class Guard:
                 }
             )
         )
+
+
+def _route(scope: dict[str, Any]) -> str:
+    return getattr(scope.get("route"), "path", "none")
+
+
+class _Body:
+    """`receive` with limits on the bytes of the body, on the time they take, and on what all bodies hold."""
+
+    def __init__(self, scope: dict[str, Any], receive: Any, limits: Limits, traffic: Traffic) -> None:
+        self._receive, self._limits, self._traffic, self._state = receive, limits, traffic, scope["state"]
+        self._most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        self._announced = int(length) if length.isdigit() and len(length) < 20 else 0
+        self._until = time.monotonic() + limits.body_seconds
+        self._seen, self._complete, self._caller = 0, False, ""
+
+    async def receive(self) -> Any:
+        """The next event."""
+        if self._announced > self._most:
+            raise Refused(413, f"the request has {self._announced:,} bytes; {self._most:,} are allowed")
+        if self._complete:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.001, self._until - time.monotonic()))
+        except asyncio.TimeoutError:
+            seconds = self._limits.body_seconds
+            raise Refused(408, f"the request did not arrive within {seconds:g} seconds") from None
+        if message["type"] == "http.request":
+            count = len(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
+            if self._seen + count > self._most:
+                raise Refused(413, f"the request has more than {self._most:,} bytes")
+            self._caller = self._caller or self._state.get("caller") or ""
+            self._traffic.hold(self._caller, count)
+            self._seen += count
+        return message
+
+    def release(self) -> None:
+        """The request is answered; its bytes are no longer held."""
+        if self._seen:
+            self._traffic.hold(self._caller, -self._seen)
 
 
 def body_of(error: Refused) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Bearer keys: which adapters a key opens, and which key may manage the service.
+"""Bearer keys: which adapters a key opens, what it may use, and which key may manage the service.
 
-The key file is JSON: `{"keys": [{"key": "...", "models": ["pets", "food"]}], "management": "..."}`; `"*"` in
-`models` opens every adapter. Keys are compared as digests, in constant time.
+The key file is JSON: `{"keys": [{"key": "...", "models": ["pets"], "name": "shop"}], "management": "..."}`;
+`"*"` in `models` opens every adapter; `requests` and `rate` limit a key's requests at once and per second.
+Keys are compared as digests, in constant time. The file is read again when it changes.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from dear._io.text import decode
-from dear.errors import UsageError
+from dear._io.text import Word, decode
+from dear.errors import DearError, UsageError
 from dear.serve.errors import Refused
 
 _SHORTEST = 16  # characters; shorter keys can be guessed
 EVERY = "*"
+MANAGEMENT = "management"  #: name of the management key in logs
 
 
 class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -26,6 +31,9 @@ class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     key: str
     models: list[str]
+    name: Word | None = None  #: in logs; else its place in the file
+    requests: Annotated[int, Meta(ge=1)] | None = None  #: being answered at once
+    rate: Annotated[float, Meta(gt=0)] | None = None  #: requests per second
 
 
 class KeyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -35,22 +43,47 @@ class KeyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     management: str | None = None
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Whose request it is."""
+
+    name: str  #: of the key; without keys the client's address
+    models: frozenset[str] = frozenset((EVERY,))  #: that it may ask; `EVERY` among them opens all
+    requests: int | None = None  #: at once; None: as many as the service allows a caller
+    rate: float | None = None  #: per second
+
+    def opens(self, model: str) -> bool:
+        """Whether it may ask an adapter."""
+        return EVERY in self.models or model in self.models
+
+
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class Keys:
     """Who may do what. Without a key file every adapter is open and management is off."""
 
     def __init__(self, file: KeyFile | None = None) -> None:
-        self.required = file is not None
+        self.path: Path | None = None
+        self._stamp: tuple[int, int, int] | None = None
+        self._set(file)
+
+    def _set(self, file: KeyFile | None) -> None:
         entries = file.keys if file else []
         secrets = [entry.key for entry in entries] + ([file.management] if file and file.management else [])
         if any(len(secret) < _SHORTEST for secret in secrets):
             raise UsageError(f"a key has fewer than {_SHORTEST} characters; choose longer ones")
         if len(set(secrets)) != len(secrets):
             raise UsageError("a key stands twice in the key file; every key needs one entry")
-        self._opens = [(_digest(entry.key), frozenset(entry.models)) for entry in entries]
+        names = [entry.name or f"key {number}" for number, entry in enumerate(entries, 1)]
+        if len({*names, MANAGEMENT}) != len(names) + 1:
+            raise UsageError("a name stands twice in the key file; every key needs a name of its own")
+        self.required = file is not None
+        self._callers = [
+            (_digest(entry.key), Caller(name, frozenset(entry.models), entry.requests, entry.rate))
+            for name, entry in zip(names, entries, strict=True)
+        ]
         self._management = _digest(file.management) if file and file.management else None
 
     @classmethod
@@ -60,29 +93,64 @@ class Keys:
         Raises:
             DearError: it cannot be read or is not one.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}: the key file cannot be read ({error})") from error
-        return cls(decode(text, KeyFile, str(path), "key file"))
+        keys = cls()
+        keys.path = Path(path)
+        keys._read(keys._stamped())
+        return keys
 
-    def opened(self, header: str | None) -> frozenset[str]:
-        """Names of the adapters that an Authorization header opens; `EVERY` among them opens all.
+    def reload(self) -> bool:
+        """Read the file again if it has changed; returns whether it has.
+
+        Raises:
+            DearError: the new file is not one; the keys stay as they were.
+        """
+        if self.path is None:
+            return False
+        stamp = self._stamped()
+        if stamp == self._stamp:
+            return False
+        self._read(stamp)
+        return True
+
+    def _read(self, stamp: tuple[int, int, int] | None) -> None:
+        self._stamp = stamp  # also of a file that is refused: it is told once
+        try:
+            text = Path(self.path or "").read_text(encoding="utf-8")
+            self._set(decode(text, KeyFile, str(self.path), "key file"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{self.path}: the key file cannot be read ({error})") from error
+        except DearError as error:
+            named = str(error) if str(self.path) in str(error) else f"{self.path}: {error}"
+            raise UsageError(named) from error
+
+    def _stamped(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self.path or "")
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    @property
+    def several(self) -> bool:
+        """Whether callers share the service, so that none may have all of it."""
+        return len(self._callers) != 1
+
+    def caller(self, header: str | None, client: str) -> Caller:
+        """Who sends an Authorization header.
 
         Raises:
             Refused: keys are required and this is none of them.
         """
         if not self.required:
-            return frozenset((EVERY,))
+            return Caller(client)
         given = _digest(_bearer(header))
-        opened: frozenset[str] = frozenset()
-        known = False
-        for digest, models in self._opens:  # all are compared, so that time tells nothing
+        found: Caller | None = None
+        for digest, caller in self._callers:  # all are compared, so that time tells nothing
             if hmac.compare_digest(digest, given):
-                opened, known = models, True
-        if not known:
+                found = caller
+        if found is None:
             raise Refused(401, "this key is not known; send Authorization: Bearer KEY")
-        return opened
+        return found
 
     def check_management(self, header: str | None) -> None:
         """Refuse a request that may not manage the service."""
@@ -90,6 +158,13 @@ class Keys:
             raise Refused(403, "management is off: the key file of this service names no management key")
         if not hmac.compare_digest(self._management, _digest(_bearer(header))):
             raise Refused(401, "this is not the management key")
+
+    def check_any(self, header: str | None) -> None:
+        """Refuse a request without a key where keys are required; the management key is one, too."""
+        if self.required and (
+            self._management is None or not hmac.compare_digest(self._management, _digest(_bearer(header)))
+        ):
+            self.caller(header, "")
 
 
 def _bearer(header: str | None) -> str:

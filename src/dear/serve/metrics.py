@@ -1,38 +1,55 @@
-"""What the service counts, in Prometheus' format."""
+"""What the service counts, in Prometheus' format; the number of series is bounded."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_CONFIDENCE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+_MOST_MODELS, _MOST_CLASSES = 200, 5000  # adapters, and classes of all adapters, with series of their own
+T = TypeVar("T")
+OTHER = "(other)"  #: adapter or class of the answers beyond these
 
 
 class Metrics:
     """Counters of one service; several may live in one process."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "dear_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
+            "dear_requests", "Requests by route and status.", ["route", "status"], registry=registry
         )
         self.seconds = Histogram(
             "dear_request_seconds",
             "Time from request to response.",
             ["route"],
             buckets=_SECONDS,
-            registry=self.registry,
+            registry=registry,
         )
-        self.images = Counter("dear_images", "Images answered.", registry=self.registry)
-        self.batch = Histogram(
-            "dear_batch_images", "Images per batch.", buckets=_SIZES, registry=self.registry
-        )
+        self.images = Counter("dear_images", "Images answered.", registry=registry)
+        self.batch = Histogram("dear_batch_images", "Images per batch.", buckets=_SIZES, registry=registry)
         self.compute = Histogram(
-            "dear_batch_seconds", "Time of a batch.", buckets=_SECONDS, registry=self.registry
+            "dear_batch_seconds", "Time of a batch.", buckets=_SECONDS, registry=registry
         )
-        self.queued = Gauge("dear_queued_images", "Images waiting or being computed.", registry=self.registry)
-        self.adapters = Gauge("dear_adapters", "Adapters that can be asked.", registry=self.registry)
-        self.loaded = Gauge("dear_adapters_loaded", "Adapters ready on the device.", registry=self.registry)
+        self.queued = Gauge("dear_queued_images", "Images waiting or being computed.", registry=registry)
+        self.adapters = Gauge("dear_adapters", "Adapters that can be asked.", registry=registry)
+        self.loaded = Gauge("dear_adapters_loaded", "Adapters ready on the device.", registry=registry)
+        self.answers = Counter(
+            "dear_answers", "Images by adapter and likeliest class.", ["model", "class"], registry=registry
+        )
+        self.confidence = Histogram(
+            "dear_confidence",
+            "Probability of the likeliest class.",
+            ["model"],
+            buckets=_CONFIDENCE,
+            registry=registry,
+        )
+        self._models: set[str] = set()
+        self._classes: set[tuple[str, str]] = set()
 
     def observe_batch(self, images: int, seconds: float) -> None:
         """Count one batch."""
@@ -40,6 +57,26 @@ class Metrics:
         self.batch.observe(images)
         self.compute.observe(seconds)
 
+    def observe_answers(
+        self, model: str, known: Collection[str], answers: Sequence[tuple[str, float]]
+    ) -> None:
+        """Count answers (class, probability) of an adapter; classes that are not its own are one."""
+        model = _one_of(self._models, model, _MOST_MODELS, OTHER)
+        for name, probability in answers:
+            own = name if model != OTHER and name in known else OTHER
+            model_and_class = _one_of(self._classes, (model, own), _MOST_CLASSES, (model, OTHER))
+            self.answers.labels(*model_and_class).inc()
+            self.confidence.labels(model).observe(probability)
+
     def text(self) -> bytes:
         """All of it, for `GET /metrics`."""
         return generate_latest(self.registry)
+
+
+def _one_of(seen: set[T], value: T, most: int, other: T) -> T:
+    """The value if it is among the first so many, else `other`."""
+    if value not in seen:
+        if len(seen) >= most:
+            return other
+        seen.add(value)
+    return value

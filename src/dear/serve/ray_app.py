@@ -68,7 +68,7 @@ def build(service: RayService) -> Any:
 
     clip = load(service.backbone, device=service.device)
     keys = Keys.load(service.keys) if service.keys is not None else Keys()
-    return make_app(Service(Path(service.runs), clip, service.settings, service.galleries), keys)
+    return make_app(Service(Path(service.runs), clip, service.settings, service.galleries, keys=keys))
 
 
 def start(service: RayService, host: str, port: int, address: str | None = None) -> Any:
@@ -89,7 +89,7 @@ def start(service: RayService, host: str, port: int, address: str | None = None)
     except ImportError as error:
         raise UsageError(
             "the engine ray needs Ray Serve, which is not installed; add it with "
-            "`pip install 'dear-vlm[cluster,serve]'`"
+            "pip install '.[cluster,serve]' in your clone"
         ) from error
     if not ray.is_initialized():
         ray.init(address=address, include_dashboard=False, log_to_driver=False)
@@ -107,6 +107,6 @@ def start(service: RayService, host: str, port: int, address: str | None = None)
         max_ongoing_requests=limits.queued_images,
         ray_actor_options={"num_cpus": service.cpus, "num_gpus": service.gpus},
         health_check_period_s=2,
-        graceful_shutdown_timeout_s=limits.seconds,
+        graceful_shutdown_timeout_s=service.settings.drain_seconds,
     )
     return serve.run(deployment.bind(), name=service.name, route_prefix=service.route, blocking=False)

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import base64
+import binascii
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Request
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from msgspec import Meta
 
-from dear._io.text import check_name, decode
+from dear._io.text import check_name
 from dear.errors import DearError
-from dear.serve.decode import Upload, from_base64
+from dear.serve.decode import Upload
 from dear.serve.errors import Refused
+from dear.serve.multipart import read_parts
 from dear.serve.settings import Limits
 
+_MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
+_SHORT_BODY = 128 * 1024  # bytes that are read at once; longer bodies are read by a thread
+_MOST_NAME = 255  # characters of a file's name that are repeated in the answer
+_readers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-read")
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON request; multipart requests carry the same fields as form fields, images as `files`."""
 
-    images: list[str] = []  #: base64, with or without `data:...;base64,`
-    texts: list[str] = []
+    images: Annotated[list[str], Meta(max_length=_MOST_LISTED)] = []  #: base64, `data:...;base64,` or without
+    texts: Annotated[list[str], Meta(max_length=_MOST_LISTED)] = []
     top: int = 5
-    classes: list[str] | None = None
+    classes: Annotated[list[str], Meta(max_length=_MOST_LISTED)] | None = None
     reject: bool = False
     attribute: str | None = None
     gallery: str | None = None
@@ -33,7 +43,11 @@ def json_schema(*fields: str) -> dict[str, Any]:
     """The OpenAPI description of a request that takes some of the fields, in both ways."""
     kinds: dict[str, Any] = {
         "top": {"type": "integer", "default": 5, "minimum": 1},
-        "classes": {"type": "array", "items": {"type": "string"}},
+        "classes": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "other classes; with + before the first name they are added to the adapter's own",
+        },
         "reject": {"type": "boolean", "default": False},
         "texts": {"type": "array", "items": {"type": "string"}},
         "attribute": {"type": "string"},
@@ -50,50 +64,70 @@ def json_schema(*fields: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-async def read_request(request: Request, limits: Limits) -> tuple[list[Upload], Asked]:
-    """Images and options of a request.
+async def read_request(request: Request, limits: Limits) -> tuple[list[Upload], Options]:
+    """Images and options of a request; a long body is not read on the event loop.
 
     Raises:
         Refused: naming what is wrong.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().casefold()
-    if kind == "multipart/form-data":
-        uploads, asked = await _multipart(request, limits)
-    elif kind == "application/json":
-        try:
-            asked = decode((await request.body()).decode("utf-8"), Asked, "the request", "JSON body")
-        except (DearError, UnicodeDecodeError) as error:
-            if isinstance(error, Refused):
-                raise
-            raise Refused(400, str(error)) from None
-        uploads = from_base64(asked.images)
-    else:
+    header = request.headers.get("content-type", "")
+    kind = header.partition(";")[0].strip().casefold()
+    if kind not in ("multipart/form-data", "application/json"):
         raise Refused(415, "send images as multipart/form-data (field files) or as application/json")
-    _check(uploads, asked, limits)
-    return uploads, asked
+    body = await request.body()
+    read = _read_json if kind == "application/json" else _read_multipart
+    if len(body) <= _SHORT_BODY:
+        return read(body, header, limits)
+    return await asyncio.get_running_loop().run_in_executor(_readers, read, body, header, limits)
 
 
-async def _multipart(request: Request, limits: Limits) -> tuple[list[Upload], Asked]:
+def _read_json(body: bytes, content_type: str, limits: Limits) -> tuple[list[Upload], Options]:
     try:
-        form = await request.form(max_files=limits.images + 1, max_fields=limits.classes + 16)
-    except HTTPException as error:
-        raise Refused(400, f"the multipart body cannot be read: {error.detail}") from None
+        options = msgspec.json.decode(body, type=Options)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        too_long = "of length <=" in str(error)
+        raise Refused(413 if too_long else 400, f"the request is not a valid JSON body ({error})") from None
+    check_options(len(options.images), options, limits)
+    return _from_base64(options.images), options
+
+
+def _from_base64(texts: Sequence[str]) -> list[Upload]:
+    found = []
+    for number, text in enumerate(texts, 1):
+        try:
+            content = base64.b64decode(
+                text.partition(",")[2] if text.startswith("data:") else text, validate=True
+            )
+        except (binascii.Error, ValueError):
+            raise Refused(400, f"image {number} is not valid base64") from None
+        found.append(Upload(f"image {number}", content))
+    return found
+
+
+def _read_multipart(body: bytes, content_type: str, limits: Limits) -> tuple[list[Upload], Options]:
     uploads: list[Upload] = []
     fields: dict[str, list[str]] = {}
+    for part in read_parts(body, content_type, limits.images + limits.classes + 16):
+        if part.filename is None:
+            fields.setdefault(part.name, []).append(_text(part.name, part.content))
+        elif part.name != "files":
+            raise Refused(400, f"the field {part.name[:80]!r} is not known; send images in the field files")
+        else:
+            name = part.filename[:_MOST_NAME] or f"file {len(uploads) + 1}"
+            uploads.append(Upload(name, bytes(part.content)))
+    options = _from_fields(fields)
+    check_options(len(uploads), options, limits)
+    return uploads, options
+
+
+def _text(name: str, content: bytearray) -> str:
     try:
-        for name, value in form.multi_items():
-            if isinstance(value, UploadFile):
-                if name != "files":
-                    raise Refused(400, f"the field {name!r} is not known; send images in the field files")
-                uploads.append(Upload(value.filename or f"file {len(uploads) + 1}", await value.read()))
-            else:
-                fields.setdefault(name, []).append(value)
-    finally:
-        await form.close()
-    return uploads, _from_fields(fields)
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Refused(400, f"the field {name[:80]!r} is not UTF-8 text") from None
 
 
-def _from_fields(fields: dict[str, list[str]]) -> Asked:
+def _from_fields(fields: dict[str, list[str]]) -> Options:
     """Options from form fields; lists as repeated fields or separated by commas."""
     known: dict[str, Any] = {}
     for name, values in fields.items():
@@ -101,31 +135,54 @@ def _from_fields(fields: dict[str, list[str]]) -> Asked:
             split = values[0].split(",") if name == "classes" and len(values) == 1 else values
             known[name] = [value.strip() for value in split]
         elif len(values) != 1:
-            raise Refused(400, f"the field {name!r} is given {len(values)} times; give it once")
+            raise Refused(400, f"the field {name[:80]!r} is given {len(values)} times; give it once")
         elif name == "top":
-            known[name] = int(values[0]) if values[0].strip().isdigit() else -1
+            known[name] = _integer(values[0].strip())
         elif name == "reject":
             known[name] = values[0].strip().casefold() in ("1", "true", "yes", "on")
         elif name in ("attribute", "gallery", "by"):
             known[name] = values[0]
         else:
-            raise Refused(400, f"the field {name!r} is not known")
-    return Asked(**known)
+            raise Refused(400, f"the field {name[:80]!r} is not known")
+    return Options(**known)
 
 
-def _check(uploads: list[Upload], asked: Asked, limits: Limits) -> None:
-    if len(uploads) > limits.images:
-        raise Refused(413, f"{len(uploads)} images are more than {limits.images} per request")
-    if asked.top < 1:
-        raise Refused(400, "top must be a whole number of at least 1")
-    if len(asked.texts) > limits.texts:
-        raise Refused(413, f"{len(asked.texts)} texts are more than {limits.texts} per request")
-    if asked.classes is not None:
-        if not 1 <= len(asked.classes) <= limits.classes:
-            raise Refused(400, f"classes must be 1 to {limits.classes} names; got {len(asked.classes)}")
-        try:
-            names = [check_name(name) for name in asked.classes]
-        except DearError as error:
-            raise Refused(400, str(error)) from None
-        if len(set(names)) != len(names):
-            raise Refused(400, "a class is named twice")
+def _integer(text: str) -> int:
+    """A number in at most nine plain digits; else -1, which no option takes."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+
+
+def check_options(images: int, options: Options, limits: Limits) -> None:
+    """Refuse options that no request may have."""
+    if images > limits.images:
+        raise Refused(413, f"{images} images are more than {limits.images} per request")
+    if options.top < 1:
+        raise Refused(400, "top must be an integer of at least 1")
+    if len(options.texts) > limits.texts:
+        raise Refused(413, f"{len(options.texts)} texts are more than {limits.texts} per request")
+    if any(len(text) > _MOST_LISTED for text in options.texts):
+        raise Refused(413, f"a text has more than {_MOST_LISTED:,} characters")
+    if options.classes is not None and not 1 <= len(options.classes) <= limits.classes:
+        raise Refused(400, f"classes must be 1 to {limits.classes} names; got {len(options.classes)}")
+
+
+def asked_classes(asked: Sequence[str] | None, own: Sequence[str]) -> tuple[str, ...] | None:
+    """The classes that a request asks for: others, or with `+` before the first the adapter's own and more.
+
+    >>> asked_classes(["+soup"], ["pizza"]), asked_classes(["soup", "cake"], ["pizza"])
+    (('pizza', 'soup'), ('soup', 'cake'))
+
+    Raises:
+        Refused: a name is none, or stands twice.
+    """
+    if asked is None:
+        return None
+    added = asked[0].startswith("+")
+    try:
+        names = [check_name(name.removeprefix("+").strip() if added else name) for name in asked]
+    except DearError as error:
+        raise Refused(400, str(error)) from None
+    found = (*own, *names) if added else tuple(names)
+    if len(set(found)) != len(found):
+        raise Refused(400, "a class is named twice")
+    return found

@@ -5,31 +5,51 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 import torch
 from torch import Tensor
 
+from dear._io.memory import given_back
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.methods.base import Method
 from dear.methods.calibration import rejection_score, run_threshold
+from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
+from dear.serve.keys import Keys
 from dear.serve.metrics import Metrics
 from dear.serve.settings import ServeSettings
-from dear.serve.store import Adapter, AdapterStore
+from dear.serve.store import Adapter, AdapterStore, Card
+from dear.serve.texts import prepare_texts
+from dear.serve.traffic import Traffic
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
+_MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
+_TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an adapter says of one image."""
+
+    probabilities: Tensor  #: of the classes, [C]
+    rejected: bool = False  #: it is none of them
 
 
 class Service:
@@ -41,6 +61,7 @@ class Service:
         settings: limits, batching and how many adapters stay loaded.
         galleries: images to search, by name.
         recorder: of batches that come again; None: one that records on GPUs.
+        keys: who may do what; None: everybody may ask.
     """
 
     def __init__(
@@ -50,88 +71,161 @@ class Service:
         settings: ServeSettings | None = None,
         galleries: Mapping[str, ImageSet] | None = None,
         recorder: Recorder | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.settings = settings = settings or ServeSettings()
+        limits, device = settings.limits, clip.device.type
         self.clip = clip
+        self.keys = keys or Keys()
         self.metrics = Metrics()
+        self.traffic = Traffic(limits)
         self.store = AdapterStore(folder, clip, settings.loaded_adapters, settings.precision)
+        recover(folder)
         self.store.refresh()
         size = clip.config.view
-        workers, processes = settings.decoding(clip.device.type)
-        how = Decoding(size, settings.limits.pixels, settings.reduced_jpeg)
-        self.decoder = Decoder(workers, how, processes)
+        how = Decoding(size, limits.pixels, settings.reduced_jpeg, limits.decode_seconds, limits.decode_bytes)
+        self.decoder = Decoder(settings.decoding(device), how, limits.decoding_pixels)
         engine = Engine(clip, settings.precision, recorder)
-        largest, wait = settings.batching(clip.device.type)
+        largest, wait = settings.batching(device)
         self.recorded = 0  #: recordings made before the first request
         if engine.run.records(clip.device):
             kinds = self.store.one_of_each_kind(_MOST_KINDS)
             self.recorded = engine.prepare([one.method for one in kinds], largest)
+        queued = limits.queued_images
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
             engine.compute,
             largest,
             wait,
-            settings.limits.queued_images,
+            queued,
+            max(limits.images, queued // 2) if self.keys.required and self.keys.several else None,
             self.metrics.observe_batch,
         )
         self.galleries = Galleries(galleries or {}, size, self.batcher.submit)
+        self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
+        self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
+        self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Method] = OrderedDict()
         self._stopping = threading.Event()
+        self._memory = ExitStack()
+        self._memory.enter_context(given_back())
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
 
-    @property
-    def ready(self) -> bool:
-        """Whether requests are answered."""
-        return not self._stopping.is_set()
+    def unready(self) -> str | None:
+        """Why requests are not answered; None where they are."""
+        seconds = self.settings.stall_seconds
+        if self._stopping.is_set():
+            return "the service is stopping"
+        if self.decoder.standing(seconds):
+            return f"no image was decoded for {seconds:g} seconds"
+        if self.batcher.standing(seconds):
+            return f"no image was answered for {seconds:g} seconds"
+        return None
 
-    async def adapter(self, name: str) -> Adapter:
-        """An adapter, loaded in the background if need be."""
-        return await asyncio.get_running_loop().run_in_executor(None, self.store.get, name)
+    async def adapter(self, name: str, caller: str = "") -> Adapter:
+        """An adapter, loaded in the background if need be, with its class texts encoded."""
+        adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
+        await self._prepared(adapter, caller)
+        return adapter
+
+    async def _prepared(self, adapter: Adapter, caller: str) -> None:
+        """Encode the texts of the adapter's own classes, once."""
+        if not adapter.prepared:
+            with self._in_time():
+                adapter.rows = await prepare_texts(adapter.method, self._in_turn(caller))
+            adapter.prepared = True
+
+    def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Future[Any]]:
+        return lambda function, cost: self.batcher.call(function, caller, cost)
+
+    async def on_classes(self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = "") -> Method:
+        """The adapter's method on other classes, with their texts encoded; None: on its own.
+
+        Raises:
+            Refused: the method cannot name these classes, or the time is up.
+        """
+        if classes is None or classes == adapter.method.classes:
+            return adapter.method
+        key = (adapter.card.name, adapter.card.version, classes)
+        if (method := self._lists.get(key)) is None:
+            with self._in_time():
+                loop = asyncio.get_running_loop()
+                method = await loop.run_in_executor(self._loaders, adapter.on_classes, classes)
+                await prepare_texts(method, self._in_turn(caller), adapter.rows)
+            self._lists[key] = method
+            while sum(len(names) for _, _, names in self._lists) > _MOST_CACHED_CLASSES:
+                self._lists.popitem(last=False)
+        self._lists.move_to_end(key)
+        return method
+
+    async def features(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
+        """Unit features [E] of each image under the frozen backbone, or why there is none.
+
+        Raises:
+            Refused: the queue is full, or the time is up.
+        """
+        with self._in_time():
+            return await self._computed(uploads, lambda pixels: ImageJob(pixels, None), caller)
 
     async def answers(
         self,
         uploads: Sequence[Upload],
-        adapter: Adapter | None,
-        classes: tuple[str, ...] | None = None,
+        adapter: Adapter,
+        method: Method,
         reject: float | None = None,
-    ) -> tuple[list[Tensor], tuple[str, ...], list[bool]]:
-        """Probabilities [C] of each image, the class names, and whether each image is none of them.
+        caller: str = "",
+    ) -> list[Answer | Refused]:
+        """What an adapter says of each image, or why nothing.
 
-        Without an adapter unit features [E]. `reject` is the share of known images that may be refused.
+        Args:
+            uploads: the images.
+            adapter: that answers.
+            method: of the adapter, on the wanted classes.
+            reject: share of images of known classes that may be called none of them; None: none is.
+            caller: who asks.
 
         Raises:
-            Refused: an image cannot be read, the queue is full, or the time is up.
+            Refused: the adapter has no threshold, the queue is full, or the time is up.
         """
-        loop = asyncio.get_running_loop()
-        method = None
-        if adapter is not None:
-            method = await loop.run_in_executor(None, adapter.on_classes, classes)
         limit = None
-        if method is not None and reject is not None:
+        if reject is not None:
             try:
                 limit = run_threshold(method, method.pick_mode(None), reject)
             except DearError as error:
                 raise Refused(400, str(error)) from None
         with self._in_time():
-            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, method))
-        if method is None:
-            return found, (), [False] * len(found)
-        refused = [limit is not None and _score(method, own) < limit.value for own in found]
-        return [own.softmax(dim=-1) for own in found], method.classes, refused
+            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, method), caller)
+        answers: list[Answer | Refused] = []
+        for own in found:
+            if isinstance(own, Refused):
+                answers.append(own)
+                continue
+            _require_finite(own, adapter.card.name)
+            rejected = limit is not None and _score(method, own) < limit.value
+            answers.append(Answer(own.softmax(dim=-1), rejected))
+        return answers
 
     async def matches(
-        self, uploads: Sequence[Upload], search: Search, gallery: str, attribute: str | None, top: int
-    ) -> list[dict[str, list[Match]]]:
+        self,
+        uploads: Sequence[Upload],
+        search: Search,
+        gallery: str,
+        attribute: str | None,
+        top: int,
+        caller: str = "",
+    ) -> list[dict[str, list[Match]] | Refused]:
         """For each image: the images of a gallery most like it, by space; None asks for every space.
 
         Raises:
-            Refused: there is no such attribute, an image cannot be read, or the time is up.
+            Refused: there is no such attribute, or the time is up.
         """
         wanted = search.names if attribute is None else (search.space(attribute),)
         with self._in_time():
-            queries = await self._computed(uploads, search.job)
+            queries = await self._computed(uploads, search.job, caller)
             near = await self.galleries.index(gallery, search)
         return [
-            {name: self.galleries.best(gallery, near(name, query), top) for name in wanted}
+            query
+            if isinstance(query, Refused)
+            else {name: self.galleries.best(gallery, near(name, query), top) for name in wanted}
             for query in queries
         ]
 
@@ -144,19 +238,58 @@ class Service:
         except TimeoutError:
             raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
 
-    async def _computed(self, uploads: Sequence[Upload], job: Callable[[Tensor], ImageJob]) -> list[Tensor]:
-        pixels = await self.decoder.decode(uploads)
-        futures = self.batcher.submit([job(one) for one in pixels])
-        return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
+    async def _computed(
+        self, uploads: Sequence[Upload], job: Callable[[Tensor], ImageJob], caller: str
+    ) -> list[Tensor | Refused]:
+        decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
+        good = [one for one in decoded if not isinstance(one, Refused)]
+        futures = self.batcher.submit([job(one) for one in good], caller)
+        computed = iter(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+        return [one if isinstance(one, Refused) else next(computed) for one in decoded]
 
-    async def text_features(self, texts: Sequence[str]) -> Tensor:
-        """Unit text features [N, E]."""
+    async def text_features(self, texts: Sequence[str], caller: str = "") -> Tensor:
+        """Unit text features [N, E].
+
+        Raises:
+            Refused: the queue is full, or the time is up.
+        """
 
         @torch.inference_mode()
-        def encode() -> Tensor:
-            return torch.nn.functional.normalize(self.clip.encode_text(list(texts)).float(), dim=-1).cpu()
+        def encode(some: list[str]) -> Tensor:
+            return torch.nn.functional.normalize(self.clip.encode_text(some).float(), dim=-1).cpu()
 
-        return await asyncio.get_running_loop().run_in_executor(None, encode)
+        parts = []
+        with self._in_time():
+            for start in range(0, len(texts), _TEXTS_AT_ONCE):
+                some = list(texts[start : start + _TEXTS_AT_ONCE])
+                future = self.batcher.call(lambda some=some: encode(some), caller, len(some))  # type: ignore[misc]
+                parts.append(await asyncio.wrap_future(future))
+        return torch.cat(parts)
+
+    # -- management -------------------------------------------------------------------------------
+
+    async def manage(self, function: Callable[..., Any], *values: Any) -> Any:
+        """Call a function that may take long in a thread for such."""
+        return await asyncio.get_running_loop().run_in_executor(self._managers, function, *values)
+
+    def install(self, content: bytes, name: str) -> Card:
+        """Serve the run of an archive under a name, once it has answered an image.
+
+        Raises:
+            Refused: it cannot be served; what had the name stays.
+        """
+        return install_run(content, name, self.store, self.settings.limits.upload_bytes, self._try)
+
+    def _try(self, adapter: Adapter) -> None:
+        side = self.clip.config.vision.image_size
+        blank = torch.full((3, side, side), 127, dtype=torch.uint8)
+        (future,) = self.batcher.submit([ImageJob(blank, adapter.method)], "management")
+        try:
+            _require_finite(future.result(self.settings.limits.seconds), adapter.card.name)
+        except Exception as error:  # whatever its values make of an image
+            raise Refused(400, f"the run cannot be served: it does not answer an image ({error})") from error
+
+    # -- operation --------------------------------------------------------------------------------
 
     def update_gauges(self) -> None:
         """Bring the gauges up to date."""
@@ -164,24 +297,37 @@ class Service:
         self.metrics.adapters.set(len(self.store.cards()))
         self.metrics.loaded.set(self.store.loaded)
 
-    def close(self) -> None:
-        """Answer what is queued, then stop all threads."""
+    def close(self, seconds: float | None = None) -> None:
+        """Answer what is queued, then stop all threads; what takes longer than `drain_seconds` is left."""
+        until = time.monotonic() + (self.settings.drain_seconds if seconds is None else seconds)
         self._stopping.set()
         self.galleries.close()
-        self.batcher.close()
         self.decoder.close()
-        self._watcher.join()
+        self.batcher.close(max(0.1, until - time.monotonic()))
+        for pool in (self._loaders, self._managers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._watcher.join(1.0)
+        self._memory.close()
 
     def _watch(self) -> None:
         while not self._stopping.wait(self.settings.poll_seconds):
             before = self.store.problems()
             try:
+                if self.keys.reload():
+                    LOG.info(json.dumps({"keys": "read again"}))
+            except DearError as error:
+                LOG.warning(json.dumps({"keys": "kept as they were", "reason": str(error)}))
+            with suppress(OSError):  # the folder is away for a moment; what is loaded stays
                 self.store.refresh()
-            except OSError:  # the folder is away for a moment; what is loaded stays
-                continue
             for name, reason in self.store.problems().items():
                 if before.get(name) != reason:
                     LOG.warning(json.dumps({"adapter": name, "not served": reason}))
+
+
+def _require_finite(scores: Tensor, name: str) -> None:
+    """Refuse scores that are not numbers: an adapter's values may be finite and too large."""
+    if not bool(torch.isfinite(scores).all()):
+        raise Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")
 
 
 def _score(method: Method, logits: Tensor) -> float:

@@ -10,17 +10,30 @@ from dear.errors import UsageError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a single request may cost; beyond it the request is refused with one sentence."""
+    """What requests may cost; beyond it they are refused with one sentence."""
 
-    body_bytes: int = 32 * 2**20  #: of a request's body
+    # of one request
+    header_bytes: int = 16 * 2**10  #: of a request's line and headers
+    header_seconds: float = 10.0  #: for them to arrive
+    body_bytes: int = 32 * 2**20
+    body_seconds: float = 20.0  #: for the body to arrive
     upload_bytes: int = 256 * 2**20  #: of the archive of an uploaded run
+    images: int = 64
     pixels: int = 50_000_000  #: of one image, before it is resized
-    images: int = 64  #: per request
+    request_pixels: int = 100_000_000  #: of all images of a request
     classes: int = 1000  #: that a request may name
-    texts: int = 256  #: per embedding request
-    body_seconds: float = 20.0  #: for a request's body to arrive
+    texts: int = 256  #: of an embedding request
+    decode_seconds: float = 3.0  #: for one image; then its decoder is killed
+    decode_bytes: int = 2**30  #: of memory that the decoder of an image may take
     seconds: float = 30.0  #: from the last byte of the request to its answer
-    queued_images: int = 1024  #: waiting at once, over all requests
+    # of all requests together
+    connections: int = 512  #: open at once; then those that wait longest for a request are closed
+    queued_images: int = 1024  #: waiting to be computed
+    decoding_pixels: int = 100_000_000  #: being decoded at once
+    held_bytes: int = 512 * 2**20  #: of bodies held in memory
+    # of one key; `requests` and `rate` can be set per key in the key file
+    requests: int = 256  #: being answered at once
+    rate: float = float("inf")  #: requests per second
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -34,18 +47,25 @@ class ServeSettings:
 
     limits: Limits = field(default_factory=Limits)
     largest_batch: int | None = None  #: images computed together; None: 64 on a GPU, 8 on a CPU
-    longest_wait: float | None = None  #: seconds that a batch waits for others; None: 0.004 on a GPU, else 0
+    #: seconds that an image which found the device busy waits for others; None: 0.004 on a GPU, else 0
+    longest_wait: float | None = None
     loaded_adapters: int = 1000  #: kept ready on the device; the least recently used one makes room
-    decoders: int | None = None  #: files decoded at once; None: all cores but two on a GPU, 4 on a CPU
+    decoders: int | None = None  #: processes that decode; None: all cores but two on a GPU, 2 to 4 on a CPU
     poll_seconds: float = 2.0  #: between two looks at the runs folder
+    stall_seconds: float = 10.0  #: without an answer, while images wait, after which the service is not ready
+    drain_seconds: float = 30.0  #: for requests in flight when the service is stopped
     reduced_jpeg: bool = False  #: decode large JPEG files at a reduced scale: faster, features a little off
     precision: str = "auto"  #: of the backbone's matrices, as in the recipe
+    open_metrics: bool = False  #: whether /metrics needs no key where keys are set
 
     def __post_init__(self) -> None:
-        if min(self.batching("cpu")[0], self.loaded_adapters, self.decoding("cpu")[0]) < 1:
+        if min(self.batching("cpu")[0], self.loaded_adapters, self.decoding("cpu")) < 1:
             raise UsageError("largest_batch, loaded_adapters and decoders must be at least 1")
-        if self.batching("cpu")[1] < 0 or self.poll_seconds <= 0:
-            raise UsageError("longest_wait cannot be negative and poll_seconds must be positive")
+        if self.batching("cpu")[1] < 0 or min(self.poll_seconds, self.stall_seconds, self.drain_seconds) <= 0:
+            raise UsageError(
+                "longest_wait cannot be negative; poll_seconds, stall_seconds and drain_seconds must be "
+                "positive"
+            )
 
     def batching(self, device_type: str) -> tuple[int, float]:
         """Largest batch and longest wait on a device.
@@ -62,14 +82,13 @@ class ServeSettings:
             wait if self.longest_wait is None else self.longest_wait,
         )
 
-    def decoding(self, device_type: str) -> tuple[int, bool]:
-        """How many files are decoded at once, and whether each in a process of its own.
+    def decoding(self, device_type: str) -> int:
+        """How many processes decode.
 
-        A CPU's model is slower than decoding in threads, a GPU's far faster (`benchmarks/serve.py direct`).
-
-        >>> ServeSettings().decoding("cpu"), ServeSettings(decoders=6).decoding("cuda")
-        ((4, False), (6, True))
+        >>> ServeSettings().decoding("cpu") in (2, 3, 4), ServeSettings(decoders=6).decoding("cuda")
+        (True, 6)
         """
-        if device_type == "cpu":
-            return 4 if self.decoders is None else self.decoders, False
-        return max(1, (os.cpu_count() or 4) - 2) if self.decoders is None else self.decoders, True
+        if self.decoders is not None:
+            return self.decoders
+        cores = os.cpu_count() or 4
+        return min(4, max(2, cores)) if device_type == "cpu" else max(2, cores - 2)

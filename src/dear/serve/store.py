@@ -7,7 +7,9 @@ be read is refused with an error message while the old one stays.
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,8 +23,13 @@ from dear.errors import DearError, RunError
 from dear.methods.base import Method, in_precision
 from dear.runs.folder import CALIBRATION, CORRECTION, REQUIRED_FILES, load_run, read_config, read_metrics
 from dear.serve.errors import Refused
+from dear.serve.texts import Rows
 
-_MOST_CLASS_LISTS = 64  # per adapter: lists of other classes whose texts are kept
+_MOST_CLASSES = 50_000  # of a run
+_MOST_FIGURE_BYTES = 20_000  # of a run's evaluations in a listing
+_RETRY_SECONDS = 30.0  # after which a run that could not be loaded is tried again
+_GONE_SECONDS = 0.2  # that a run must be missing; one that is being exchanged is there again sooner
+_PATIENCE = (0.05, 0.1, 0.2, 0.4, 0.0)  # seconds after failed attempts to load an adapter
 
 
 @dataclass(frozen=True)
@@ -44,30 +51,20 @@ class Adapter:
     def __init__(self, card: Card, method: Method) -> None:
         self.card = card
         self.method = method
-        self._others: OrderedDict[tuple[str, ...], Method] = OrderedDict()
-        self._lock = threading.Lock()
+        self.names = frozenset(card.classes)
+        self.prepared = False  #: whether the texts of its classes are encoded
+        self.rows: Rows | None = None  #: what is known of them
 
-    def on_classes(self, classes: tuple[str, ...] | None) -> Method:
-        """The method on other classes; texts of recent lists are kept.
+    def on_classes(self, classes: tuple[str, ...]) -> Method:
+        """The method on other classes, whose texts are still to be encoded.
 
         Raises:
             Refused: the method cannot name these classes.
         """
-        if classes is None or classes == self.method.classes:
-            return self.method
-        with self._lock:
-            if classes in self._others:
-                self._others.move_to_end(classes)
-                return self._others[classes]
         try:
-            other = self.method.with_classes(classes)
+            return self.method.with_classes(classes)
         except DearError as error:
             raise Refused(400, str(error)) from error
-        with self._lock:
-            self._others[classes] = other
-            while len(self._others) > _MOST_CLASS_LISTS:
-                self._others.popitem(last=False)
-        return other
 
 
 class AdapterStore:
@@ -90,6 +87,7 @@ class AdapterStore:
         self._unloaded: set[str] = set()
         self._lock = threading.RLock()
         self._loading: dict[str, threading.Lock] = {}
+        self._failed: dict[str, tuple[str, float]] = {}  # version that could not be loaded, and until when
 
     # -- what is there ----------------------------------------------------------------------------
 
@@ -135,12 +133,16 @@ class AdapterStore:
 
     def refresh(self) -> None:
         """Look at the folder: new, changed and removed runs."""
-        found = {path.name: path for path in sorted(self.folder.iterdir()) if _is_run(path)}
+        found = {path.name: path for path in sorted(self.folder.iterdir()) if is_run(path)}
         with self._lock:
-            for name in [name for name in self._cards if name not in found]:
-                self._forget(name)
-            for name in [name for name in self._problems if name not in found]:
-                del self._problems[name]
+            gone = [name for name in {*self._cards, *self._problems} if name not in found]
+        if gone:
+            time.sleep(_GONE_SECONDS)
+        with self._lock:
+            for name in gone:
+                if not is_run(self.folder / name):
+                    self._forget(name)
+                    self._problems.pop(name, None)
             self._unloaded &= set(found)
         for name, path in found.items():
             if name not in self._unloaded:
@@ -149,49 +151,71 @@ class AdapterStore:
     def _look(self, name: str, path: Path) -> None:
         """Take over a run that is new or has changed."""
         try:
-            version = _version(path)
+            version = run_version(path)
             with self._lock:
                 known = self._cards.get(name)
-            if known is not None and known.version == version:
-                self._problems.pop(name, None)
-                return
-            card = self._read_card(name, path, version)
-            adapter = self._load(card, path) if known is not None and name in self._loaded else None
+                if known is not None and known.version == version:
+                    self._problems.pop(name, None)
+                    return
+                ready = name in self._loaded
+            card = self.read_card(name, path, version)
+            adapter = self.load_adapter(card, path) if known is not None and ready else None
         except (DearError, OSError) as error:
             with self._lock:
                 self._problems[name] = str(error)
             return
-        with self._lock:
-            self._cards[name] = card
-            self._problems.pop(name, None)
-            if adapter is not None:
-                self._loaded[name] = adapter  # requests in flight keep the one they began with
+        self.take(card, adapter)
 
-    def _read_card(self, name: str, path: Path, version: str) -> Card:
+    def take(self, card: Card, adapter: Adapter | None = None) -> None:
+        """Serve a run from now on; requests in flight keep the adapter they began with."""
+        with self._lock:
+            self._unloaded.discard(card.name)
+            self._cards[card.name] = card
+            self._problems.pop(card.name, None)
+            self._loaded.pop(card.name, None)  # of the run before it
+            if adapter is not None:
+                self._keep(adapter)
+
+    def _keep(self, adapter: Adapter) -> None:
+        self._loaded[adapter.card.name] = adapter
+        while len(self._loaded) > self.most_loaded:
+            self._loaded.popitem(last=False)
+
+    def read_card(self, name: str, path: Path, version: str) -> Card:
+        """What can be told of a run without loading it.
+
+        Raises:
+            DearError: it is no finished run of this backbone.
+        """
         config, metrics = read_config(path), read_metrics(path)
         if config.fingerprint != self.clip.fingerprint:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
-        figures: dict[str, Any] = {
-            key: value for key, value in metrics.items() if key.startswith("evaluation of ")
-        }
+        if len(config.classes) > _MOST_CLASSES:
+            raise RunError(f"{path}: has {len(config.classes):,} classes; {_MOST_CLASSES:,} can be served")
         when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, timezone.utc)
         classes = tuple(config.classes)
         change = config.correction
         kind = repr((
             config.method, sorted(config.options.items()), config.roles, change and change.get("heads")
         ))  # fmt: skip
-        return Card(name, version, config.method, classes, when.isoformat(timespec="seconds"), figures, kind)
+        trained = when.isoformat(timespec="seconds")
+        return Card(name, version, config.method, classes, trained, _figures(metrics), kind)
 
-    def _load(self, card: Card, path: Path) -> Adapter:
+    def load_adapter(self, card: Card, path: Path) -> Adapter:
+        """The adapter of a run, which must still be the run of the card when it is loaded.
+
+        Raises:
+            DearError: it cannot be loaded.
+        """
         method = load_run(path, self.clip)
-        if _version(path) != card.version:
+        if run_version(path) != card.version:
             raise RunError(f"{path}: changed while it was read")
-        bound = in_precision(method, self.precision)
-        return Adapter(card, bound)
+        return Adapter(card, in_precision(method, self.precision))
 
     def _forget(self, name: str) -> None:
         self._cards.pop(name, None)
         self._loaded.pop(name, None)
+        self._failed.pop(name, None)
 
     # -- adapters ---------------------------------------------------------------------------------
 
@@ -201,27 +225,44 @@ class AdapterStore:
         Raises:
             Refused: there is none of that name, or it cannot be loaded.
         """
-        card = self.card(name)
         with self._lock:
-            adapter = self._loaded.get(name)
-            if adapter is not None:
-                self._loaded.move_to_end(name)
-                return adapter
             gate = self._loading.setdefault(name, threading.Lock())
-        with gate:  # two requests for one adapter load it once
-            with self._lock:
-                if name in self._loaded:
-                    return self._loaded[name]
-            try:
-                adapter = self._load(card, self.folder / name)
-            except (DearError, OSError) as error:
-                with self._lock:
-                    self._problems[name] = str(error)
-                raise Refused(409, f"the adapter {name!r} cannot be served: {error}") from error
-            with self._lock:
-                self._loaded[name] = adapter
-                while len(self._loaded) > self.most_loaded:
-                    self._loaded.popitem(last=False)
+        reason: Exception | None = None
+        for patience in _PATIENCE:
+            if (adapter := self._ready(self.card(name))) is not None:
+                return adapter
+            with gate:  # two requests for one adapter load it once
+                card = self.card(name)
+                if (adapter := self._ready(card)) is not None:
+                    return adapter
+                failed, until = self._failed.get(name, ("", 0.0))
+                if failed == card.version and time.monotonic() < until:
+                    raise Refused(409, f"the adapter {name!r} cannot be served: {self._problems.get(name)}")
+                try:
+                    adapter = self.load_adapter(card, self.folder / name)
+                except (DearError, OSError) as error:
+                    reason = error
+                else:
+                    with self._lock:
+                        if self._cards.get(name) is card:  # else the run was exchanged meanwhile
+                            self._keep(adapter)
+                            return adapter
+                        reason = RunError(f"{self.folder / name}: changed while it was read")
+            time.sleep(patience)  # a run that is being exchanged is there again in a moment
+            if is_run(self.folder / name):
+                self._look(name, self.folder / name)
+        with self._lock:
+            self._problems[name] = str(reason)
+            self._failed[name] = (card.version, time.monotonic() + _RETRY_SECONDS)
+        raise Refused(409, f"the adapter {name!r} cannot be served: {reason}") from reason
+
+    def _ready(self, card: Card) -> Adapter | None:
+        """The loaded adapter of a card, marked as used."""
+        with self._lock:
+            adapter = self._loaded.get(card.name)
+            if adapter is None or adapter.card.version != card.version:
+                return None
+            self._loaded.move_to_end(card.name)
             return adapter
 
     def unload(self, name: str) -> None:
@@ -235,19 +276,33 @@ class AdapterStore:
         """Serve an adapter (again), loaded at once."""
         with self._lock:
             self._unloaded.discard(name)
+            self._failed.pop(name, None)
         path = self.folder / name
-        if not _is_run(path):
+        if not is_run(path):
             raise Refused(404, f"the runs folder holds no finished run called {name!r}")
         self._look(name, path)
         return self.get(name)
 
 
-def _is_run(path: Path) -> bool:
+def _figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The evaluations among a run's metrics, as many as fit into a listing."""
+    found: dict[str, Any] = {}
+    left = _MOST_FIGURE_BYTES
+    for key, value in metrics.items():
+        if key.startswith("evaluation of "):
+            left -= len(json.dumps({key: value}))
+            if left < 0:
+                break
+            found[key] = value
+    return found
+
+
+def is_run(path: Path) -> bool:
     """Whether a folder holds a finished run; hidden ones are being written."""
     return not path.name.startswith(".") and all((path / name).is_file() for name in REQUIRED_FILES)
 
 
-def _version(path: Path) -> str:
+def run_version(path: Path) -> str:
     """A word that changes when the run's files do."""
     stamps = [
         (path / name).stat() for name in (*REQUIRED_FILES, CORRECTION, CALIBRATION) if (path / name).is_file()

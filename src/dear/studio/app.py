@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -19,6 +17,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 
 import gradio as gr
 
+from dear._io.memory import given_back
 from dear.errors import UsageError
 from dear.report.page import asset, render
 from dear.studio import tabs_look, tabs_work
@@ -51,13 +50,14 @@ class OwnServerOnly:
     def is_strange(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether a request to a local studio comes from elsewhere, by its Host or its Origin."""
         given = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
-        host = urlsplit(f"//{given.get(b'host', '')}").hostname or ""
         if not self.local:
             return False
-        if not is_local(host):
+        try:
+            host = urlsplit(f"//{given.get(b'host', '')}").hostname or ""
+            origin = urlsplit(given[b"origin"]).hostname or "" if b"origin" in given else host
+        except ValueError:  # a bracket that is not closed, say
             return True
-        origin = given.get(b"origin")
-        return origin is not None and not is_local(urlsplit(origin).hostname or "")
+        return not (is_local(host) and is_local(origin))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Refuse requests from elsewhere, and add the policy to every answer."""
@@ -200,7 +200,7 @@ def serving_desk(
     trainer = Trainer(desk)
     page = build(desk, trainer)
     try:
-        with _tidy():
+        with given_back():
             yield _launch(page, host, port, max_upload_mb)
     finally:
         trainer.stop()
@@ -252,32 +252,3 @@ def _free_port(host: str) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@contextmanager
-def _tidy(seconds: float = 15.0) -> Iterator[None]:
-    """Return memory that the server's threads freed to the system every few seconds.
-
-    The C library of Linux keeps one pool per thread and what was freed in it, so that a server of many
-    threads seems to grow for ever. Elsewhere this does nothing.
-    """
-    try:
-        library = ctypes.CDLL(None)
-        limit, give_back = library.mallopt, library.malloc_trim
-    except (OSError, TypeError, AttributeError):
-        yield
-        return
-    limit(-8, 2)  # M_ARENA_MAX of mallopt(3)
-    done = threading.Event()
-
-    def work() -> None:
-        while not done.wait(seconds):
-            give_back(0)
-
-    thread = threading.Thread(target=work, name="dear-memory", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

@@ -21,11 +21,11 @@ from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear._io.progress import Progress
 from dear.errors import InputError, UsageError
 from dear.methods.base import Method
-from dear.methods.calibration import rejection_score, run_threshold
 from dear.methods.dear import DeAR
-from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail
-from dear.studio.desk import Desk, pixels_of
+from dear.runs.batches import image_set, pixels_for
+from dear.runs.model import Model
+from dear.studio.desk import Desk
 from dear.workflows.examine import recommended_modes
 
 _SECONDS = 30.0
@@ -138,7 +138,7 @@ def classify(
     classes: Sequence[str],
     template: str,
     top: int = 3,
-    tell: Progress | None = None,
+    progress: Progress | None = None,
     reject: float | None = None,
 ) -> list[Verdict]:
     """Classify images with the frozen and the adapted model.
@@ -149,24 +149,27 @@ def classify(
         classes: any class names; the adapter is put on them.
         template: prompt with `{}`.
         top: answers kept of each model.
-        tell: called with what is being done.
+        progress: called with what is being done.
         reject: share of images of trained classes that may be refused; None refuses none.
 
     Raises:
         DearError: the method cannot name these classes, the template has no `{}`, or images are to be refused
             by a model that has no calibration.
     """
-    trained = desk.find_model(tell)
+    trained = Model.of(desk.find_model(progress))
     same = tuple(classes) == trained.classes and template == trained.template
     model = trained if same else trained.with_classes(classes, template)
-    frozen = ZeroShot(trained.clip, classes, template=template)
-    pixels = pixels_of(trained.clip, [image for _, image in images])
-    raw = model.all_logits(pixels)
-    logits = {"zero-shot": frozen.logits(pixels)}
-    logits |= {mode: model.calibrated(scores, mode) for mode, scores in raw.items()}
-    remote = [] if desk.service is None else ask_service(desk.service, [i for _, i in images], classes, top)
-    refused = {} if reject is None else {mode: _refused(model, logits[mode], mode, reject) for mode in raw}
-    votes = model.votes(pixels) if isinstance(model, DeAR) else None  # [B, 1 + A, C]
+    limits = {} if reject is None else {mode: model.threshold(reject, mode) for mode in model.modes}
+    opened = [image for _, image in images]
+    logits = {"zero-shot": model.frozen().logits(opened)["default"]}
+    logits |= {mode: model.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
+    remote = [] if desk.service is None else ask_service(desk.service, opened, classes, top)
+    refused = {
+        mode: (model.score(logits[mode], mode) < limit.value).tolist() for mode, limit in limits.items()
+    }
+    votes, method = None, model.bound
+    if isinstance(method, DeAR):
+        votes = method.votes(pixels_for(method.clip, image_set(opened), range(len(opened))))  # [B, 1 + A, C]
     verdicts = []
     for row, (name, image) in enumerate(images):
         answers = {mode: _best(scores[row], classes, top) for mode, scores in logits.items()}
@@ -174,21 +177,14 @@ def classify(
             answers["service"] = remote[row]
         shares: dict[str, float] = {}
         runner_up = ""
-        if votes is not None and isinstance(model, DeAR):
+        if votes is not None and isinstance(method, DeAR):
             first, second = logits["fused"][row].topk(2).indices.tolist()
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
-            shares = dict(zip(("class", *model.attributes), parts, strict=True))
+            shares = dict(zip(("class", *method.attributes), parts, strict=True))
             runner_up = classes[second]
         none = tuple(mode for mode, rows in refused.items() if rows[row])
         verdicts.append(Verdict(name, image, answers, shares, runner_up, none))
     return verdicts
-
-
-def _refused(model: Method, scaled: torch.Tensor, mode: str, share: float) -> list[bool]:
-    """Which images [B] are none of the classes, of calibrated logits [B, C]."""
-    limit = run_threshold(model, mode, share)
-    found: list[bool] = (rejection_score(model, scaled, mode) < limit.value).tolist()
-    return found
 
 
 def _best(logits: torch.Tensor, classes: Sequence[str], top: int) -> tuple[tuple[str, float], ...]:

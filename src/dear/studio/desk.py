@@ -17,7 +17,8 @@ from dear.clip.model import Clip
 from dear.data import halves, open_data
 from dear.data.images import ImageSet
 from dear.errors import DearError
-from dear.heads.roles import RoleMap, known_roles
+from dear.heads.known_roles import known_roles
+from dear.heads.roles import RoleMap
 from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.folder import load_run

@@ -178,7 +178,7 @@ def _classified(
 ) -> list[Any]:
     classes = asking.parse_classes(text)
     reject = percent / 100 if percent else None
-    verdicts = asking.classify(desk, images, classes, prompt, tell=tell, reject=reject)
+    verdicts = asking.classify(desk, images, classes, prompt, progress=tell, reject=reject)
     trusted, advice = asking.which_to_trust(desk.find_model(), classes)
     rows = asking.share_rows(verdicts)
     figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))

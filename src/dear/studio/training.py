@@ -18,7 +18,8 @@ from dear.clip.model import Clip
 from dear.data import ImageSet, few_shot, open_data
 from dear.errors import DearError, RunError, UsageError
 from dear.heads.discover import discover_roles
-from dear.heads.roles import RoleMap, known_roles
+from dear.heads.known_roles import known_roles
+from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.report.page import render

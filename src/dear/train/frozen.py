@@ -19,7 +19,7 @@ from torch import Tensor
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.base import FeatureBatch, Frozen, Method, in_precision
-from dear.runs.batches import view_pixels
+from dear.runs.batches import pixels_for
 from dear.runs.feature_cache import frozen_features
 from dear.train.feed import Feed
 
@@ -211,14 +211,14 @@ def stages_of(
     work = in_precision(method, recipe.precision)
     feed = Feed(images, work.clip, recipe)
     groups = torch.arange(len(images)).split(_BATCH)
-    own = [work.inference_stage(view_pixels(work.clip, images, groups[0].tolist()))]
+    own = [work.inference_stage(pixels_for(work.clip, images, groups[0].tolist()))]
     first = work.frozen_stage(feed.views(groups[0].tolist(), 0).pixels)
     each = sum(tensor[0].numel() * tensor.element_size() for tensor in first)
     kept = sum(tensor[0].numel() * tensor.element_size() for tensor in own[0])
     views = min(views if recipe.augment else 1, (limit_bytes // len(images) - kept) // each)
     if views < 1:
         return None
-    own += [work.inference_stage(view_pixels(work.clip, images, rows.tolist())) for rows in groups[1:]]
+    own += [work.inference_stage(pixels_for(work.clip, images, rows.tolist())) for rows in groups[1:]]
     found = []
     for view in range(views):
         parts = [first] if view == 0 else [work.frozen_stage(feed.views(groups[0].tolist(), view).pixels)]

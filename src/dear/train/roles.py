@@ -11,7 +11,8 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError, DiskError
 from dear.heads.discover import discover_roles
-from dear.heads.roles import RoleMap, known_roles, read_roles
+from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.roles import RoleMap
 from dear.heads.stability import warnings_about
 
 MOST_IMAGES = 2000  #: images that an automatic discovery looks at

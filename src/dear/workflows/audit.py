@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dear._io.files import PathLike
-from dear._io.image_file import in_batches, normalize
 from dear._io.progress import Progress
 from dear._io.text import fill_template
 from dear.clip.factory import load, pick_device
@@ -38,10 +36,10 @@ from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.heads.without import role_map, ways_to_remove
-from dear.methods.base import Method, in_precision
-from dear.runs.batches import GPU_BATCH as BATCH
+from dear.methods.base import Method
 from dear.runs.evaluate import fit_classes
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 
 
 @dataclass(frozen=True)
@@ -229,17 +227,10 @@ def _collected(clip: Clip, images: ImageSet, roles: RoleMap | None, progress: Pr
     return collect(clip, images, layers, progress=told)
 
 
-@torch.no_grad()
 def scores_of(method: Method, images: ImageSet, mode: str | None = None) -> Tensor:
     """A method's scores [n, C] of all images of a set, on the CPU."""
-    mode, config = method.pick_mode(mode), method.clip.config
-    method = in_precision(method, "auto")
-
-    def answer(rows: range) -> Tensor:
-        raw = images.pixels(list(rows), config.vision.image_size).to(method.clip.device)
-        return method.logits(normalize(raw, config.mean, config.std), mode).float().cpu()
-
-    return torch.cat([part for _, part in in_batches(answer, len(images), BATCH)])
+    model = Model(method)
+    return model.logits(images)[model.pick_mode(mode)]
 
 
 def _reliance(

@@ -24,7 +24,7 @@ from dear.data.images import TEMPLATE, ImageSet, ListedImages
 from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.calibration import NONE_OF_THESE
+from dear.runs.answer import NONE_OF_THESE
 from dear.runs.folder import load_run, read_config, read_log, read_metrics
 from dear.runs.model import Model
 from dear.train.run import Trained

@@ -4,90 +4,77 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dear._io.image_file import normalize, read_views
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
-from dear.clip.model import Clip, cast_backbone, matrix_dtype
-from dear.methods.base import Method, in_precision
-from dear.runs.folder import load_run
+from dear.clip.model import Clip, kept_cast, matrix_dtype
+from dear.data.images import ImageSet
+from dear.methods.base import unit
+from dear.runs.batches import over_batches, pixels_for
+from dear.runs.model import Model
 from dear.workflows.shards import Compute, ShardJob, list_images, run_shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_AT_ONCE = 64  # images in one pass of the backbone
 
-
-def _batches(clip: Clip, paths: Sequence[str]) -> list[tuple[list[int], Tensor, dict[int, str]]]:
-    """Rows, normalized pixels and errors, batch by batch."""
-    found = []
-    for start in range(0, len(paths), _AT_ONCE):
-        part = paths[start : start + _AT_ONCE]
-        errors: dict[int, str] = {}
-        raw = read_views(part, clip.config.view, errors)
-        good = [place for place in range(len(part)) if place not in errors]
-        problems = {start + place: sentence for place, sentence in errors.items()}
-        found.append(([start + place for place in good], raw[good], problems))
-    return found
-
-
-def embedder(backbone: str, device: str) -> Compute:
+def embedder(clip: Clip) -> Compute:
     """From paths to a table `path, embedding, error`; unit length, null where an image cannot be read."""
-    clip = load(backbone, device=device)
-    clip = cast_backbone(clip, matrix_dtype("auto", clip.device))
+    tower = kept_cast(clip, matrix_dtype("auto", clip.device))
 
-    @torch.inference_mode()
+    def encode(images: ImageSet, rows: list[int]) -> Tensor:
+        return unit(tower.encode_image(pixels_for(tower, images, rows)).float()).cpu()
+
     def compute(paths: Sequence[str]) -> pa.Table:
         import pyarrow as pa
 
-        features: list[list[float] | None] = [None] * len(paths)
-        problems: list[str | None] = [None] * len(paths)
-        for rows, raw, errors in _batches(clip, paths):
-            if rows:
-                pixels = normalize(raw.to(clip.device), clip.config.mean, clip.config.std)
-                units = torch.nn.functional.normalize(clip.encode_image(pixels).float(), dim=-1).cpu()
-                for row, unit in zip(rows, units.tolist(), strict=True):
-                    features[row] = unit
-            for row, sentence in errors.items():
-                problems[row] = sentence
-        kind = pa.list_(pa.float32(), clip.config.embed_dim)
-        columns = {"path": pa.array(paths), "embedding": pa.array(features, kind)}
-        return pa.table({**columns, "error": pa.array(problems, pa.string())})
+        parts, problems = over_batches(paths, encode, tower.device, unreadable="skip")
+        rows: list[list[float] | None] = torch.cat(parts).tolist()
+        for place in problems:
+            rows[place] = None
+        kind = pa.list_(pa.float32(), tower.config.embed_dim)
+        columns = {"path": pa.array(paths), "embedding": pa.array(rows, kind)}
+        return pa.table(columns | {"error": _errors(problems, len(paths))})
 
     return compute
 
 
-def answerer(run: str, backbone: str | None, device: str) -> Compute:
+def answerer(model: Model) -> Compute:
     """From paths to a table `path, class, probability, error` of a run's likeliest class."""
-    method: Method = in_precision(load_run(run, backbone, device), "auto")
 
-    @torch.inference_mode()
     def compute(paths: Sequence[str]) -> pa.Table:
         import pyarrow as pa
 
-        names: list[str | None] = [None] * len(paths)
-        values: list[float | None] = [None] * len(paths)
-        problems: list[str | None] = [None] * len(paths)
-        config = method.clip.config
-        for rows, raw, errors in _batches(method.clip, paths):
-            if rows:
-                pixels = normalize(raw.to(method.clip.device), config.mean, config.std)
-                best = method.logits(pixels).softmax(-1).max(-1)
-                for row, value, number in zip(rows, best.values.tolist(), best.indices.tolist(), strict=True):
-                    names[row], values[row] = method.classes[number], value
-            for row, sentence in errors.items():
-                problems[row] = sentence
-        columns = {"path": pa.array(paths), "class": pa.array(names, pa.string())}
-        columns["probability"] = pa.array(values, pa.float32())
-        return pa.table({**columns, "error": pa.array(problems, pa.string())})
+        answers = model.answers(paths, top=1, unreadable="skip")
+        best = [answer.classes[0] if answer.classes else (None, None) for answer in answers]
+        columns = {
+            "path": pa.array(paths),
+            "class": pa.array([name for name, _ in best], pa.string()),
+            "probability": pa.array([value for _, value in best], pa.float32()),
+            "error": pa.array([answer.error for answer in answers], pa.string()),
+        }
+        return pa.table(columns)
 
     return compute
+
+
+def _errors(problems: dict[int, str], count: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([problems.get(place) for place in range(count)], pa.string())
+
+
+def _make(run: str | None, backbone: str | None, device: str) -> Compute:
+    """The function of one process; a worker loads the model once."""
+    if run is None:
+        return embedder(load(backbone or "mini", device=device))
+    return answerer(Model.load(run, backbone, device))
 
 
 def embed(
@@ -113,17 +100,20 @@ def embed(
         shard_images: images per Parquet file.
         engine: "local" or "ray".
         workers: processes of the Ray engine.
-        progress: told after every shard.
+        progress: called after every shard.
 
     Returns:
         How many images were computed now.
     """
     images = list_images(source)
-    name = backbone if backbone is not None or run is not None else "mini"
-    asked = {"what": "features" if run is None else "answers"}
-    asked |= {"run": os.path.abspath(run)} if run is not None else {}
-    asked |= {"backbone": name} if name is not None else {}
-    job = ShardJob(images, Path(out), asked, shard_images, engine, workers)
+    question = {"what": "features" if run is None else "answers"}
+    here: Compute
     if run is None:
-        return run_shards(job, lambda: embedder(name or "mini", device), progress)
-    return run_shards(job, lambda: answerer(run, backbone, device), progress)
+        clip = load(backbone or "mini", device=device)
+        question["backbone"], here = clip.identity, embedder(clip)
+    else:
+        model = Model.load(run, backbone, device)
+        question["model"], here = model.identity, answerer(model)
+    job = ShardJob(images, Path(out), question, shard_images, engine, workers)
+    make = partial(_make, run, backbone, device) if engine == "ray" else lambda: here
+    return run_shards(job, make, progress)

@@ -52,10 +52,10 @@ def evaluate_run(
     Raises:
         DearError: anything a user can correct, in one sentence.
     """
-    model = Model.of(run, backbone, device)
+    model = Model.of(run, backbone, device).with_classes(template=template)
     model.pick_mode(mode)
     images = data if isinstance(data, ImageSet) else open_data(data, split, root=root)
-    return model.evaluate(images, template=template, unreadable=unreadable, cached=True, progress=progress)
+    return model.evaluate(images, unreadable=unreadable, cached=True, progress=progress)
 
 
 @dataclass(frozen=True)

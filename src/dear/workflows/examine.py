@@ -6,13 +6,12 @@ from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import DataError
 from dear.methods.base import Method
-from dear.methods.zeroshot import ZeroShot
 from dear.report.run_facts import Compared, NewClasses, RunFacts
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model, Run
 
 
 def examine(
-    method: Method,
+    run: Run,
     images: ImageSet,
     other: ImageSet | None = None,
     mode: str | None = None,
@@ -21,7 +20,7 @@ def examine(
     """Measure an adapted model against the frozen one.
 
     Args:
-        method: the adapted model.
+        run: run folder, method or model.
         images: labeled test images; classes among them that the model was not trained on count as new.
         other: another set, all of whose classes count as new.
         mode: the mode to report on; None for the recommended one.
@@ -30,6 +29,8 @@ def examine(
     Raises:
         DataError: no image is of a class the model was trained on.
     """
+    model = Model.of(run)
+    method = model.method
     mode, new_mode = recommended_modes(method) if mode is None else (method.pick_mode(mode),) * 2
     known = [name for name in images.classes if name in set(method.classes)]
     others = [name for name in images.classes if name not in set(method.classes)]
@@ -41,15 +42,15 @@ def examine(
         )
     trained_images = images if not others else images.select_classes(known)
     new_images = other if other is not None else (images.select_classes(others) if others else None)
-    told = _TotalProgress(progress, 2 * len(trained_images) + 4 * (len(new_images) if new_images else 0))
+    total = _TotalProgress(progress, 2 * len(trained_images) + 4 * (len(new_images) if new_images else 0))
     new, why = None, ""
     if new_images is None or len(new_images) == 0:
         why = "The test images show no new class, so nothing was measured here."
     elif not method.open_classes:
         why = f"{method.title} learns its classes themselves: it cannot name new ones."
-    trained = _compare(method, trained_images, mode, told)
+    trained = _compare(model, trained_images, mode, total)
     if new_images is not None and not why:
-        new = _new_classes(method, new_images, new_mode, told)
+        new = _new_classes(model, new_images, new_mode, total)
     weights = method.facts().get("fusion_weights", {})
     gates = dict(method.named_buffers()).get("history")
     return RunFacts(
@@ -86,19 +87,16 @@ class _TotalProgress:
             self.before += done
 
 
-def _compare(method: Method, images: ImageSet, mode: str, told: _TotalProgress) -> Compared:
-    adapted = evaluate(method, images, progress=told)
-    same = tuple(adapted.classes) == method.classes
-    words = method.prompts.given if same else None  # ids that were given stand for the method's own classes
-    template = method.template if same else images.template
-    frozen = ZeroShot(method.clip, adapted.classes, template=template, ids=words)
-    return Compared(images, adapted, evaluate(frozen, images, progress=told), mode)
+def _compare(model: Model, images: ImageSet, mode: str, progress: Progress) -> Compared:
+    fitting, _ = model.for_labels(images)
+    adapted = fitting.evaluate(images, progress=progress)
+    return Compared(images, adapted, fitting.frozen().evaluate(images, progress=progress), mode)
 
 
-def _new_classes(method: Method, images: ImageSet, mode: str, told: _TotalProgress) -> NewClasses:
-    alone = _compare(method.with_classes(images.classes, images.template), images, mode, told)
-    shared = set(method.classes) & set(images.classes)
+def _new_classes(model: Model, images: ImageSet, mode: str, progress: Progress) -> NewClasses:
+    alone = _compare(model.with_classes(images.classes, images.template), images, mode, progress)
+    shared = set(model.classes) & set(images.classes)
     if shared:
         return NewClasses(alone, None, 0)
-    every = method.with_classes([*method.classes, *images.classes], method.template)
-    return NewClasses(alone, _compare(every, images, mode, told), len(method.classes))
+    every = model.with_classes(images.classes, add=True)
+    return NewClasses(alone, _compare(every, images, mode, progress), len(model.classes))

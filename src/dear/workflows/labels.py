@@ -70,8 +70,8 @@ def out_of_sample(features: Tensor, labels: Tensor, classes: int, seed: int = 1)
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
-    x = torch.nn.functional.normalize(features.double(), dim=1)
-    x = torch.nn.functional.normalize(x - x.mean(dim=0), dim=1).numpy()
+    unit = torch.nn.functional.normalize(features.double(), dim=1)
+    x = torch.nn.functional.normalize(unit - unit.mean(dim=0), dim=1).numpy()
     y = labels.numpy()
     found = np.zeros((len(y), classes))
     counts = np.bincount(y, minlength=classes)

@@ -17,24 +17,23 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from dear._io.files import PathLike, write_atomic
-from dear._io.image_file import image_paths, in_batches, open_image
+from dear._io.image_file import image_paths, open_image
 from dear._io.progress import Progress
-from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
 from dear.heads.ablate import collect
-from dear.heads.neighbors import ALIKE, SAME, attribute_heads, head_space, shared
+from dear.heads.focus import attribute_heads, find_attribute
+from dear.heads.neighbors import ALIKE, SAME, head_space, shared
 from dear.heads.roles import RoleMap
 from dear.heads.without import role_map
-from dear.methods.base import Method, in_precision, unit
+from dear.methods.base import in_precision, unit
 from dear.methods.dear import DeAR
-from dear.runs.batches import ImageLike, image_set, name_of, view_pixels
+from dear.runs.batches import ImageLike, image_set, name_of, over_batches, pixels_for
 from dear.runs.feature_cache import FeatureCache, learned_digest
-from dear.runs.folder import load_run
+from dear.runs.model import Model, Run
 
-_BATCH = 100
 _CELL, _GAP, _LINE = 128, 8, 16
 
 
@@ -71,28 +70,26 @@ def gallery_of(source: PathLike | ImageSet, root: PathLike | None = None) -> Ima
     return ListedImages(files, labels, ("image",), name=path.name)
 
 
-@torch.no_grad()
 def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None = None) -> Tensor:
     """Unit features of a gallery in every attribute's space, [n, A, E], on the CPU."""
-    method, parts, cache = in_precision(method, "auto"), [], FeatureCache()
+    method, cache = in_precision(method, "auto"), FeatureCache()
     what = learned_digest("attribute features", method)
 
-    def computed(indices: list[int]) -> Tensor:
-        return unit(method.attribute_features(view_pixels(method.clip, images, indices)))
+    def features(some: ImageSet, rows: list[int]) -> Tensor:
+        return cache.rows(
+            what,
+            some,
+            rows,
+            lambda missing: unit(method.attribute_features(pixels_for(method.clip, some, missing))),
+        )
 
-    def features(rows: range) -> Tensor:
-        return cache.rows(what, images, list(rows), computed)
-
-    for rows, part in in_batches(features, len(images), _BATCH):
-        parts.append(part)
-        if progress is not None:
-            progress("images", rows.stop, len(images))
+    parts, _ = over_batches(images, features, method.clip.device, progress=progress)
     return torch.cat(parts)
 
 
 def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top: int) -> list[Found]:
     """The images most similar to the query in each attribute; `features` as `gallery_features` gives them."""
-    pixels = view_pixels(method.clip, image_set([query]), [0])
+    pixels = pixels_for(method.clip, image_set([query]), [0])
     own = unit(method.attribute_features(pixels))[0].cpu()  # [A, E]
     result = []
     for number, attribute in enumerate(method.attributes):
@@ -104,7 +101,7 @@ def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top
 
 
 def retrieve(
-    run: PathLike | Method,
+    run: Run,
     query: ImageLike,
     gallery: PathLike | ImageSet,
     *,
@@ -128,12 +125,12 @@ def retrieve(
         backbone: for the run folder, if the backbone's name does not find it.
         device: "auto", "cpu", "cuda", …
         root: folder of the benchmarks, for a gallery that is the name of a benchmark.
-        progress: told ("images", images read, images in all).
+        progress: called with ("images", images read, images in all).
 
     Raises:
         UsageError: the method has no attribute features, or no such attribute.
     """
-    method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
+    method = Model.of(run, backbone, device).method
     if not isinstance(method, DeAR):
         raise UsageError(f"the method {method.name!r} has no features per attribute; use a DeAR run")
     if top < 1:
@@ -206,8 +203,8 @@ class Neighbors:
 
 def head_map_of(clip: Clip, roles: PathLike | RoleMap | None = None) -> RoleMap | None:
     """The role map to search by, if it has heads with an attribute of their own."""
-    chart = role_map(roles, clip)
-    return chart if chart is not None and attribute_heads(chart) else None
+    found = role_map(roles, clip)
+    return found if found is not None and attribute_heads(found) else None
 
 
 def retrieve_by_heads(
@@ -235,22 +232,22 @@ def retrieve_by_heads(
         top: how many images.
         out: folder for one contact sheet per attribute.
         root: folder of the benchmarks, for the name of a benchmark.
-        progress: told ("images", images read, images in all).
+        progress: called with ("images", images read, images in all).
 
     Raises:
         UsageError: no head of the role map has that attribute.
     """
     if top < 1:
         raise UsageError(f"top = {top}: ask for at least one image")
-    chart = role_map(roles, clip)
-    spaces = {} if chart is None else attribute_heads(chart)
-    if chart is None or not spaces:
+    known = role_map(roles, clip)
+    spaces = {} if known is None else attribute_heads(known)
+    if known is None or not spaces:
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
-    wanted = None if attribute is None else _attribute(attribute, spaces)
+    wanted = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
-    told = None if progress is None else _counted(progress, len(images))
-    seen = collect(clip, images, chart.layers, progress=told)
-    own = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), chart.layers)
+    counted = None if progress is None else _counted(progress, len(images))
+    seen = collect(clip, images, known.layers, progress=counted)
+    own = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers)
     whole = torch.nn.functional.normalize(seen.features, dim=1)
     same = (whole @ torch.nn.functional.normalize(own.features, dim=1)[0]) > SAME
     found = []
@@ -272,13 +269,6 @@ def retrieve_by_heads(
     return Neighbors(chosen, overlap, notice)
 
 
-def _attribute(name: str, spaces: dict[str, tuple[tuple[int, int], ...]]) -> str:
-    for known in spaces:
-        if known.lower() == name.strip().lower():
-            return known
-    raise UsageError(f"no head of the role map has the role {name!r}; there are {', '.join(spaces)}")
-
-
 def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Found:
     best = near.topk(min(top, available))
     places = best.indices.tolist()
@@ -287,5 +277,5 @@ def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int
 
 
 def _counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """Progress of images as `collect` tells it."""
+    """Progress of images as `collect` reports it."""
     return lambda done: progress("images", done, total)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dear._io.files import read_text, write_atomic, write_json
-from dear._io.image_file import is_image_name
+from dear._io.image_names import find_images
 from dear._io.progress import Progress, silent
 from dear._io.text import decode
-from dear.errors import DataError, RunError, UsageError
+from dear.errors import DataError, InputError, RunError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,12 +88,10 @@ def list_images(source: str | os.PathLike[str]) -> list[str]:
     """
     path = Path(source)
     if path.is_dir():
-        found = [
-            os.path.join(folder, name)
-            for folder, folders, names in os.walk(path)
-            for name in sorted(names)
-            if folders.sort() is None and is_image_name(name)
-        ]
+        try:
+            found = find_images([str(path)])
+        except InputError as error:
+            raise DataError(str(error)) from None
     elif path.suffix in (".csv", ".parquet"):
         found = _table_paths(path)
     else:
@@ -148,8 +146,7 @@ def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Pro
 
 def _claim(job: ShardJob) -> None:
     """Make the folder, or check that it was made for the same images and options."""
-    digest = hashlib.sha256("\n".join(job.images).encode("utf-8", "surrogatepass")).hexdigest()
-    own = Manifest(dict(job.question), len(job.images), digest, job.shard_images)
+    own = Manifest(dict(job.question), len(job.images), _digest(job.images), job.shard_images)
     place = job.out / "_shards.json"
     if not job.out.exists():
         job.out.mkdir(parents=True)
@@ -159,10 +156,26 @@ def _claim(job: ShardJob) -> None:
         raise RunError(f"{job.out}: exists and holds no shards; choose another place for the result")
     old = decode(read_text(place, "list of shards"), Manifest, str(place), "list of shards")
     if old != own:
-        changed = [name for name in own.__struct_fields__ if getattr(own, name) != getattr(old, name)]
+        parts = ("images", "digest", "shard_images")
+        changed = [name for name in parts if getattr(own, name) != getattr(old, name)]
+        both = {**own.question, **old.question}
+        changed += [name for name in both if own.question.get(name) != old.question.get(name)]
         raise RunError(
-            f"{job.out}: holds shards of another question ({', '.join(changed)} differ); choose another place"
+            f"{job.out}: holds shards of something else ({', '.join(changed)} differ); choose another place"
         )
+
+
+def _digest(images: Sequence[str]) -> str:
+    """Hash of the images' paths, sizes and times: a changed file is another image."""
+    found = hashlib.sha256()
+    for image in images:
+        try:
+            state = os.stat(image)
+            stamp = f"{state.st_size} {state.st_mtime_ns}"
+        except OSError:
+            stamp = "missing"
+        found.update(f"{image}\n{stamp}\n".encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def _here(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Compute]) -> Iterator[int]:
@@ -187,7 +200,7 @@ def _on_ray(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Co
     try:
         import ray.data
     except ImportError:
-        raise UsageError("the engine ray needs Ray: pip install 'dear-vlm[cluster]'") from None
+        raise UsageError("the engine ray needs Ray: pip install '.[cluster]' in your clone") from None
 
     class Worker:
         def __init__(self) -> None:
@@ -206,4 +219,4 @@ def _need_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UsageError("Parquet needs pyarrow: pip install 'dear-vlm[parquet]'") from None
+        raise UsageError("Parquet needs pyarrow: pip install '.[parquet]' in your clone") from None

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dear._io.files import PathLike
 from dear._io.progress import Progress
-from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.methods.base import Method
-from dear.methods.calibration import rejection_score, run_threshold
+from dear.errors import UsageError
+from dear.methods.calibration import Threshold
 from dear.runs.evaluate import Evaluation
-from dear.runs.folder import load_run
+from dear.runs.model import Model, Run
 from dear.train.confidence import auroc, share_interval
-from dear.train.crossval import answers_of
 from dear.workflows.retrieve import gallery_of
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Images of known classes against images of no class.
+    """Images of known classes against images of no class."""
 
-    Attributes:
-        auroc: how often an image of a known class scores above one of no class.
-        refused: share of images of known classes that are answered with "none of these".
-        refused_low: lower end of the share that the run promised for as many images, 95 % sure.
-        refused_high: its upper end.
-        false_acceptance: share of images of no class that are answered with a class.
-        false_low: lower end of its interval, 90 % sure.
-        false_high: its upper end.
-        known: images of known classes.
-        unknown: images of no class.
-        share: of images of known classes that was to be refused at most.
-    """
-
-    auroc: float
-    refused: float
-    refused_low: float
+    auroc: float  #: how often an image of a known class scores above one of no class
+    refused: float  #: share of images of known classes that are answered with "none of these"
+    refused_low: float  #: 95% confidence interval of the share that the run promised for as many images
     refused_high: float
-    false_acceptance: float
-    false_low: float
+    false_acceptance: float  #: share of images of no class that are answered with a class
+    false_low: float  #: its 90% confidence interval
     false_high: float
-    known: int
-    unknown: int
-    share: float
+    known: int  #: images of known classes
+    unknown: int  #: images of no class
+    share: float  #: of images of known classes that was to be refused at most
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -60,8 +46,23 @@ class Rejection:
         )
 
 
+def check_known(model: Model, classes: Sequence[str], share: float, mode: str | None = None) -> Threshold:
+    """The threshold for "none of these", where it says something of images of these classes.
+
+    Raises:
+        UsageError: the run has no calibration, or was not trained on one of the classes.
+    """
+    other = next((name for name in classes if name not in model.classes), None)
+    if other is not None:
+        raise UsageError(
+            f"the class {other!r} was not trained, so the run's threshold says nothing of its images; give "
+            "images of the trained classes"
+        )
+    return model.threshold(share, mode)
+
+
 def evaluate_unknown(
-    run: PathLike | Method,
+    run: Run,
     known: Evaluation,
     unknown: PathLike | ImageSet,
     *,
@@ -75,7 +76,7 @@ def evaluate_unknown(
     """Compare the scores of images of no class with those of an evaluation of the same run.
 
     Args:
-        run: run folder, or a method, with a calibration.
+        run: run folder, method or model, with a calibration.
         known: its evaluation on images of its classes.
         unknown: a folder of images (labels do not matter), a table, a benchmark, `world:NAME` or a set.
         share: of images of known classes that may be refused.
@@ -83,22 +84,18 @@ def evaluate_unknown(
         backbone: for a run folder whose backbone moved.
         root: folder of the benchmarks, for the name of a benchmark.
         device: "auto", "cpu", "cuda", ...
-        progress: told how many images are done.
+        progress: called with ("images", images done, images in all).
 
     Raises:
         UsageError: the run has no calibration.
         DearError: anything else a user can correct, in one sentence.
     """
-    method = run if isinstance(run, Method) else load_run(run, backbone, pick_device(device))
-    mode = method.pick_mode(mode)
-    limit = run_threshold(method, mode, share)
+    model = Model.of(run, backbone, device)
+    mode = model.pick_mode(mode)
+    limit = check_known(model, known.classes, share, mode)
     images = gallery_of(unknown, root)
-    if progress is not None:
-        progress("unknown", 0, len(images))
-    scaled = method.calibrated(answers_of(method, images)[mode], mode)
-    outside = rejection_score(method, scaled, mode)
-    if progress is not None:
-        progress("unknown", len(images), len(images))
+    scaled = model.calibrated(model.logits(images, progress=progress)[mode], mode)
+    outside = model.score(scaled, mode)
     inside = (known.scores or {})[mode]
     accepted = int((outside >= limit.value).sum())
     low, high = share_interval(accepted, len(outside))

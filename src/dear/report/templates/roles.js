@@ -45,14 +45,14 @@
     make("p", `Such a head ${head.kind}.`, panel);
     const facts = [];
     if (head.entropy !== null) facts.push(`Concept Entropy ${head.entropy.toFixed(2)} bits`);
-    if (head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)} % of its variance`);
+    if (head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)}% of its variance`);
     if (facts.length) make("p", facts.join("; "), panel, { class: "soft" });
     for (const [concept, share, color] of head.shares) {
       const bar = make("div", null, panel, { class: "bar" });
       make("span", concept, bar);
       const level = make("span", null, bar);
       make("i", null, level, { style: `width:${100 * share}%;background:${color}` });
-      make("span", `${(100 * share).toFixed(0)} %`, bar);
+      make("span", `${(100 * share).toFixed(0)}%`, bar);
     }
     const first = head.entropy === null ? "Its phrases" : "Its phrases, the strongest first";
     make("h3", head.phrases.length ? first : "No phrases are known for this head", panel);

@@ -1,0 +1,248 @@
+"""Focus: accuracy with the heads of one role beside the whole image feature.
+
+    python benchmarks/focus.py roles --out benchmarks/results/focus.csv
+    python benchmarks/focus.py auto --out benchmarks/results/focus_auto.csv
+    python benchmarks/focus.py auto --backbone small --roles roles.json --data pets=pets.csv --out …
+    python benchmarks/focus.py table benchmarks/results/focus.csv
+
+`roles`: scenes of the attribute world in which everything but one attribute varies (`drawn:place`, …), and
+the world's tasks, each with the heads of its own role, as many random heads (which is also what a shuffled
+role map gives), the heads of the other core roles, and the heads alone; logistic regression on 1, 4 and 16
+images per class, five draws. `auto`: what `--focus auto` chooses with 1, 2, 4 and 16 images per class, what
+it gains, and the same with the roles of the map shuffled over its heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dear
+from dear import world
+from dear.clip.model import Clip
+from dear.data import open_data
+from dear.heads.ablate import Collected, Key, collect
+from dear.heads.focus import (
+    FocusChoice,
+    attribute_heads,
+    centered_unit,
+    choose_focus,
+    enough_to_measure,
+    focus_by_names,
+)
+from dear.heads.known_roles import known_roles, read_roles
+from dear.workflows.speed import add_rows, machine
+from dear.world import factors as W
+from dear.world.measure import batches
+
+DRAWS = 5
+DRAWN = {"place": ("Location", W.PLACE), "color": ("Color", W.COLOR), "texture": ("Texture", W.TEXTURE)}
+ROLE = {"scenes": "Location", "emblems": "Color", "textures": "Texture", "fauna": "Object"}
+TASKS = ("scenes", "emblems", "textures", "fauna", "vehicles", "mixed")
+_VALUES = 12
+
+Split = tuple[Collected, Tensor]  #: contributions and labels
+
+
+def drawn_scenes(clip: Clip, layers: Sequence[int], number: int) -> Split:
+    """Scenes of shapes, and the values of all their factors [n, F]."""
+    scenes = world.sample(number, torch.Generator().manual_seed(7), kinds=(W.SHAPE,))
+    return collect(clip, batches(clip, scenes), layers), scenes.factors()
+
+
+def of_factor(images: Collected, factors: Tensor, column: int) -> tuple[Split, Split]:
+    """The images that show one of the first twelve values of a factor: half to train on, half to test."""
+    rows = ((factors[:, column] >= 0) & (factors[:, column] < _VALUES)).nonzero()[:, 0]
+    halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    first, second = ((_rows(images, half), factors[half, column]) for half in halves)
+    return first, second
+
+
+def _rows(images: Collected, rows: Tensor) -> Collected:
+    return Collected(images.features[rows], images.outputs[rows], images.maps, images.layers)
+
+
+def few(labels: Tensor, shots: int, seed: int) -> Tensor:
+    """Places of `shots` images of every class."""
+    rng = torch.Generator().manual_seed(seed)
+    own = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
+    return torch.cat([places[torch.randperm(len(places), generator=rng)[:shots]] for places in own])
+
+
+def accuracy(parts: Sequence[tuple[float, Tensor, Tensor]], labels: Tensor, truth: Tensor) -> float:
+    """Of a logistic regression on weighted unit parts [n, E], centered on the training images; in percent."""
+    from sklearn.linear_model import LogisticRegression
+
+    learn, test = [], []
+    for weight, own, other in parts:
+        unit, center = centered_unit(own)
+        learn.append(weight * unit)
+        test.append(weight * centered_unit(other, center)[0])
+    model = LogisticRegression(C=100, max_iter=300).fit(torch.cat(learn, dim=1).numpy(), labels.numpy())
+    return 100 * float((model.predict(torch.cat(test, dim=1).numpy()) == truth.numpy()).mean())
+
+
+def measure(
+    train: Split,
+    test: Split,
+    heads: Sequence[Key] | None,
+    rows: Tensor,
+    weight: float = 1.0,
+    whole: bool = True,
+) -> float:
+    """Accuracy with some heads beside the whole feature, or alone."""
+    parts = [(1.0, train[0].features[rows], test[0].features)] if whole else []
+    if heads:
+        parts.append((weight, train[0].contribution(heads)[rows], test[0].contribution(heads)))
+    return accuracy(parts, train[1][rows], test[1])
+
+
+def roles_command(args: argparse.Namespace) -> None:
+    """The heads of a role against random heads and other roles."""
+    clip = dear.load("mini")
+    roles = known_roles(clip)
+    assert roles is not None
+    spaces, every = attribute_heads(roles), [key for key, _ in roles]
+    tasks: dict[str, tuple[str, Split, Split]] = {}
+    images, factors = drawn_scenes(clip, roles.layers, args.images)
+    for name, (role, column) in DRAWN.items():
+        tasks[f"drawn:{name}"] = (role, *of_factor(images, factors, column))
+    for name, role in ROLE.items():
+        tasks[f"world:{name}"] = (role, *splits(clip, f"world:{name}", roles.layers))
+    for task, (role, train, test) in tasks.items():
+        own = spaces[role]
+        others = [key for name in roles.core if name != role for key in spaces.get(name, ())]
+        for shots in (1, 4, 16):
+            for seed in range(DRAWS):
+                rows = few(train[1], shots, seed)
+                drawn = [random.Random(f"{seed} {n}").sample(every, len(own)) for n in range(3)]
+                row = {
+                    "whole": measure(train, test, None, rows),
+                    "role": measure(train, test, own, rows),
+                    "role_alone": measure(train, test, own, rows, whole=False),
+                    "random": mean(measure(train, test, heads, rows) for heads in drawn),
+                    "other_roles": measure(train, test, others, rows),
+                }
+                head = {"task": task, "focus": role, "heads": len(own), "images": shots, "seed": seed}
+                save(args.out, [{**head, **{key: round(value, 2) for key, value in row.items()}}])
+            print(task, shots, {key: round(value, 1) for key, value in row.items()}, flush=True)
+
+
+def splits(clip: Clip, data: str, layers: Sequence[int]) -> tuple[Split, Split]:
+    """Training and test images of a dataset."""
+    sets = [open_data(data, split) for split in ("train", "test")]
+    first, second = ((collect(clip, images, layers), images.labels) for images in sets)
+    return first, second
+
+
+def auto_command(args: argparse.Namespace) -> None:
+    """What `auto` chooses and gains."""
+    clip = dear.load(args.backbone)
+    roles = known_roles(clip) if args.roles is None else read_roles(args.roles)
+    assert roles is not None
+    spaces, every = attribute_heads(roles), [key for key, _ in roles]
+    data = dict(pair.split("=", 1) for pair in args.data) or {name: f"world:{name}" for name in TASKS}
+    for task, source in data.items():
+        train, test = splits(clip, source, roles.layers)
+        classes = open_data(source, "train").classes
+        for shots in (1, 2, 4, 16):
+            for seed in range(DRAWS):
+                rows = few(train[1], shots, seed)
+                order = random.Random(seed).sample(every, len(every))
+                moved = dict(zip(every, order, strict=True))
+                shuffled = {name: tuple(moved[key] for key in heads) for name, heads in spaces.items()}
+                base = measure(train, test, None, rows)
+                for kind, heads in (("auto", spaces), ("shuffled", shuffled)):
+                    found = choice(clip, train, rows, heads, classes)
+                    got = measure(train, test, found.heads or None, rows, found.weight)
+                    head = {"backbone": clip.name, "task": task, "map": kind, "images": shots, "seed": seed}
+                    row = {"role": found.role or "none", "weight": found.weight, "whole": round(base, 2)}
+                    save(args.out, [{**head, **row, "chosen": round(got, 2)}])
+            print(task, shots, found, flush=True)
+
+
+def choice(
+    clip: Clip, train: Split, rows: Tensor, heads: Mapping[str, tuple[Key, ...]], classes: Sequence[str]
+) -> FocusChoice:
+    """What `--focus auto` chooses on some training images."""
+    labels = train[1][rows]
+    if not enough_to_measure(labels):
+        return focus_by_names(clip, classes, heads)
+    parts = {name: train[0].contribution(own)[rows] for name, own in heads.items()}
+    return choose_focus(train[0].features[rows], parts, labels, heads)
+
+
+def save(path: Path, rows: list[dict[str, Any]]) -> None:
+    add_rows(path, [{**row, **machine(torch.device("cpu"))} for row in rows])
+
+
+def table_command(args: argparse.Namespace) -> None:
+    """Means over draws as a Markdown table."""
+    with args.csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for line in auto_table(rows) if "chosen" in rows[0] else roles_table(rows):
+        print(line)
+
+
+def roles_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    columns = ("whole", "role", "role_alone", "random", "other_roles")
+    yield (
+        "| task | role (heads) | images per class | "
+        + " | ".join(c.replace("_", " ") for c in columns)
+        + " |"
+    )
+    yield "|---|---|---:|" + "---:|" * len(columns)
+    for task, shots in dict.fromkeys((row["task"], row["images"]) for row in rows):
+        own = [row for row in rows if (row["task"], row["images"]) == (task, shots)]
+        means = " | ".join(f"{mean(float(row[c]) for row in own):.1f}" for c in columns)
+        yield f"| `{task}` | {own[0]['focus']} ({own[0]['heads']}) | {shots} | {means} |"
+
+
+def auto_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    yield "| task | images per class | whole | auto | chosen | auto, roles shuffled |"
+    yield "|---|---:|---:|---:|---|---:|"
+    for task, shots in dict.fromkeys((row["task"], row["images"]) for row in rows):
+        own = [row for row in rows if (row["task"], row["images"]) == (task, shots)]
+        kinds = {kind: [row for row in own if row["map"] == kind] for kind in ("auto", "shuffled")}
+        got = {kind: mean(float(row["chosen"]) for row in part) for kind, part in kinds.items()}
+        names = [row["role"] for row in kinds["auto"]]
+        told = ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
+        base = mean(float(row["whole"]) for row in own)
+        yield f"| {task} | {shots} | {base:.1f} | {got['auto']:.1f} | {told} | {got['shuffled']:.1f} |"
+
+
+def main() -> None:
+    """Parse and run."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    commands = parser.add_subparsers(required=True)
+    own = commands.add_parser("roles")
+    own.set_defaults(command=roles_command)
+    own.add_argument("--images", type=int, default=2400, help="drawn scenes")
+    own.add_argument("--out", type=Path, required=True)
+    own = commands.add_parser("auto")
+    own.set_defaults(command=auto_command)
+    own.add_argument("--backbone", default="mini")
+    own.add_argument("--roles", help="role map; the backbone's own if left out")
+    own.add_argument(
+        "--data", action="append", default=[], help="NAME=what open_data takes; the world's tasks"
+    )
+    own.add_argument("--out", type=Path, required=True)
+    own = commands.add_parser("table")
+    own.set_defaults(command=table_command)
+    own.add_argument("csv", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.command(args)
+
+
+if __name__ == "__main__":
+    main()

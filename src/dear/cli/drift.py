@@ -1,0 +1,50 @@
+"""`dear drift`: do new images still look like those a run was trained on?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dear._io.text import shown
+from dear.cli.common import Device, Json, OwnBackbone, Run, print_json, stages
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("drift")(drift)
+
+
+def drift(
+    run: Run,
+    images: Annotated[list[str], typer.Argument(help="New images: files, folders or patterns; no labels.")],
+    backbone: OwnBackbone = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Say whether new images still look like the training images of a run.
+
+    An image is far when it is less like the training images than 95% of these are like each other; if nothing
+    changed, 5% of new images are far. A two-sample test says whether the features as a whole differ. Labels
+    are not needed, at least ten images are. The exit status is 0 whether they drifted or not; see `--json`.
+
+    Example: `dear drift run photos-of-this-week/`
+    """
+    from dear.workflows.drift import drift as compare
+
+    with stages() as progress:
+        found = compare(run, images, backbone=backbone, device=device, progress=progress)
+    if as_json:
+        print_json(found.document())
+        return
+    typer.echo(found.verdict)
+    typer.echo(
+        f"two-sample test of {found.images} new and {found.reference} training images: p = {found.p:.3f}"
+    )
+    for each in found.classes[:10]:
+        typer.echo(shown(f"  answered {each.name}: {each.images} images, {each.far:.1%} far"))
+    typer.echo("farthest from the training images:")
+    for name in found.examples:
+        typer.echo(shown(f"  {name}"))
+    for reason in found.unreadable:
+        typer.echo(shown(f"unreadable: {reason}"))

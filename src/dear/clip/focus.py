@@ -1,0 +1,79 @@
+"""The image feature with the exact contribution of some heads beside it, in one run of the tower.
+
+A head's term of the image feature is linear in its class-token output once the standard deviation that the
+final norm divides by is known (`dear.heads.contributions`). So the sum of the terms of some heads costs a few
+products more than the feature itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dear.clip.correction import Head
+from dear.clip.tower import Block, Record
+from dear.errors import UsageError
+
+if TYPE_CHECKING:
+    from dear.clip.model import VisionTower
+
+
+class _ClassRow(Record):
+    """Records the class token where only that is read; the device is not waited for to find it."""
+
+    def rows_within(self, read: Tensor, length: int) -> Tensor | None:
+        """The class token is the first row read."""
+        return torch.zeros(1, dtype=torch.long, device=read.device)
+
+
+def check_focus(visual: VisionTower, heads: Sequence[Head]) -> tuple[Head, ...]:
+    """The heads in order.
+
+    Raises:
+        UsageError: a head does not exist, or the tower has no class token.
+    """
+    chosen = tuple(sorted(set(heads)))
+    shape = visual.config
+    for layer, head in chosen:
+        if not (1 <= layer <= shape.layers and 0 <= head < shape.heads):
+            raise UsageError(
+                f"there is no head {head} of layer {layer} to focus on; the image tower has layers 1 to "
+                f"{shape.layers} of heads 0 to {shape.heads - 1}"
+            )
+    if chosen:
+        visual.require_class_token("a focus on heads")
+    return chosen
+
+
+def focused_features(visual: VisionTower, pixels: Tensor, heads: Sequence[Head]) -> Tensor:
+    """Image features and the sum of the terms of `heads` in them, [B, 2E], for pixels [B, 3, S, S].
+
+    A correction of the feature applies to the terms as well: heads that it leaves out add nothing, and its
+    matrix acts on what the others add.
+    """
+    first = min(layer for layer, _ in heads)
+    record = _ClassRow()
+    x = visual.run(visual.embed(pixels), last=first - 1)
+    rows = visual.run(x, first=first, read=visual.read_rows(), record=record)  # [B, 1, D]
+    wide, norm = rows[:, 0].float(), visual.ln_post
+    if visual.left_out:  # the rows carry the standard deviation as their mean
+        spread = wide.mean(dim=-1, keepdim=True)
+    else:
+        spread = (wide.var(dim=-1, keepdim=True, unbiased=False) + norm.eps).sqrt()
+    added = torch.zeros_like(wide)
+    for layer in sorted({layer for layer, _ in heads}):
+        block = visual.blocks[layer - 1]
+        assert isinstance(block, Block)
+        own = [head for at, head in heads if at == layer and (at, head) not in visual.left_out]
+        weight = block.attn.o.weight.float().T.unflatten(0, (visual.config.heads, -1))[own]  # [h, d, D]
+        outputs = record[f"blocks.{layer}.attn.heads"][:, own, 0].float()  # [B, h, d]
+        added = added + outputs.flatten(1) @ weight.flatten(0, 1)
+    centered = (added - added.mean(dim=-1, keepdim=True)) / spread
+    terms = (centered * norm.weight.float()) @ visual.space_matrix().float()
+    if visual.correction_matrix is not None:
+        terms = terms @ visual.correction_matrix.to(terms.dtype)
+    features = visual.features(rows)
+    return torch.cat([features, terms.to(features.dtype)], dim=-1)

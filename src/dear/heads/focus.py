@@ -1,0 +1,253 @@
+"""Focus: what the heads of one role add, as a feature beside the whole one (method page, section 2d).
+
+For a role r with heads H_r, `c_r(x)` is the sum of their contributions to the image feature z(x). The focused
+feature is `[unit(z - mean z), w unit(c_r - mean c_r)]`, means over the training images. Which role, and which
+weight w, is chosen on the training images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.heads.ablate import Collected, Key
+from dear.heads.roles import RoleMap
+from dear.heads.values import known_concepts, value_features
+
+AUTO, NONE = "auto", "none"
+WEIGHTS = (1.0, 2.0)  #: of the heads beside the whole feature, to choose from
+_FOLDS, _REPEATS = 4, 2
+_RIDGE = 0.1
+_MARGIN = 0.5  # standard errors by which a focus must be better than none
+_MOST_IMAGES = 1500  # for cross-validation: it solves systems of that size
+_NAMED = 2 / 3  # share of class names that must be nearest to a word of one concept
+_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
+
+
+def attribute_heads(roles: RoleMap) -> dict[str, tuple[Key, ...]]:
+    """The attributes that have heads of their own, core concepts first."""
+    names = (*roles.core, *sorted({role.concept for _, role in roles if role.concept} - set(roles.core)))
+    found = {name: roles.select(concept=name) for name in names}
+    return {name: heads for name, heads in found.items() if heads}
+
+
+def find_attribute(name: str, spaces: Mapping[str, Sequence[Key]]) -> str:
+    """The attribute that a user names, in any case.
+
+    Raises:
+        UsageError: no head of the role map has that role.
+    """
+    for known in spaces:
+        if known.lower() == name.strip().lower():
+            return known
+    offer = f"; there are {', '.join(spaces)}" if spaces else ": no head has an attribute of its own"
+    raise UsageError(f"no head of the role map has the role {name.strip()!r}{offer}")
+
+
+def centered_unit(rows: Tensor, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows [n, W] less their center at unit length, and the center: their mean unless it is given."""
+    center = rows.mean(dim=0) if center is None else center
+    return F.normalize(rows - center, dim=-1), center
+
+
+def focused_feature(features: Tensor, mean: Tensor, weight: float) -> Tensor:
+    """The focused feature at unit length, [..., 2 E].
+
+    Args:
+        features: [..., 2 E]: z and c_r side by side, as `Clip.focused` gives them.
+        mean: [2 E], of the training images.
+        weight: of the heads' part.
+    """
+    whole, heads = (features - mean).chunk(2, dim=-1)
+    parts = [F.normalize(whole, dim=-1), weight * F.normalize(heads, dim=-1)]
+    return torch.cat(parts, dim=-1) / math.sqrt(1 + weight**2)
+
+
+def with_heads(images: Collected, heads: Iterable[Key]) -> Tensor:
+    """Z and c_r of collected images side by side, [n, 2 E]."""
+    return torch.cat([images.features, images.contribution(heads)], dim=1)
+
+
+@dataclass(frozen=True)
+class FocusChoice:
+    """What learning is focused on, and why."""
+
+    role: str | None  #: None: on nothing; the whole feature is used
+    heads: tuple[Key, ...] = ()
+    weight: float = 1.0  #: of the heads beside the whole feature
+    why: str = ""  #: one sentence for people
+    #: cross-validated accuracy on the training images by role, and with none; empty where it was not measured
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+def choose_focus(
+    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, heads: Mapping[str, tuple[Key, ...]]
+) -> FocusChoice:
+    """The role, or none, that serves the training images best in cross-validation.
+
+    Candidates are compared by the squared error of a ridge regression on held-out images, which says more
+    about few images than their accuracy; a role must win by half a standard error.
+
+    Args:
+        features: image features [n, E].
+        parts: what the heads of each role add to them, [n, E] by role.
+        labels: int64 [n].
+        heads: the heads of each role.
+    """
+    trials = _cross_validate(features, parts, labels)
+    none = trials[NONE, 0.0]
+    better = {
+        key: float(gain.mean())
+        for key, trial in trials.items()
+        if key[0] != NONE and _clear(gain := none.error - trial.error)
+    }
+    best = max(better, key=lambda key: better[key], default=(NONE, 0.0))
+    own = {role: max(t.accuracy for (r, _), t in trials.items() if r == role) for role in (NONE, *parts)}
+    if best[0] == NONE:
+        tried = max(parts, key=lambda role: own[role], default=None)
+        nearest = "" if tried is None else f", at best {own[tried]:.1%} with {tried}"
+        why = f"no role is clearly better than none ({none.accuracy:.1%} in cross-validation{nearest})"
+        return FocusChoice(None, why=why, scores=own)
+    why = _measured(best[0], trials[best].accuracy, none.accuracy)
+    return FocusChoice(best[0], heads[best[0]], best[1], why, own)
+
+
+def choose_weight(
+    features: Tensor, part: Tensor, labels: Tensor, role: str, heads: tuple[Key, ...]
+) -> FocusChoice:
+    """A role that the user named, with its weight by cross-validation, and a word about what it gains."""
+    trials = _cross_validate(features, {role: part}, labels)
+    none = trials.pop((NONE, 0.0))
+    best = min(trials, key=lambda key: float(trials[key].error.mean()))
+    own, gain = trials[best].accuracy, none.error - trials[best].error
+    why = _measured(role, own, none.accuracy)
+    if not _clear(gain):
+        why += "; this focus gains nothing here"
+    return FocusChoice(role, heads, best[1], why, {NONE: none.accuracy, role: own})
+
+
+@torch.no_grad()
+def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple[Key, ...]]) -> FocusChoice:
+    """The role that the class names are about, for training sets too small to cross-validate.
+
+    A concept is meant if two thirds of the names are nearer to one of its words than to any word of another
+    concept, in the backbone's text space.
+    """
+    owners: list[str] = []
+    words: list[Tensor] = []
+    for concept in known_concepts().values():
+        try:
+            _, features = value_features(clip, concept)
+        except UsageError:  # a text tower with a reduced vocabulary reads too few of its words
+            continue
+        words.append(features)
+        owners += [concept.name] * len(features)
+    total = sum(
+        F.normalize(
+            clip.encode_text([template.replace("{}", name) for name in classes]).float().cpu(), dim=-1
+        )
+        for template in _TEMPLATES
+    )
+    assert isinstance(total, Tensor)
+    nearest = (F.normalize(total, dim=-1) @ torch.cat(words).T).argmax(dim=1)
+    votes = [owners[place] for place in nearest.tolist()]
+    concept, share = max(
+        ((name, votes.count(name) / len(votes)) for name in set(votes)), key=lambda pair: pair[1]
+    )
+    said = f"{share:.0%} of the class names are nearest to words for {concept}"
+    if share < _NAMED or concept not in heads:
+        what = "no concept is clearly meant" if share < _NAMED else "which no head of the role map has"
+        return FocusChoice(None, why=f"{what}: {said}" if share < _NAMED else f"{said}, {what}")
+    return FocusChoice(concept, heads[concept], 1.0, f"{said}; one image per class is too few to measure it")
+
+
+def _measured(role: str, own: float, none: float) -> str:
+    return (
+        f"cross-validated accuracy on the training images is {own:.1%} with the heads of {role}, {none:.1%} "
+        "without"
+    )
+
+
+def enough_to_measure(labels: Tensor) -> bool:
+    """Whether cross-validation is possible: two images or more in most classes."""
+    return int(torch.bincount(labels).float().median()) >= 2
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Held-out squared error of each image [n], and accuracy."""
+
+    error: Tensor
+    accuracy: float
+
+
+def _clear(gain: Tensor) -> bool:
+    """Whether a gain [n] is more than half a standard error."""
+    return float(gain.mean()) > _MARGIN * float(gain.std()) / math.sqrt(len(gain))
+
+
+def _cross_validate(
+    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor
+) -> dict[tuple[str, float], _Trial]:
+    """A trial of the whole feature, and of each role with each weight."""
+    rows = _some(labels)
+    labels = labels[rows]
+
+    def gram(values: Tensor) -> Tensor:
+        unit = centered_unit(values[rows].double())[0]
+        return unit @ unit.T
+
+    whole = gram(features)
+    found = {(NONE, 0.0): _ridge(whole, labels)}
+    for role, part in parts.items():
+        own = gram(part)
+        found |= {(role, weight): _ridge(whole + weight**2 * own, labels) for weight in WEIGHTS}
+    return found
+
+
+def _ridge(gram: Tensor, labels: Tensor) -> _Trial:
+    """Ridge regression on one-hot labels with products [n, n] of the features; a bias has the product 1."""
+    gram = gram + 1
+    truth = F.one_hot(labels).to(gram)
+    guess = torch.zeros_like(truth)
+    for repeat in range(_REPEATS):
+        fold = _folds(labels, repeat)
+        for number in range(_FOLDS):
+            held, kept = fold == number, fold != number
+            if not bool(held.any()):
+                continue
+            own = gram[kept][:, kept]
+            solved = torch.linalg.solve(own + _RIDGE * torch.eye(len(own)).to(own), truth[kept])
+            guess[held] += gram[held][:, kept] @ solved / _REPEATS
+    accuracy = float((guess.argmax(dim=1) == labels).double().mean())
+    return _Trial((guess - truth).square().sum(dim=1), accuracy)
+
+
+def _folds(labels: Tensor, seed: int) -> Tensor:
+    """The fold of each image; every class is spread over all."""
+    generator = torch.Generator().manual_seed(seed)
+    fold = torch.zeros_like(labels)
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
+        members = members[torch.randperm(len(members), generator=generator)]
+        fold[members] = torch.arange(len(members)) % _FOLDS
+    return fold
+
+
+def _some(labels: Tensor) -> Tensor:
+    """All images, or as many as fit, evenly from every class."""
+    if len(labels) <= _MOST_IMAGES:
+        return torch.arange(len(labels))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    rank = torch.zeros_like(labels)
+    for label in labels.unique():
+        members = order[labels[order] == label]
+        rank[members] = torch.arange(len(members))
+    return rank.argsort(stable=True)[:_MOST_IMAGES].sort().values

@@ -1,0 +1,68 @@
+"""Facts of image files that their pixels do not show: bytes, format, camera, JPEG tables."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from dear.data.images import ImageSet
+
+_MAKE, _MODEL = 0x010F, 0x0110  # EXIF tags
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a file says of itself."""
+
+    #: bytes over the number of pixels
+    bytes_per_pixel: float
+    #: "JPEG", "PNG", …
+    format: str
+    #: maker and model from EXIF; empty: it does not say
+    camera: str = ""
+    #: short name of the JPEG quantization tables; empty: no JPEG
+    tables: str = ""
+    #: quality (1 to 100) that gives luminance tables of this size; None: no JPEG
+    quality: int | None = None
+
+
+def file_facts(images: ImageSet, index: int) -> FileFacts | None:
+    """Facts of the file that an image lies in; None for an image that lies in none."""
+    path = image_path(images, index)
+    if path is None:
+        return None
+    try:
+        with Image.open(path) as image:
+            camera = " ".join(str(image.getexif().get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL))
+            tables = getattr(image, "quantization", None) or {}
+            return FileFacts(
+                os.path.getsize(path) / max(1, image.width * image.height),
+                str(image.format),
+                " ".join(camera.split())[:60],
+                hashlib.sha256(repr(sorted(tables.items())).encode()).hexdigest()[:8] if tables else "",
+                jpeg_quality(tables[min(tables)]) if tables else None,
+            )
+    except Exception:  # a decoder may raise anything; whether the image can be used is asked elsewhere
+        return None
+
+
+def image_path(images: ImageSet, index: int) -> Path | None:
+    """Where an image lies, if it lies in a file."""
+    path = getattr(images, "path", None)
+    if callable(path):
+        found: Path = path(index)
+        return found
+    item = getattr(images, "items", {index: None})[index]
+    return Path(item) if isinstance(item, str | os.PathLike) else None
+
+
+def jpeg_quality(table: list[int]) -> int:
+    """Quality (1 to 100) at which the JPEG group's encoder writes a luminance table of this size."""
+    # The standard table has a mean of 57.6; a quality q below 50 scales it by 50 / q, above by 2 - q / 50.
+    scale = float(np.mean(table)) / 57.625
+    return int(np.clip(round(50 / scale if scale > 1 else 100 - 50 * scale), 1, 100))

@@ -1,0 +1,87 @@
+"""Class texts, encoded a few at a time between batches of images.
+
+A method encodes the texts of its classes when it first answers, all at once: a thousand new names would hold
+the device for seconds. Here the same method on a few classes at a time fills what the method on all of them
+keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear.methods.base import Method, unit
+from dear.methods.calibration import distance_ratio
+
+SLICE = 16  #: classes whose texts are encoded at once on a CPU, between two batches
+SLICE_ON_GPU = 64
+Call = Callable[[Callable[[], Any], float], Future[Any]]  #: runs a function of some cost in its turn
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a method keeps of some of its classes: tensors [c, ...]."""
+
+    cached: dict[str, Tensor]  #: by the method's own names
+    frozen: Tensor  #: unit features of the prompts under the frozen tower, [c, E]
+    texts: Tensor  #: the method's text features, [c, E]
+
+
+async def prepare_texts(method: Method, call: Call, base: Rows | None = None) -> Rows | None:
+    """Encode the texts of a method's classes in slices; None for a method that cannot take other classes.
+
+    Args:
+        method: whose first answer then encodes nothing.
+        call: runs one slice.
+        base: of the adapter's own classes, for the calibration of others.
+    """
+    size = SLICE if method.clip.device.type == "cpu" else SLICE_ON_GPU
+    if not method.open_classes:
+        await asyncio.wrap_future(call(lambda: _answer(method), 1.0))
+        return None
+    parts: list[Rows] = []
+    for start in range(0, len(method.classes), size):
+        names = method.classes[start : start + size]
+        parts.append(await asyncio.wrap_future(call(lambda names=names: _rows(method, names), len(names))))  # type: ignore[misc]
+    found: Rows = await asyncio.wrap_future(call(lambda: _fill(method, parts, base), 1.0))
+    return found
+
+
+@torch.no_grad()
+def _rows(method: Method, names: Sequence[str]) -> Rows:
+    """What the method on these classes keeps after an answer."""
+    part = method if tuple(names) == method.classes else method.with_classes(names)
+    _answer(part)
+    cached = {key: rows for key, (_, rows) in part._cache.items() if len(rows) == len(names)}
+    own = cached.get("texts")
+    texts = own if own is not None and own.ndim == 2 else part.texts()
+    return Rows(cached, part.prompts.frozen, unit(texts))
+
+
+@torch.no_grad()
+def _fill(method: Method, parts: Sequence[Rows], base: Rows | None) -> Rows:
+    """Give the method on all classes what the slices found."""
+    stamp = method._stamp()
+    shared = set(parts[0].cached).intersection(*(part.cached for part in parts))
+    cached = {key: torch.cat([part.cached[key] for part in parts]) for key in shared}
+    rows = Rows(cached, *(torch.cat([getattr(p, name) for p in parts]) for name in ("frozen", "texts")))
+    method.prompts._frozen = rows.frozen
+    if base is not None and method.calibration is not None and not method.all_trained:
+        tuned, frozen = unit(rows.texts).float(), unit(rows.frozen).float()
+        base_tuned, base_frozen = unit(base.texts).float(), unit(base.frozen).float()
+        cached["distance ratio"] = distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
+    method._cache.update({key: (stamp, value) for key, value in cached.items()})
+    return rows
+
+
+@torch.no_grad()
+def _answer(method: Method) -> None:
+    """Answer a blank image, so that the method keeps what it needs for the next one."""
+    side = method.clip.config.vision.image_size
+    method.all_logits(torch.zeros(1, 3, side, side, device=method.clip.device))

@@ -1,0 +1,121 @@
+"""The focused feature against the sum of contributions, and the choice of a role on made-up data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dear
+from dear import world
+from dear.clip.correction import Correction
+from dear.errors import UsageError
+from dear.heads import decompose
+from dear.heads.ablate import collect
+from dear.heads.focus import (
+    attribute_heads,
+    choose_focus,
+    choose_weight,
+    find_attribute,
+    focus_by_names,
+    focused_feature,
+    with_heads,
+)
+from dear.heads.known_roles import known_roles
+
+HEADS = ((9, 0), (10, 3), (12, 4))
+
+
+@pytest.fixture(scope="module")
+def clip():
+    return dear.load("mini")
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def test_one_run_gives_the_feature_and_what_the_heads_add(clip, pixels):
+    parts = decompose(clip, pixels)
+    expected = sum(parts.heads[:, layer - 1, head] for layer, head in HEADS)
+    wide = clip.focused(HEADS).encode_image(pixels)
+    whole, heads = wide.chunk(2, dim=1)
+    torch.testing.assert_close(whole, clip.encode_image(pixels), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(heads, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(with_heads(collect(clip, pixels), HEADS), wide, atol=1e-5, rtol=1e-4)
+
+
+def test_a_correction_changes_the_terms_with_the_feature(clip, pixels):
+    width = clip.config.embed_dim
+    matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(2)) / width**0.5
+    other = clip.corrected(Correction(matrix, torch.ones(width), heads=((11, 2),))).focused(HEADS)
+    parts = decompose(clip, pixels)
+    terms = sum(parts.heads[:, layer - 1, head] for layer, head in HEADS)
+    whole, heads = other.encode_image(pixels).chunk(2, dim=1)
+    torch.testing.assert_close(
+        whole, (parts.total() - parts.heads[:, 10, 2]) @ matrix + 1, atol=1e-4, rtol=1e-3
+    )
+    torch.testing.assert_close(heads, terms @ matrix, atol=1e-5, rtol=1e-3)
+    fewer = other.focused([*HEADS, (11, 2)]).encode_image(pixels)
+    torch.testing.assert_close(fewer[:, whole.shape[1] :], heads)  # a head that is left out adds nothing
+
+
+def test_the_same_heads_give_the_same_object_and_none_the_backbone(clip):
+    assert clip.focused(HEADS) is clip.focused(reversed(HEADS))
+    assert clip.focused(()) is clip
+    assert clip.focused(HEADS).plain is clip
+    assert clip.focused(HEADS).feature_width == 2 * clip.config.embed_dim
+    assert clip.corrected(None).focused(HEADS).copy().focus == HEADS
+    with pytest.raises(UsageError, match="no head 12 of layer 9"):
+        clip.focused([(9, 12)])
+
+
+def test_the_focused_feature_is_that_of_the_method_page():
+    rng = np.random.default_rng(0)
+    z, c = rng.normal(size=(5, 4)), rng.normal(size=(5, 4))
+    expected = np.concatenate(
+        [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (z - z.mean(0), c - c.mean(0))],
+        axis=1,
+    ) * np.array([1, 1, 1, 1, 2, 2, 2, 2])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    both = torch.from_numpy(np.concatenate([z, c], axis=1))
+    np.testing.assert_allclose(focused_feature(both, both.mean(0), 2.0).numpy(), expected, atol=1e-12)
+
+
+def _made_up(informative: bool):
+    """Features of noise, and a part in which the classes differ or do not."""
+    rng = torch.Generator().manual_seed(3)
+    labels = torch.arange(6).repeat_interleave(6)
+    noise = [torch.randn(36, 16, generator=rng) for _ in range(3)]
+    part = noise[1] + 3.0 * informative * torch.randn(6, 16, generator=rng)[labels]
+    return noise[0] + part / 4, {"Color": part, "Shape": noise[2]}, labels
+
+
+HEADS_OF = {"Color": ((9, 1),), "Shape": ((9, 2),)}
+
+
+def test_the_role_in_which_classes_differ_is_chosen():
+    features, parts, labels = _made_up(informative=True)
+    choice = choose_focus(features, parts, labels, HEADS_OF)
+    assert (choice.role, choice.heads) == ("Color", ((9, 1),))
+    assert choice.scores["Color"] > choice.scores["none"] + 0.1
+    assert "Color" in choice.why
+
+
+def test_noise_is_not_chosen_but_can_be_named():
+    features, parts, labels = _made_up(informative=False)
+    assert choose_focus(features, parts, labels, HEADS_OF).role is None
+    named = choose_weight(features, parts["Shape"], labels, "Shape", HEADS_OF["Shape"])
+    assert named.role == "Shape"
+    assert "gains nothing" in named.why
+
+
+def test_class_names_choose_where_images_cannot(clip):
+    heads = attribute_heads(known_roles(clip))
+    places = world.task("scenes", "train").classes
+    assert focus_by_names(clip, places, heads).role == "Location"
+    assert focus_by_names(clip, world.task("fauna", "train").classes, heads).role is None
+    assert find_attribute(" location", heads) == "Location"
+    with pytest.raises(UsageError, match="Location"):
+        find_attribute("weather", heads)

@@ -1,0 +1,641 @@
+"""Requests that once stopped the service, froze it, or destroyed a run; each must cost next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import uvicorn
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from test_service import MANAGE, OPEN_ALL, OPEN_ONE, QUICK, alone, client_of, file, wait_for
+from tiny import tiny_clip
+
+from conftest import image_bytes
+from dear._io.image_file import open_image, resize_crop
+from dear._io.image_header import read_header
+from dear.serve import archive
+from dear.serve.app import make_app
+from dear.serve.batcher import Batcher
+from dear.serve.connections import guarded_protocol
+from dear.serve.decode import Decoder, Decoding, Upload
+from dear.serve.errors import Refused
+from dear.serve.keys import KeyEntry, KeyFile, Keys
+from dear.serve.service import Service
+from dear.serve.settings import Limits, ServeSettings
+from hostile import broken_zips, empty_webp, encoded, many_scans, packed
+
+MANAGER = {"Authorization": f"Bearer {MANAGE}"}
+KEYS = Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"], "shop"), KeyEntry(OPEN_ONE, ["probe"])], MANAGE))
+USER = {"Authorization": f"Bearer {OPEN_ALL}"}
+
+
+@contextmanager
+def serving(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = None):
+    """A service behind a real port: its address and itself."""
+    service = Service(runs, tiny_clip(dtype=torch.float32), settings, keys=keys)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = uvicorn.Config(
+        make_app(service), port=port, http=guarded_protocol(settings.limits), ws="none", log_config=None,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_for(lambda: server.started)
+        yield f"http://127.0.0.1:{port}", service
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def decoder():
+    made = Decoder(2, Decoding(24, 10**6, seconds=5.0))
+    yield made
+    made.close()
+
+
+def pid_of(decoder: Decoder) -> int:
+    wait_for(lambda: decoder._processes)
+    (process,) = decoder._processes.values()
+    return process.pid
+
+
+# -- decoding -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("WEBP", {}), ("WEBP", {"lossless": True}),
+     ("WEBP", {"exif": b"Exif\0\0a"}), ("GIF", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {}), ("AVIF", {})],
+)  # fmt: skip
+def test_the_header_says_what_the_decoder_finds(kind, options):
+    content = encoded(Image.effect_noise((321, 123), 50).convert("RGB"), kind, **options)
+    found = read_header(content)
+    assert (found.width, found.height) == (321, 123)
+    for cut in range(60):  # any beginning of a file is read without an error
+        read_header(content[:cut])
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(decoder):
+    with pytest.raises(Refused, match="300 scans of 900 x 900"):
+        decoder.one(Upload("a.jpg", many_scans(900, 300)))
+    usual = encoded(Image.linear_gradient("L").convert("RGB"), "JPEG", progressive=True)
+    assert torch.equal(decoder.one(Upload("b.jpg", usual)), resize_crop(open_image(usual), 24))
+
+
+def test_a_decoder_that_takes_too_long_is_killed_and_the_next_image_decoded():
+    decoder, slow = Decoder(1, Decoding(24, 10**10, seconds=0.4)), many_scans(5000, 60)
+    try:
+        decoder.one(Upload("a", image_bytes(1)))  # its process runs
+        began = time.monotonic()
+        with pytest.raises(Refused, match=r"slow\.jpg: takes longer than 0\.4 seconds"):
+            decoder.one(Upload("slow.jpg", slow))
+        assert time.monotonic() - began < 8  # a start of a process on busy cores included
+        assert decoder.one(Upload("b", image_bytes(1))).shape == (3, 24, 24)
+    finally:
+        decoder.close()
+
+
+def test_an_image_whose_decoder_is_killed_by_others_is_decoded_all_the_same(decoder):
+    content = image_bytes(1)
+    decoder.one(Upload("a", content))
+    pid = pid_of(decoder)
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(decoder.one, Upload("b", content))
+        wait_for(lambda: decoder._busy)
+        os.kill(pid, signal.SIGKILL)
+        assert torch.equal(waiting.result(20), resize_crop(open_image(content), 24))
+
+
+def test_a_decoder_that_was_stopped_is_replaced():
+    decoder = Decoder(1, Decoding(24, 10**6, seconds=0.5))
+    try:
+        decoder.one(Upload("a", image_bytes(1)))
+        os.kill(pid_of(decoder), signal.SIGSTOP)
+        assert decoder.one(Upload("b", image_bytes(2))).shape == (3, 24, 24)
+    finally:
+        decoder.close()
+
+
+def test_more_pixels_than_the_header_said_and_too_much_memory_are_refused():
+    decoder = Decoder(1, Decoding(24, 10**8, most_bytes=100 * 2**20))
+    try:
+        large = encoded(Image.new("RGB", (600, 600)), "PNG")
+        with pytest.raises(Refused, match="more than its header says"):
+            decoder._put(Upload("a", large), 1000, "").result(20)
+        with pytest.raises(Refused, match="b: "):
+            decoder.one(Upload("b", empty_webp(7000)))
+        assert decoder.one(Upload("c", large)).shape == (3, 24, 24)
+    finally:
+        decoder.close()
+
+
+def test_pixels_in_flight_are_a_budget_and_large_images_leave_a_place_for_small_ones(monkeypatch):
+    decoder = Decoder(4, Decoding(24, 40_000_000), most_in_flight=50_000_000)
+    seen, free = [], threading.Event()
+
+    def decoded(number, task):
+        seen.append(task.upload.name)
+        free.wait(10)
+        return bytearray(3 * 24 * 24)
+
+    monkeypatch.setattr(decoder, "_decoded", decoded)
+    costs = {"large 1": 24_000_000, "large 2": 24_000_000, "large 3": 9_000_000, "small": 1_000_000}
+    futures = [decoder._put(Upload(name, b""), cost, name) for name, cost in costs.items()]
+    wait_for(lambda: len(seen) == 3)
+    time.sleep(0.1)
+    assert sorted(seen) == ["large 1", "large 2", "small"]  # the third would be beyond the budget
+    free.set()
+    for future in futures:
+        future.result(10)
+    decoder.close()
+
+
+def test_a_few_bytes_that_stand_for_gigabytes_are_refused_at_once(runs):
+    settings = replace(QUICK, limits=replace(QUICK.limits, pixels=50_000_000, images=64))
+    content = empty_webp(7000)
+    assert len(content) < 2000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with client_of(runs, settings) as client:
+        began = time.monotonic()
+        reply = client.post("/v1/models/zero/classify", files=[("files", ("a.webp", content))] * 64)
+        assert time.monotonic() - began < 3
+        assert reply.status_code == 413
+        assert "pixels together" in reply.json()["error"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+
+
+def test_readiness_knows_when_nothing_moves(runs):
+    settings = replace(QUICK, stall_seconds=0.3, limits=replace(QUICK.limits, decode_seconds=1.5))
+    with client_of(runs, settings) as client:
+        assert client.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
+        os.kill(pid_of(client.app.state.service.decoder), signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.post, "/v1/models/zero/classify", files=[file(2)])
+            wait_for(lambda: client.get("/health/ready").status_code == 503, 5)
+            assert waiting.result(20).status_code == 200
+        assert client.get("/health/ready").status_code == 200
+        free = threading.Event()
+        blocked = client.app.state.service.batcher.call(lambda: free.wait(10))
+        wait_for(lambda: client.get("/health/ready").status_code == 503, 5)
+        free.set()
+        blocked.result(5)
+        assert client.get("/health/ready").status_code == 200
+
+
+def test_sigterm_ends_the_service_within_the_drain_limit_whatever_hangs(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    code = (
+        "import sys, torch; sys.path[:0] = sys.argv[1].split(':'); from pathlib import Path; "
+        "from tiny import tiny_clip; from dear.serve.server import run_server; "
+        "from dear.serve.service import Service; from dear.serve.settings import ServeSettings; "
+        "service = Service(Path(sys.argv[2]), tiny_clip(), ServeSettings(drain_seconds=0.5)); "
+        "import threading; service.batcher.call(threading.Event().wait); "
+        "run_server(service, '127.0.0.1', int(sys.argv[3]))"
+    )
+    paths = ":".join(path for path in sys.path if path)
+    process = subprocess.Popen([sys.executable, "-c", code, paths, str(tmp_path / "runs"), str(port)])
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for(lambda: _answers(address), 60)
+        body = {"texts": ["waits for ever"]}
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_ignore, lambda: httpx.post(f"{address}/v1/embeddings", json=body, timeout=20))
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            process.wait(6)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health/live").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _ignore(function) -> None:
+    with suppress(httpx.TransportError):
+        function()
+
+
+# -- bodies, headers and connections ------------------------------------------------------------------
+
+
+def test_a_long_json_list_does_not_freeze_the_event_loop(runs):
+    settings = replace(QUICK, limits=replace(QUICK.limits, body_bytes=32 * 2**20))
+    body = b'{"images": [' + b'"",' * 1_000_000 + b'""]}'
+    with serving(runs, settings) as (address, _):
+        with ThreadPoolExecutor(1) as pool:
+            kind = {"content-type": "application/json"}
+            asked = pool.submit(
+                httpx.post, f"{address}/v1/models/zero/classify", content=body, headers=kind, timeout=30
+            )
+            waits = []
+            while not asked.done():
+                began = time.monotonic()
+                assert httpx.get(f"{address}/health/live", timeout=30).status_code == 200
+                waits.append(time.monotonic() - began)
+            assert asked.result().status_code == 413
+        assert max(waits, default=0) < 1.5
+
+
+SMALL = replace(QUICK.limits, connections=20, header_seconds=0.7, header_bytes=4096)
+
+
+def test_silent_connections_shut_nobody_out(runs):
+    with serving(runs, replace(QUICK, limits=replace(SMALL, header_seconds=30))) as (address, _):
+        port = int(address.rpartition(":")[2])
+        lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        try:
+            for _ in range(3):
+                assert httpx.get(f"{address}/health/live", timeout=5).status_code == 200
+            closed = 0
+            for line in lines:
+                line.settimeout(0.05)
+                try:
+                    closed += line.recv(1) == b""
+                except ConnectionError:
+                    closed += 1
+                except TimeoutError:
+                    pass
+            assert 60 - 20 <= closed < 60
+        finally:
+            for line in lines:
+                line.close()
+
+
+def test_slow_and_endless_headers_are_ended(runs):
+    with serving(runs, replace(QUICK, limits=SMALL)) as (address, _):
+        port = int(address.rpartition(":")[2])
+        for start in (b"", b"GET /health/live HTTP/1.1\r\nX-Slow: "):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+                began = time.monotonic()
+                line.sendall(start)
+                assert b" 408 " in line.recv(1000)
+                assert time.monotonic() - began < 3
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as line:  # also of a kept connection
+            line.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 200 " in line.recv(1000)
+            line.sendall(b"GET /health")
+            assert b" 408 " in line.recv(1000)
+        sent = 0
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
+            line.sendall(b"GET /health/live HTTP/1.1\r\n")
+            for _ in range(1000):
+                sent += line.send(b"X-Long: " + b"a" * 65_000 + b"\r\n")
+                time.sleep(0.001)
+        assert sent < 20_000_000
+        for headers in ({"X-Long": "a" * 5000}, {f"x-{n}": "a" for n in range(600)}):
+            with suppress(httpx.TransportError):  # closed before it was read
+                assert httpx.get(f"{address}/health/live", headers=headers).status_code == 431
+        trailer = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
+            line.sendall(trailer)
+            sent = 0
+            for _ in range(1000):
+                sent += line.send(b"X-Long: " + b"a" * 65_000 + b"\r\n")
+                time.sleep(0.001)
+        assert sent < 20_000_000
+        assert httpx.get(f"{address}/health/live").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "request_"),
+    [
+        (400, {"files": [file(1)], "data": {"top": "²"}}),
+        (400, {"files": [file(1)], "data": {"top": "9" * 5000}}),
+        (413, {"files": [file(1)], "data": {"classes": "a" * 600_000}}),
+        (400, {"content": b"--x\r\n\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}}),
+        (400, {"content": b"--x", "headers": {"content-type": "multipart/form-data"}}),
+        (400, {"content": b"\xff{", "headers": {"content-type": "application/json"}}),
+        (400, {"content": b"[" * 90_000, "headers": {"content-type": "application/json"}}),
+        (413, {"json": {"images": [], "texts": ["a"] * 20_000}}),
+        (400, {"json": {"classes": ["a\ud800"[:1], ""], "images": ["QQ=="]}}),
+    ],
+)
+def test_odd_requests_are_refused_and_never_fail(runs, status, request_):
+    settings = replace(QUICK, limits=replace(QUICK.limits, body_bytes=2**20))
+    with client_of(runs, settings) as client:
+        assert client.post("/v1/models/zero/classify", **request_).status_code == status
+
+
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "utf-16", "nonsense"])
+def test_charsets_change_nothing(runs, charset):
+    body = b'--x\r\nContent-Disposition: form-data; name="top"\r\n\r\n2\r\n'
+    body += b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    body += image_bytes(1) + b"\r\n--x--\r\n"
+    kind = {"content-type": f"multipart/form-data; charset={charset}; boundary=x"}
+    with client_of(runs) as client:
+        reply = client.post("/v1/models/zero/classify", content=body, headers=kind)
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["answers"][0]["classes"]) == 2
+
+
+def test_one_bad_file_of_three_does_not_refuse_the_others(runs):
+    with client_of(runs) as client:
+        files = [file(1), ("files", ("notes.txt", b"hello there, no image")), file(2)]
+        reply = client.post("/v1/models/zero/classify", files=files, data={"top": "3"})
+        first, bad, last = reply.json()["answers"]
+        assert reply.status_code == 200
+        assert "text file" in bad["error"]
+        for answer, row in zip((first, last), alone(runs / "zero", [1, 2]), strict=True):
+            assert answer["classes"][0]["probability"] == pytest.approx(float(row.max()), abs=1e-5)
+        assert client.post("/v1/models/zero/classify", files=files[1:2]).status_code == 400
+
+
+# -- uploads ------------------------------------------------------------------------------------------
+
+
+def hidden(runs: Path) -> list[str]:
+    return [path.name for path in runs.iterdir() if path.name.startswith(".")]
+
+
+def ask(client, name: str = "zero") -> float:
+    reply = client.post(f"/v1/models/{name}/classify", files=[file(1)], headers=USER)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["answers"][0]["classes"][0]["probability"]
+
+
+def too_large(run: Path, folder: Path) -> bytes:
+    """The run with finite values that no score survives."""
+    tensors = load_file(run / "adapter.safetensors")
+    save_file({n: torch.full_like(t, 3e38) for n, t in tensors.items()}, folder / "large.safetensors")
+    return (folder / "large.safetensors").read_bytes()
+
+
+def test_a_bad_upload_leaves_the_good_run_as_it_is(runs, tmp_path):
+    before = {path.name: path.read_bytes() for path in (runs / "probe").iterdir()}
+    bad = [packed(runs / "probe", metrics_json=b"not json"), packed(runs / "probe", config_json=b"{}"),
+           packed(runs / "probe", adapter_safetensors=b"{}"),
+           packed(runs / "probe", adapter_safetensors=too_large(runs / "probe", tmp_path)),
+           *broken_zips(runs / "probe").values()]  # fmt: skip
+    with client_of(runs, keys=KEYS) as client:
+        was = ask(client, "probe")
+        for content in bad:
+            reply = client.put("/v1/models/probe/upload", content=content, headers=MANAGER)
+            assert reply.status_code == 400, reply.text
+            assert ask(client, "probe") == was
+        assert {path.name: path.read_bytes() for path in (runs / "probe").iterdir()} == before
+        assert not hidden(runs)
+    with client_of(runs, keys=KEYS) as client:
+        assert ask(client, "probe") == was
+
+
+def test_a_folder_that_is_no_run_is_never_replaced(runs):
+    (runs / "photos" / "album").mkdir(parents=True)
+    (runs / "photos" / "album" / "precious.txt").write_text("precious")
+    (runs / "link").symlink_to(runs / "photos")
+    with client_of(runs, keys=KEYS) as client:
+        for name in ("photos", "link"):
+            reply = client.put(f"/v1/models/{name}/upload", content=packed(runs / "zero"), headers=MANAGER)
+            assert reply.status_code == 409, reply.text
+    assert (runs / "photos" / "album" / "precious.txt").read_text() == "precious"
+    assert not hidden(runs)
+
+
+def test_parallel_uploads_to_one_name_all_succeed(runs):
+    contents = [packed(runs / name) for name in ("zero", "coop")]
+    with client_of(runs, keys=KEYS) as client, ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(
+            lambda n: client.put("/v1/models/new/upload", content=contents[n % 2], headers=MANAGER), range(8)
+        ))  # fmt: skip
+        assert [reply.status_code for reply in replies] == [200] * 8
+        assert ask(client, "new") > 0
+    assert not hidden(runs)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_upload_replaces_the_run_and_a_kill_in_between_loses_nothing(runs, monkeypatch, at_once):
+    if not at_once:
+        monkeypatch.setattr(archive, "_exchanged_at_once", lambda one, other: False)
+    with client_of(runs, keys=KEYS) as client:
+        was = ask(client, "zero")
+        other = client.put("/v1/models/zero/upload", content=packed(runs / "coop"), headers=MANAGER)
+        assert other.json()["method"] == "coop"
+        assert ask(client, "zero") != was
+        assert ask(client, "zero") == ask(client, "coop")
+        assert not hidden(runs)
+    # what a service leaves that was killed after the first of two renames
+    number = "0123456789abcdef" * 2
+    (runs / "zero").rename(runs / f".zero.{number}.old")
+    shutil.copytree(runs / "coop", runs / f".zero.{number}")
+    shutil.copytree(runs / "coop", runs / f".coop.{number}.old")
+    with client_of(runs, keys=KEYS) as client:
+        assert ask(client, "zero") == ask(client, "coop")
+    assert not hidden(runs)
+
+
+def test_a_full_disk_is_told(runs, monkeypatch):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    with client_of(runs, keys=KEYS) as client:
+        monkeypatch.setattr(Path, "write_bytes", full)
+        reply = client.put("/v1/models/zero/upload", content=packed(runs / "coop"), headers=MANAGER)
+        monkeypatch.undo()
+        assert (reply.status_code, "full" in reply.json()["error"]) == (507, True)
+        assert client.get("/v1/models/zero", headers=USER).json()["method"] == "zeroshot"
+    assert not hidden(runs)
+
+
+def test_scores_that_are_no_numbers_are_never_answered(runs, tmp_path):
+    (runs / "probe" / "adapter.safetensors").write_bytes(too_large(runs / "probe", tmp_path))
+    with client_of(runs) as client:
+        reply = client.post("/v1/models/probe/classify", files=[file(1)])
+        assert (reply.status_code, "not numbers" in reply.json()["error"]) == (409, True)
+        assert client.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
+
+
+# -- fairness -----------------------------------------------------------------------------------------
+
+
+def test_a_caller_with_much_to_do_does_not_delay_another():
+    order, free = [], threading.Event()
+
+    def compute(jobs):
+        free.wait(5)
+        order.extend(jobs)
+        return jobs
+
+    batcher = Batcher(compute, largest=4, longest_wait=0, most_queued=200, most_per_caller=100)
+    flood = batcher.submit([f"flood {n}" for n in range(80)], "flood")
+    wait_for(lambda: len(batcher._queue) < 80)  # the first batch is being computed
+    heavy = batcher.call(lambda: order.append("texts"), "heavy", 16)
+    victim = batcher.submit(["victim 1", "victim 2"], "victim")
+    with pytest.raises(Refused, match="of this key"):
+        batcher.submit(["more"] * 30, "flood")
+    free.set()
+    for future in (*flood, heavy, *victim):
+        future.result(5)
+    assert order.index("victim 2") < 4 + 4 + 1  # in the next batch
+    assert order.index("texts") < 4 + 4 + 4
+    batcher.close()
+
+
+@pytest.mark.parametrize("name", ["zero", "coop", "roles", "vpt"])
+def test_texts_encoded_in_slices_give_the_same_answers(runs, name):
+    names = [f"thing number {n}" for n in range(40)]
+    with client_of(runs) as client:
+        costs = []
+        batcher = client.app.state.service.batcher
+        call = batcher.call
+
+        def noted(function, caller="", cost=1.0):
+            costs.append(cost)
+            return call(function, caller, cost)
+
+        batcher.call = noted
+        body = {"top": "43", "classes": "+" + ",".join(names)}
+        reply = client.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
+        assert reply.status_code == 200, reply.text
+    assert max(costs) == 16
+    got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
+    from dear.runs.folder import load_run
+
+    method = load_run(runs / name, tiny_clip(dtype=torch.float32))
+    method = method.with_classes([*method.classes, *names])
+    pixels = method.clip.preprocess(open_image(image_bytes(3)))[None]
+    want = dict(zip(method.classes, method.logits(pixels)[0].softmax(-1).tolist(), strict=True))
+    assert got == pytest.approx(want, abs=1e-5)
+
+
+def test_requests_at_once_and_per_second_are_limited_per_key(runs):
+    entries = [KeyEntry(OPEN_ALL, ["*"], requests=1), KeyEntry(OPEN_ONE, ["zero"], rate=0.5)]
+    with client_of(runs, keys=Keys(KeyFile(entries))) as client:
+        free = threading.Event()
+        client.app.state.service.batcher.call(free.wait)
+        url, slow = "/v1/models/zero/classify", {"Authorization": f"Bearer {OPEN_ONE}"}
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(client.post, url, files=[file(1)], headers=USER)
+            wait_for(lambda: client.app.state.service.traffic._requests)
+            second = client.post(url, files=[file(1)], headers=USER)
+            assert second.status_code == 429
+            assert second.headers["retry-after"] == "1"
+            free.set()
+            assert first.result().status_code == 200
+        assert [client.post(url, files=[file(1)], headers=slow).status_code for _ in range(2)] == [200, 429]
+
+
+# -- what is shown to whom ----------------------------------------------------------------------------
+
+
+def test_what_is_open_tells_nothing_and_the_page_needs_nothing_from_elsewhere(runs):
+    with client_of(runs, keys=KEYS) as client:
+        assert client.get("/health/ready").json() == {"status": "ready"}
+        assert client.get("/health/ready", headers=USER).json()["adapters"] == 6
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics", headers=USER).status_code == 200
+        assert client.get("/metrics", headers=MANAGER).status_code == 200
+        page = client.get("/docs")
+        assert "/v1/models/{name}/classify" in page.text
+        assert "//" not in page.text.replace("http://HOST", "")
+        assert "<script" not in page.text
+        assert client.get("/redoc").status_code == 404
+    with client_of(runs, replace(QUICK, open_metrics=True), KEYS) as client:
+        assert client.get("/metrics").status_code == 200
+
+
+def test_figures_are_bounded_and_answers_are_counted(runs):
+    metrics = json.loads((runs / "zero" / "metrics.json").read_text())
+    metrics |= {f"evaluation of {n}": "x" * 5000 for n in range(50)}
+    (runs / "zero" / "metrics.json").write_text(json.dumps(metrics))
+    with client_of(runs) as client:
+        assert len(client.get("/v1/models/zero").content) < 30_000
+        reply = client.post("/v1/models/zero/classify", files=[file(1)], data={"top": "1"}).json()
+        client.post("/v1/models/zero/classify", files=[file(1)], data={"classes": "a,b"})
+        text = client.get("/metrics").text
+    name = reply["answers"][0]["classes"][0]["name"]
+    assert f'dear_answers_total{{class="{name}",model="zero"}} 1.0' in text
+    assert 'dear_answers_total{class="(other)",model="zero"} 1.0' in text
+    assert 'dear_confidence_count{model="zero"} 2.0' in text
+
+
+def test_keys_are_read_again_and_log_lines_name_client_and_key(runs, tmp_path, caplog):
+    path = tmp_path / "keys.json"
+
+    def write(key: str) -> None:
+        path.write_text(json.dumps({"keys": [{"key": key, "models": ["*"], "name": "shop"}]}))
+
+    write(OPEN_ALL)
+    other = {"Authorization": f"Bearer {OPEN_ONE}"}
+    with caplog.at_level("INFO", "dear.serve"), client_of(runs, keys=Keys.load(path)) as client:
+        assert client.get("/v1/models", headers=USER).status_code == 200
+        write(OPEN_ONE)
+        wait_for(lambda: client.get("/v1/models", headers=other).status_code == 200)
+        assert client.get("/v1/models", headers=USER).status_code == 401
+        path.write_text("{broken")
+        wait_for(lambda: "kept as they were" in caplog.text)
+        assert client.get("/v1/models", headers=other).status_code == 200
+    lines = [json.loads(record.message) for record in caplog.records]
+    assert any(line.get("key") == "shop" and line.get("client") == "testclient" for line in lines)
+    assert OPEN_ALL not in caplog.text
+    assert OPEN_ONE not in caplog.text
+
+
+def test_a_run_that_is_exchanged_under_load_is_never_refused(runs, tmp_path):
+    """No 409 while files change, and never an old adapter under a new run's card."""
+    kinds = [runs / "zero", runs / "coop"]
+    expected = [float(alone(run, [1]).max()) for run in kinds]
+    copies = [shutil.copytree(run, tmp_path / run.name) for run in kinds]
+    with client_of(runs, replace(QUICK, loaded_adapters=1)) as client:
+        for number in range(12):
+            fresh = runs / ".fresh"
+            shutil.copytree(copies[number % 2], fresh)
+            for path in fresh.iterdir():
+                path.touch()
+            shutil.rmtree(runs / "zero")
+            fresh.rename(runs / "zero")
+            client.post("/v1/models/probe/classify", files=[file(1)])  # takes the only place
+            reply = client.post("/v1/models/zero/classify", files=[file(1)])
+            assert reply.status_code == 200, reply.text
+            best = reply.json()["answers"][0]["classes"][0]["probability"]
+            assert any(best == pytest.approx(one, abs=1e-5) for one in expected)
+        wait_for(lambda: client.get("/v1/models/zero").json()["method"] == "coop")
+        assert ask(client, "zero") == pytest.approx(expected[1], abs=1e-5)
+
+
+def test_limits_bound_the_bytes_that_requests_hold(runs):
+    settings = replace(QUICK, limits=Limits(held_bytes=1000, upload_bytes=900))
+    with client_of(runs, settings) as client:
+        reply = client.post("/v1/models/zero/classify", files=[file(1)])
+        assert (reply.status_code, "held" in reply.json()["error"]) == (429, True)
+        assert client.app.state.service.traffic._bytes == {}
+
+
+def test_decode_gives_errors_per_file_and_a_limit_for_all(decoder):
+    async def go():
+        mixed = [Upload("a", image_bytes(1)), Upload("b", b"no image"), Upload("c", image_bytes(2))]
+        found = await decoder.decode(mixed)
+        assert [isinstance(one, Refused) for one in found] == [False, True, False]
+        with pytest.raises(Refused, match="together"):
+            await decoder.decode(mixed, most_pixels=2000)
+
+    asyncio.run(go())
