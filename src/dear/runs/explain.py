@@ -3,7 +3,7 @@
 The score of a class is compared with that of another, the runner-up unless one is named. Both are taken apart
 exactly (`dear.heads.parts`) and shown above the mean of all classes, which changes no answer. Answers without
 something are computed, not guessed: without the heads of a role (what they add to the feature replaced by its
-mean over reference images), and without a concept (the span of its words removed from the feature).
+mean over reference images), and without a concept (its heads, and the span of its words in the feature).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.contributions import head_maps
 from dear.heads.groups import Head, HeadGroups, head_groups
+from dear.heads.known_roles import known_roles
 from dear.heads.parts import Parts, Trace, means_of
 from dear.heads.repair import span_basis
-from dear.heads.roles import RoleMap, known_roles
+from dear.heads.roles import RoleMap
 from dear.heads.values import known_concepts, readable_words, value_features
 from dear.methods.calibration import apply_scales
-from dear.runs.batches import Images, image_set, over_batches, view_pixels
+from dear.runs.batches import Images, image_set, over_batches, pixels_for
 
 if TYPE_CHECKING:
     from dear.runs.model import Model
@@ -78,10 +79,11 @@ class Otherwise:
 
     name: str  #: of a group of heads, or of a concept
     lost: float  #: of the difference between the two classes
+    beyond: float  #: the same beyond what as many random directions would take on average
     answer: str
     probability: float
     value: str = ""  #: of a concept: the word nearest to the image
-    heads: int = 0  #: of a group: how many
+    heads: int = 0  #: how many are left out
 
 
 @dataclass(frozen=True)
@@ -108,14 +110,18 @@ class Explanation:
         sure = dict(self.probabilities)
         told = f"Answered {self.answer} ({_percent(sure[self.answer])}) rather than {self.other}"
         if self.answer != self.probabilities[0][0]:
-            told = f"The answer is {self.probabilities[0][0]}; {self.answer} ({_percent(sure[self.answer])}) is"
+            told = (
+                f"The answer is {self.probabilities[0][0]}; {self.answer} ({_percent(sure[self.answer])}) is"
+            )
             told += f" compared with {self.other}"
-        first = next((c for c in self.concepts if c.lost > 0), None)
+        first = next((c for c in self.concepts if c.beyond > 0), None)
         if first is not None:
             told += f", mostly by {first.name} ({first.value})."
             same = first.answer == self.answer
             without = "stays" if same else "would be"
-            told += f" Without {first.name} the answer {without} {first.answer} ({_percent(first.probability)})."
+            told += (
+                f" Without {first.name} the answer {without} {first.answer} ({_percent(first.probability)})."
+            )
             return told
         bar = max((bar for bar in self.bars if bar.kind != "rest"), key=lambda b: b.decides)
         return f"{told}, mostly by {bar.name}."
@@ -152,12 +158,14 @@ class Explanation:
 
 
 def _otherwise(found: Otherwise) -> dict[str, Any]:
-    known = {"value": found.value} if found.value else {"heads": found.heads}
+    known: dict[str, Any] = {"value": found.value} if found.value else {}
     return {
         "name": found.name,
         "lost": round(found.lost, 6),
+        "beyond_chance": round(found.beyond, 6),
         "answer": found.answer,
         "probability": round(found.probability, 6),
+        "heads": found.heads,
         **known,
     }
 
@@ -228,7 +236,7 @@ class Explainer:
             return None
 
         def run(some: ImageSet, rows: list[int]) -> tuple[Trace, Tensor, Tensor]:
-            trace = self.trace(view_pixels(self.method.clip, some, rows))
+            trace = self.trace(pixels_for(self.method.clip, some, rows))
             states = trace.head_states()[0]
             return trace, trace.features(), states[min(states)].float()
 
@@ -284,12 +292,10 @@ class Explainer:
         found = image_set(images)
 
         def run(some: ImageSet, rows: list[int]) -> list[Explanation]:
-            trace = self.trace(view_pixels(self.method.clip, some, rows))
+            trace = self.trace(pixels_for(self.method.clip, some, rows))
             return self._explained(trace, [found.key(row) for row in rows], chosen)
 
-        parts, _ = over_batches(
-            images, run, self.method.clip.device, progress=progress, batch=BATCH
-        )
+        parts, _ = over_batches(images, run, self.method.clip.device, progress=progress, batch=BATCH)
         return [explanation for part in parts for explanation in part]
 
     def _class(self, name: str) -> int:
@@ -341,9 +347,7 @@ class Explainer:
                     image=name,
                     answer=self.model.classes[int(pairs[b, 0])],
                     other=self.model.classes[int(pairs[b, 1])],
-                    probabilities=tuple(
-                        (self.model.classes[c], float(probabilities[b, c])) for c in order
-                    ),
+                    probabilities=tuple((self.model.classes[c], float(probabilities[b, c])) for c in order),
                     scores=(float(parts.score[0, b]), float(parts.score[1, b])),
                     bars=tuple(
                         Bar(key, self._kind(key), float(value[0, b]), float(value[1, b]))
@@ -352,7 +356,7 @@ class Explainer:
                     heads=self._heads(by_head[:, b]),
                     maps=maps,
                     roles=tuple(each[b] for each in roles),
-                    concepts=tuple(sorted((each[b] for each in concepts), key=lambda c: -c.lost)),
+                    concepts=tuple(sorted((each[b] for each in concepts), key=lambda c: -c.beyond)),
                     neighbors=near[b] if near else (),
                     exact=1 - float(lost[b] / whole[b]) if float(whole[b]) else 1.0,
                     notices=notices,
@@ -434,8 +438,8 @@ class Explainer:
             found.append("There are no reference images, so answers without something cannot be computed.")
         if not trace.linear:
             found.append(
-                f"{self.method.title} compares an image with its training images by a kernel: that part of the "
-                "score cannot be taken apart exactly and is one bar."
+                f"{self.method.title} compares an image with its training images by a kernel: that part of "
+                "the score cannot be taken apart exactly and is one bar."
             )
         return found
 
@@ -449,7 +453,7 @@ class Explainer:
         if known is None:
             return [], []
         roles = [
-            self._changed(name, trace.without(heads, known.means), pairs, logits, heads=len(heads))
+            self._changed(name, trace.without(heads, known.means), pairs, logits, len(heads))
             for name, heads in self.groups.named.items()
         ]
         concepts = []
@@ -460,7 +464,8 @@ class Explainer:
             new = trace.without(heads, known.means, affine)
             nearest = (features @ (texts - texts.mean(0)).T).argmax(-1).tolist()
             values = [words[place] for place in nearest]
-            concepts.append(self._changed(name, new, pairs, logits, values=values))
+            share = float(span.trace()) / len(span)
+            concepts.append(self._changed(name, new, pairs, logits, len(heads), share, values))
         return roles, concepts
 
     def _changed(
@@ -469,9 +474,11 @@ class Explainer:
         new: Tensor,
         pairs: Tensor,
         logits: Tensor,
-        heads: int = 0,
+        heads: int,
+        share: float = 0.0,
         values: Sequence[str] | None = None,
     ) -> list[Otherwise]:
+        """What new logits change; `share` of the feature's directions was removed for them."""
         new = new.float().cpu()
         best = new.softmax(-1).max(-1)
         margins = [(own.gather(1, pairs)[:, 0] - own.gather(1, pairs)[:, 1]) for own in (logits.float(), new)]
@@ -479,6 +486,7 @@ class Explainer:
             Otherwise(
                 name,
                 float(margins[0][b] - margins[1][b]),
+                float(margins[0][b] * (1 - share) - margins[1][b]),
                 self.model.classes[int(best.indices[b])],
                 float(best.values[b]),
                 "" if values is None else values[b],
@@ -549,7 +557,7 @@ class SetExplanation:
 
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        rows = {}
+        rows: dict[str, dict[str, dict[str, float]]] = {}
         for label, name in enumerate(self.classes):
             for right in (True, False):
                 mixture = self.mixture(label, right)
@@ -594,7 +602,7 @@ def explain_set(
     notices: list[str] = []
 
     def run(some: ImageSet, rows: list[int]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        trace = explainer.trace(view_pixels(explainer.method.clip, some, rows))
+        trace = explainer.trace(pixels_for(explainer.method.clip, some, rows))
         notices[:] = explainer.notices(trace)
         pairs = explainer.pairs(trace.logits.cpu())
         questions = explainer.questions(pairs)[:1]
@@ -642,7 +650,7 @@ def where(clip: Clip, image: Any, phrase: str) -> Tensor:
         raise UsageError("say what to look for, in a word or a short phrase")
     words = [word for concept in known_concepts().values() for word in readable_words(clip, concept.words)]
     texts = F.normalize(clip.encode_text([f"a photo of {phrase.strip()}", *words[::3]]).float(), dim=-1)
-    pixels = view_pixels(clip, image_set([image]), [0])
+    pixels = pixels_for(clip, image_set([image]), [0])
     trace = Trace(
         clip,
         lambda other: clip.logit_scale * F.normalize(other.encode_image(pixels).float(), dim=-1) @ texts.T,
