@@ -49,11 +49,11 @@ def explainer_of(
 
 def training_images(model: Model) -> ImageSet | None:
     """The images a model was trained on, where they can still be opened."""
-    known = None if model.config is None else model.config.data
-    if known is None or known.spec() is None:
+    spec = model.config
+    if spec is None or spec.data is None:
         return None
     try:
-        return open_data(str(known.spec()), "train", root=known.root)
+        return open_data(spec.data, spec.split, root=spec.root)
     except DataError:
         return None
 
