@@ -130,7 +130,7 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
     frozen = ZeroShot(backbone(), classes, template="a photo of a {}.")
     for row, verdict in enumerate(verdicts):
         wanted = {"zero-shot": frozen.logits(batch), **other.all_logits(batch)}
-        assert list(verdict.answers) == ["zero-shot", "auto", "fused", "decoupled"]
+        assert list(verdict.answers) == ["zero-shot", "fused", "decoupled"]
         for mode, logits in wanted.items():
             best = logits[row].softmax(-1).max(-1)
             assert verdict.answers[mode][0][0] == classes[int(best.indices)]
@@ -150,9 +150,9 @@ def test_names_of_images_and_classes_are_escaped(tmp_path):
 
 def test_the_answer_to_trust_depends_on_what_was_trained():
     trained = list(model().classes)
-    assert which_to_trust(model(), trained)[0] == "auto"
+    assert which_to_trust(model(), trained)[0] == "fused"
     mode, why = which_to_trust(model(), [*trained, "zeppelin"])
-    assert mode == "auto"
+    assert mode == "fused"
     assert "1 of the" in why
     assert "zeppelin" in why
     assert which_to_trust(ZeroShot(backbone(), trained), ["a", "b"])[0] == "default"
@@ -166,15 +166,15 @@ def test_images_of_no_class_are_refused_with_the_nearest_class_beside(tmp_path, 
     shown, classes, template = [("one.png", images().image(0))], list(model().classes), model().template
     with pytest.raises(UsageError, match="no calibration"):
         classify(desk(tmp_path), shown, classes, template, reject=0.1)
-    high = {mode: ModeCalibration(temperature=2.0, scores=(1e6,) * 40) for mode in ("auto", "fused")}
+    high = {"fused": ModeCalibration(temperature=2.0, scores=(1e6,) * 40)}
     low = {"decoupled": ModeCalibration(temperature=2.0, scores=(-1e6,) * 40)}
     monkeypatch.setattr(model(), "calibration", Calibration(modes={**high, **low}))
     verdict = classify(desk(tmp_path), shown, classes, template, reject=0.1)[0]
-    assert verdict.refused == ("auto", "fused")
+    assert verdict.refused == ("fused",)
     pixels = torch.stack([backbone().preprocess(shown[0][1])])
-    sure = (model().logits(pixels, "auto") / 2).softmax(-1).max()
-    assert verdict.answers["auto"][0][1] == pytest.approx(float(sure), abs=1e-5)
-    assert verdicts_html([verdict]).count("none of these; the nearest:") == 2
+    sure = (model().logits(pixels, "fused") / 2).softmax(-1).max()
+    assert verdict.answers["fused"][0][1] == pytest.approx(float(sure), abs=1e-5)
+    assert verdicts_html([verdict]).count("none of these; the nearest:") == 1
     assert not classify(desk(tmp_path), shown, classes, template)[0].refused
 
 
@@ -271,7 +271,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     assert done.step == done.steps
     assert done.lines[-1]["step"] == done.steps
     assert opened.model.classes == load_run(trainer.run, backbone=opened.clip).classes
-    assert done.accuracy[-1][1].keys() == {"auto", "fused", "decoupled"}
+    assert done.accuracy[-1][1].keys() == {"fused", "decoupled"}
     again = open_desk(tmp_path, run=str(trainer.run))
     assert again.model.classes == opened.model.classes
     assert again.images.name == "world:vehicles"
@@ -386,7 +386,7 @@ def test_two_models_are_compared_on_the_same_images(tmp_path):
     data = open_data("world:vehicles", "test")
     step = -(-len(data) // 600)
     some = data.subset(range(0, len(data), step))
-    mode = "auto"
+    mode = "fused"
     right = evaluate(model().with_classes(some.classes), some)
     frozen = evaluate(ZeroShot(backbone(), some.classes, template=some.template), some)
     now, then = right.answers[mode] == some.labels, frozen.answers["default"] == some.labels

@@ -49,7 +49,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed: of everything random.
         roles: role map or its file, for methods that use roles; None: the backbone's own.
         template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
-        mode: how to predict ("auto", "fused", "decoupled"); None: the method's usual mode.
+        mode: how to predict ("fused", "decoupled", ...); None: the method's usual mode.
         recipe: a named setting of the method ("strong", "paper"); None: the one it recommends.
         epochs: passes over the training images; None: the method's own.
         batch: images per step; None: the method's own.
