@@ -105,7 +105,11 @@ class Local:
             while True:
                 with _interrupts_held():  # the first submission starts the processes
                     for cell in islice(waiting, workers - len(running)):
-                        running[pool.submit(attempt, self.work, cell.document(), place.plain())] = cell
+                        try:
+                            future = pool.submit(attempt, self.work, cell.document(), place.plain())
+                        except BrokenProcessPool:  # a process died just now
+                            return [*running.values(), cell]
+                        running[future] = cell
                 if not running:
                     return []
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
