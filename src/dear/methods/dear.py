@@ -230,6 +230,18 @@ PRESETS = {
         },
         recipe={"batch": 4},
     ),
+    "quick": Preset(
+        "attribute tokens that start from the class token alone: 0.6 of the time of strong",
+        options={
+            "token_start": "class",
+            "beta": 0.2,
+            "text_beta": 0.9,
+            "class_ce": 0.7,
+            "token_rate": 5.0,
+            "text_rate": 3.0,
+        },
+        recipe={"batch": 4},
+    ),
     "paper": Preset("every value of the paper and its supplement"),
 }
 
