@@ -206,9 +206,9 @@ def test_patches_are_attention_times_value(name: str) -> None:
         change = final.edit.layers.get(layer)
     x = final.record[f"blocks.{layer - 1}.out"]
     if final.edit is not None and final.edit.count:
-        from dear.clip.tower import bring_in
+        from dear.clip.tower import insert_tokens
 
-        x = bring_in(x, final.edit, layer)
+        x = insert_tokens(x, final.edit, layer)
     normed = block.ln_1(x)
     pattern = final.record[f"blocks.{layer}.attn.pattern"]
     width = clip.config.vision.head_width

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.clip.tower import Block, Edit, LayerEdit, added_weights, bring_in
+from dear.clip.tower import Block, Edit, LayerEdit, added_weights, insert_tokens
 from dear.errors import UsageError
 from dear.heads.traced import Held, Scripted, Segment, traced
 
@@ -122,7 +122,7 @@ class Trace:
             ("norm", norm, "bias"),
             ("projection", visual, "proj_bias"),
             ("correction", visual, "correction_bias"),
-            ("correction of tokens", visual, "carried_bias"),
+            ("correction of tokens", visual, "pooled_bias"),
         ):
             value = getattr(owner, kind)
             if value is not None:
@@ -159,7 +159,7 @@ class Trace:
         weights = torch.zeros(vision.layers, dtype=torch.float64)
         biases = torch.zeros(vision.width, dtype=torch.float64)
         start = torch.zeros(len(final.x), vision.width, dtype=torch.float64)
-        left_out = set(self.visual.left_out)
+        left_out = set(self.visual.ablated_heads)
         weight, segment, layer = 1.0, final, final.last
         while True:
             change = changes[layer - 1] = _change(segment.edit, layer)
@@ -305,7 +305,7 @@ class Trace:
         """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
         side = self.visual.shape.side
         found = torch.zeros(*ways.shape[:3], side * side)
-        left_out = set(self.visual.left_out)
+        left_out = set(self.visual.ablated_heads)
         segment: Segment | None = final
         while segment is not None:
             x = segment.x
@@ -327,7 +327,7 @@ class Trace:
         """Values [B, H, N, d] of a layer, gated, and the pattern [B, H, N] of one row."""
         change, block = _change(segment.edit, layer), self._block(layer)
         if segment.edit is not None and segment.edit.first is not None and layer >= segment.edit.first:
-            x = bring_in(x, segment.edit, layer)
+            x = insert_tokens(x, segment.edit, layer)
         own = dict(block.named_parameters()) | _added(block, change)
         with torch.no_grad():
             normed = F.layer_norm(x, x.shape[-1:], own["ln_1.weight"], own["ln_1.bias"], block.ln_1.eps)
@@ -362,7 +362,7 @@ class Trace:
 
     def _spread_of(self, rows: Tensor) -> Tensor:
         rows = rows.double().cpu()
-        if self.visual.left_out:
+        if self.visual.ablated_heads:
             return rows.mean(-1)
         return (rows.var(-1, unbiased=False) + self.visual.ln_post.eps).sqrt()
 
@@ -393,7 +393,7 @@ class Trace:
         self, segment: Segment, heads: tuple[Head, ...], means: Sequence[Mapping[int, Tensor]]
     ) -> Scripted:
         """What a run gave, with the means of some heads in the place of what they added."""
-        chosen = [head for head in heads if head not in set(self.visual.left_out)]
+        chosen = [head for head in heads if head not in set(self.visual.ablated_heads)]
         beside = {layer: z.detach().clone() for layer, z in segment.heads.items()}
         if segment.leaf is None or not chosen:
             return Scripted(segment, segment.out.clone(), beside)  # of its own: spreads are found by it
@@ -423,7 +423,7 @@ class Trace:
             yield
             return
         visual, (A, b) = self.visual, (part.double().cpu() for part in affine)
-        names = ("correction_matrix", "correction_bias", "carried_matrix", "carried_bias")
+        names = ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias")
         before = {name: visual._buffers[name] for name in names}
         if visual.correction_matrix is not None and visual.correction_bias is not None:
             A0, b0 = visual.correction_matrix.double().cpu(), visual.correction_bias.double().cpu()
@@ -506,4 +506,4 @@ def _fresh(edit: Edit, layer: int, token: int) -> tuple[Tensor | None, float]:
     if change is None or change.tokens is None:
         return None, 1.0
     fresh = change.tokens[..., token, :].detach().double().cpu()
-    return fresh, 0.0 if layer == edit.first else 1.0 - change.anchor
+    return fresh, 0.0 if layer == edit.first else 1.0 - change.token_weight

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from dear._io.text import check_name, fill_template
 from dear.clip.gpu.recorded import Runner, recorder_of, run_eagerly
-from dear.clip.model import Clip, kept_cast, matrix_dtype
+from dear.clip.model import Clip
+from dear.clip.precision import cached_cast, matrix_dtype
 from dear.clip.tower import Edit
 from dear.errors import InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
@@ -622,7 +623,7 @@ def in_precision(method: M, precision: str) -> M:
     """
     clip = method.clip
     if precision != "auto" or clip.dtype == torch.float32:
-        clip = kept_cast(clip, matrix_dtype(precision, clip.device))
+        clip = cached_cast(clip, matrix_dtype(precision, clip.device))
     bound = method.bound(clip)
     kept = _texts.get(method)
     if kept is not None and kept[0] is clip and kept[1] is method.prompts:

@@ -58,7 +58,7 @@ def _stage_group(method: Method) -> tuple[int, Hashable]:
     focused on change what the last layer gives ("feature", "class token").
     """
     clip, key = method.clip, method.stage_key()
-    alone = isinstance(key, int) or (isinstance(key, str) and bool(clip.visual.left_out or clip.focus))
+    alone = isinstance(key, int) or (isinstance(key, str) and bool(clip.visual.ablated_heads or clip.focus))
     return id(clip) if alone else id(clip.plain), key
 
 
@@ -68,7 +68,7 @@ def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
     clip, key = first.clip, first.stage_key()
     if isinstance(key, int):  # the method's own: a recording would serve this adapter alone
         return first.inference_stage(pixels)
-    if key == "feature" and not clip.visual.left_out and not clip.focus:
+    if key == "feature" and not clip.visual.ablated_heads and not clip.focus:
         plain = clip.plain
         shared = ("stage", id(plain), plain.visual.positions.data_ptr(), key)
         (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)
@@ -107,7 +107,7 @@ def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: R
 def _stack_group(method: Method) -> tuple[Hashable, ...]:
     """Methods with equal groups are computed in one pass where the first entry is not None."""
     visual = method.clip.visual
-    return method.stack_key(), visual.left_out, visual.correction_matrix is None
+    return method.stack_key(), visual.ablated_heads, visual.correction_matrix is None
 
 
 def _one_by_one(methods: Sequence[Method], frozen: Frozen, mode: str | None) -> list[Tensor]:
