@@ -287,7 +287,7 @@ def main() -> None:
         keys = Path(name) / "keys.json"
         keys.write_text(json.dumps({"keys": entries, "management": MANAGE}))
         command = [sys.executable, "-c", "from dear.cli import main; main()", "serve", str(soak.folder),
-                   "--keys", str(keys), "--adapters", "4", "--device", "cpu", "--drain-seconds", str(DRAIN),
+                   "--keys", str(keys), "--adapters", "12", "--device", "cpu", "--drain-seconds", str(DRAIN),
                    "--port"]  # fmt: skip
         pids: list[int] = []
         with server(command, pids) as address:

@@ -35,11 +35,12 @@ from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
-from dear.serve.texts import prepare_texts
+from dear.serve.texts import Rows, prepare_texts
 from dear.serve.traffic import Traffic
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
+_MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 
 
@@ -104,8 +105,10 @@ class Service:
         )
         self.galleries = Galleries(galleries or {}, size, self.batcher.compute)
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
+        self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
         self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Answerer] = OrderedDict()
+        self._begun: OrderedDict[tuple[str, str, tuple[str, ...]], list[Rows]] = OrderedDict()
         self._stopping = threading.Event()
         self._memory = ExitStack()
         self._memory.enter_context(given_back())
@@ -127,7 +130,9 @@ class Service:
 
     async def adapter(self, name: str, caller: str = "") -> Adapter:
         """An adapter, loaded in the background if need be, with its class texts encoded."""
-        adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
+        adapter = self.store.ready(name)
+        if adapter is None:
+            adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
         await self._prepared(adapter, caller)
         return adapter
 
@@ -153,10 +158,14 @@ class Service:
             return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
         if (answerer := self._lists.get(key)) is None:
-            with self._in_time():
+            parts = self._begun.setdefault(key, [])
+            while len(self._begun) > _MOST_BEGUN:
+                self._begun.popitem(last=False)
+            with self._in_time():  # what a request that gave up has begun is gone on with
                 loop = asyncio.get_running_loop()
-                answerer = await loop.run_in_executor(self._loaders, adapter.on_classes, classes)
-                await prepare_texts(answerer, self._in_turn(caller), adapter.rows)
+                answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
+                await prepare_texts(answerer, self._in_turn(caller), adapter.rows, parts)
+            self._begun.pop(key, None)
             self._lists[key] = answerer
             while sum(len(names) for _, _, names in self._lists) > _MOST_CACHED_CLASSES:
                 self._lists.popitem(last=False)
@@ -309,7 +318,7 @@ class Service:
         self.galleries.close()
         self.decoder.close()
         self.batcher.close(max(0.1, until - time.monotonic()))
-        for pool in (self._loaders, self._managers):
+        for pool in (self._loaders, self._builders, self._managers):
             pool.shutdown(wait=False, cancel_futures=True)
         self._watcher.join(1.0)
         self._memory.close()

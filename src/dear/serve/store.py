@@ -263,6 +263,14 @@ class AdapterStore:
             self._failed[name] = (card.version, time.monotonic() + _RETRY_SECONDS)
         raise Refused(409, f"the adapter {name!r} cannot be served: {reason}") from reason
 
+    def ready(self, name: str) -> Adapter | None:
+        """The adapter if it is loaded.
+
+        Raises:
+            Refused: there is none of that name.
+        """
+        return self._ready(self.card(name))
+
     def _ready(self, card: Card) -> Adapter | None:
         """The loaded adapter of a card, marked as used."""
         with self._lock:

@@ -33,21 +33,24 @@ class Rows:
     texts: Tensor  #: the method's text features, [c, E]
 
 
-async def prepare_texts(answerer: Answerer, call: Call, base: Rows | None = None) -> Rows | None:
+async def prepare_texts(
+    answerer: Answerer, call: Call, base: Rows | None = None, parts: list[Rows] | None = None
+) -> Rows | None:
     """Encode the texts of a model's classes in slices; None for a method that cannot take other classes.
 
     Args:
         answerer: whose first answer then encodes nothing.
         call: runs one slice.
         base: of the adapter's own classes, for the calibration of others.
+        parts: slices that are done already; further ones are added.
     """
     method = answerer.method
     size = SLICE if method.clip.device.type == "cpu" else SLICE_ON_GPU
     if not method.open_classes:
         await call(partial(_answer, method), 1.0)
         return None
-    parts: list[Rows] = []
-    for start in range(0, len(method.classes), size):
+    parts = [] if parts is None else parts
+    for start in range(size * len(parts), len(method.classes), size):
         names = method.classes[start : start + size]
         parts.append(await call(partial(_rows, method, names), len(names)))
     found: Rows = await call(partial(_fill, answerer, parts, base), 1.0)
