@@ -15,7 +15,7 @@ from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
-from dear.errors import DataError
+from dear.errors import RunError
 from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, role_map
@@ -160,7 +160,7 @@ def repair_run(
     )
     changed = [part for part in spec.differences(job.spec) if part != "removed concepts"]
     if changed:
-        raise DataError(
+        raise RunError(
             f"{run}: cannot be trained again in the same way: {', '.join(changed)} changed since; train it "
             "anew, with the concept removed"
         )
