@@ -45,9 +45,7 @@ def roles_for(
         except DearError:  # damaged: it is found again
             cached.unlink(missing_ok=True)
         else:
-            notice = (
-                f"roles of {clip.name} were found before on these {len(some)} images ({cached})"
-            )
+            notice = f"roles of {clip.name} were found before on these {len(some)} images ({cached})"
             return found, [notice, *warnings_about(found)]
     found = discover_roles(clip, some, concepts="tags", progress=progress)
     counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())

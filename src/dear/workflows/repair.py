@@ -22,10 +22,10 @@ from dear.heads.without import Removal, Without, role_map
 from dear.methods.base import Method
 from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run, read_config
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.fit import fit
 from dear.train.prepare import prepare
-from dear.train.run import Trained
 from dear.workflows.evaluate import run_images
 
 DRAWS = 5  #: draws of random heads that a removal is compared with
@@ -112,7 +112,7 @@ class Repaired:
         proof: on test images, where there are any.
     """
 
-    trained: Trained
+    trained: Model
     removal: Removal | None
     proof: Proof | None
 
