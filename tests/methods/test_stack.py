@@ -13,6 +13,7 @@ from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.gpu.recorded import Recorder, Recording, recorder_of
 from dear.methods import DeAR, build_method, mixed_batch
+from dear.methods.dear_stack import stack_key
 
 OPTIONS = [
     {},
