@@ -11,7 +11,7 @@ from torch.utils.benchmark import timer
 
 from dear.clip.config import ClipConfig
 from dear.clip.gpu.recorded import Recorder
-from dear.clip.model import cast_backbone, matrix_dtype
+from dear.clip.precision import cast_backbone, matrix_dtype
 from dear.methods import mixed_batch
 from measure.clock import Clock, medians
 from measure.task import SpeedTask

@@ -9,7 +9,7 @@ from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
-from dear.clip.model import kept_cast
+from dear.clip.precision import cached_cast
 from dear.methods import DeAR, build_method, mixed_batch
 from dear.methods.base import in_precision
 from dear.runs.folder import corrected_backbone
@@ -103,6 +103,6 @@ def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None
         for one in clips
     ]
     weights = {p.data_ptr() for method in methods for p in method.clip.parameters()}
-    assert weights == {p.data_ptr() for p in kept_cast(clip, torch.bfloat16).parameters()}
+    assert weights == {p.data_ptr() for p in cached_cast(clip, torch.bfloat16).parameters()}
     assert methods[1].clip.correction is clips[1].correction
     assert methods[1].clip.fingerprint == clip.fingerprint

@@ -61,15 +61,15 @@ def test_what_strong_learns_on_vit_b_16() -> None:
 
 
 def test_the_recommended_preset_is_strong_and_paper_changes_nothing() -> None:
-    for kind in (DeAR, Purify):
-        assert list(kind.presets) == ["strong", "paper"]
+    for kind, names in ((DeAR, ["strong", "quick", "paper"]), (Purify, ["strong", "paper"])):
+        assert list(kind.presets) == names
         assert kind.recommended() == "strong"
         paper = kind.preset("paper")
         assert (dict(paper.options), dict(paper.recipe)) == ({}, {})
         assert kind.configure(kind.preset().options) != kind.Config()
     assert find_method("coop").recommended() is None
     assert dict(find_method("coop").preset().options) == {}
-    with pytest.raises(UsageError, match="'dear' has no preset 'weak'; it has strong, paper"):
+    with pytest.raises(UsageError, match="'dear' has no preset 'weak'; it has strong, quick, paper"):
         DeAR.preset("weak")
 
 

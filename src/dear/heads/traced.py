@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dear.clip.model import Clip, TextTower, VisionTower
+from dear.clip.model import Clip
 from dear.clip.tower import Edit, Record
+from dear.clip.towers import TextTower, VisionTower
 from dear.errors import UsageError
 
 _NONLINEAR = (
@@ -136,7 +137,7 @@ class TracedVision(VisionTower):
 
     def norm_rows(self, x: Tensor) -> Tensor:
         """As the tower's own; a spread that travels in the mean of the rows is held."""
-        if not self.left_out and id(x) not in self.spreads:
+        if not self.ablated_heads and id(x) not in self.spreads:
             normed: Tensor = self.ln_post(x)
             return normed
         spread = self.spreads.get(id(x), x.detach().mean(-1, keepdim=True))

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.gpu.recorded import recorder_of
-from dear.clip.model import Clip, kept_cast, matrix_dtype
+from dear.clip.model import Clip
+from dear.clip.precision import cached_cast, matrix_dtype
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.calibration import Calibration, apply_scales, class_scales, distance_ratio
@@ -552,7 +553,7 @@ def in_precision(method: M, precision: str) -> M:
     """
     clip = method.clip
     if precision != "auto" or clip.dtype == torch.float32:
-        clip = kept_cast(clip, matrix_dtype(precision, clip.device))
+        clip = cached_cast(clip, matrix_dtype(precision, clip.device))
     bound = method.bound(clip)
     kept = _texts.get(method)
     if kept is not None and kept[0] is clip and kept[1] is method.prompts:

@@ -124,7 +124,7 @@ def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) 
     names = ["or", *short]  # "or": the original tokens, class token and patches
     width = max(map(len, names))
     lines = []
-    for head, see in enumerate(mask.see.tolist()):
+    for head, see in enumerate(mask.visible.tolist()):
         lines.append(f"head {head}")
         lines.append(" " * (width + 1) + " ".join(name.ljust(width) for name in names))
         for name, row in zip(names, see, strict=True):
@@ -225,6 +225,18 @@ PRESETS = {
             "text_rate": 3.0,
             "projection_rate": 0.5,
             "alpha_rate": 100.0,
+        },
+        recipe={"batch": 4},
+    ),
+    "quick": Preset(
+        "attribute tokens that start from the class token alone: 0.6 of the time of strong",
+        options={
+            "token_start": "class",
+            "beta": 0.2,
+            "text_beta": 0.9,
+            "class_ce": 0.7,
+            "token_rate": 5.0,
+            "text_rate": 3.0,
         },
         recipe={"batch": 4},
     ),
@@ -338,7 +350,7 @@ class DeAR(Method):
                 raise UsageError("tokens that start from the class token need it at the input of layer J")
             learned = [start.to(tokens.dtype) + tokens for tokens in learned]
         layers = {
-            layer: LayerEdit(tokens=tokens, anchor=self.config.beta, mask=mask)
+            layer: LayerEdit(tokens=tokens, token_weight=self.config.beta, mask=mask)
             for tokens, (layer, mask) in zip(learned, self.masks.items(), strict=True)
         }
         return Edit(layers, count=learned[0].shape[-2])
@@ -346,7 +358,7 @@ class DeAR(Method):
     def early_edit(self, learned: Sequence[Tensor]) -> Edit:
         """Early tokens, one [T, D] or [B, T, D] per layer; every head reads them: roles begin at layer J."""
         layers = {
-            layer: LayerEdit(tokens=tokens, anchor=self.config.early_beta)
+            layer: LayerEdit(tokens=tokens, token_weight=self.config.early_beta)
             for layer, tokens in enumerate(learned, self.first)
         }
         return Edit(layers, count=learned[0].shape[-2])
@@ -376,7 +388,7 @@ class DeAR(Method):
         visual = self.clip.visual
         learned = [_raw(self.tokens, i) for i in range(len(self.masks))]
         x_cls, own = self.pooled(frozen, learned, list(self.early_tokens) if self.config.early_tokens else ())
-        return visual.correct(visual.into_space(x_cls)), self._project(visual.carry_corrected(own))
+        return visual.correct(visual.into_space(x_cls)), self._project(visual.correct_pooled(own))
 
     def _project(self, x: Tensor) -> Tensor:
         """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""
@@ -394,7 +406,7 @@ class DeAR(Method):
         last, config = self.clip.config.text.layers, self.config
         beta = config.beta if config.text_beta is None else config.text_beta
         layers = {
-            layer: LayerEdit(tokens=_raw(self.text_tokens, i), anchor=beta)
+            layer: LayerEdit(tokens=_raw(self.text_tokens, i), token_weight=beta)
             for i, layer in enumerate(range(self.text_first, last + 1))
         }
         edit = Edit(

@@ -1,7 +1,8 @@
 """What methods that learn from the frozen image feature read of it: the feature, or one with a focus.
 
 With a focus on some heads, a linear layer, a kernel or a cache reads the focused feature (method page,
-section 2d), while the zero-shot part of a method reads the image feature alone, which texts can be compared with.
+section 2d), while the zero-shot part of a method reads the image feature alone, which texts can be compared
+with.
 """
 
 from __future__ import annotations

@@ -66,11 +66,11 @@ def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]
 def _stage_group(method: Method) -> tuple[int, Hashable]:
     """Methods with equal groups share their frozen stage, but for the affine part of a correction.
 
-    A correction changes the feature alone, not the layers before it; heads that are left out change what the
-    last layer gives.
+    A correction changes the feature alone, not the layers before it; heads that are left out or
+    focused on change what the last layer gives.
     """
     clip, key = method.clip, (method.cut, method.class_token_at)
-    alone = method.cut in ("pooled", "feature") and clip.visual.left_out
+    alone = method.cut in ("pooled", "feature") and bool(clip.visual.ablated_heads or clip.focus)
     return id(clip) if alone else id(clip.plain), key
 
 
@@ -80,7 +80,7 @@ def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
     clip = first.clip
     if first.cut == "pixels":
         return first.inference_stage(pixels)
-    if first.cut == "feature" and not clip.visual.left_out:
+    if first.cut == "feature" and not clip.visual.ablated_heads and not clip.focus:
         plain = clip.plain
         shared = ("stage", id(plain), plain.visual.positions.data_ptr(), "feature")
         (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)
@@ -119,7 +119,8 @@ def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: R
 def _stack_group(method: Method) -> tuple[Hashable, ...]:
     """Methods with equal groups are computed in one pass where the first entry is not None."""
     visual, stack = method.clip.visual, STACKS.get(type(method))
-    return None if stack is None else stack.key(method), visual.left_out, visual.correction_matrix is None
+    key = None if stack is None else stack.key(method)
+    return key, visual.ablated_heads, visual.correction_matrix is None
 
 
 def _one_by_one(methods: Sequence[Method], frozen: Frozen, mode: str | None) -> list[Tensor]:

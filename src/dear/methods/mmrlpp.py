@@ -63,7 +63,7 @@ class MMRLpp(RepresentationMethod):
         self.proj_b = self.learn(torch.zeros(rank, self.clip.config.embed_dim))
 
     @property
-    def anchor(self) -> float:
+    def token_weight(self) -> float:
         """The option `beta`."""
         return self.config.beta
 

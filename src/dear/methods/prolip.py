@@ -71,7 +71,7 @@ class ProLIP(Method):
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained projection."""
         visual = self.clip.visual
-        features = visual.carry_corrected(frozen[0].to(self.projection.dtype)) @ self.projection
+        features = visual.correct_pooled(frozen[0].to(self.projection.dtype)) @ self.projection
         return features if visual.proj_bias is None else features + visual.proj_bias.to(features.dtype)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
@@ -89,9 +89,9 @@ class ProLIP(Method):
         """A plain CLIP with the trained projection."""
         correction, visual = self.clip.correction, self.clip.visual
         plain = fold(self.clip.corrected(None))
-        if correction is None or visual.carried_matrix is None or visual.carried_bias is None:
+        if correction is None or visual.pooled_matrix is None or visual.pooled_bias is None:
             plain.visual.space_matrix().copy_(self.projection)
             return plain
-        plain.visual.space_matrix().copy_(visual.carried_matrix @ self.projection)
-        bias = visual.carried_bias @ self.projection
+        plain.visual.space_matrix().copy_(visual.pooled_matrix @ self.projection)
+        bias = visual.pooled_bias @ self.projection
         return plain.corrected(Correction(torch.eye(len(bias)), bias, correction.heads)).folded()

@@ -53,14 +53,15 @@ class RepresentationMethod(Method):
         raise NotImplementedError
 
     @property
-    def anchor(self) -> float:
+    def token_weight(self) -> float:
         """Weight of a fresh token against what the layer before made of it."""
         return 1.0
 
     def _edit(self, tower: str, first: int, at: int | None = None) -> Edit:
         tokens = self.fresh_tokens(tower)
         layers = {
-            layer: LayerEdit(tokens=own, anchor=self.anchor) for layer, own in enumerate(tokens, start=first)
+            layer: LayerEdit(tokens=own, token_weight=self.token_weight)
+            for layer, own in enumerate(tokens, start=first)
         }
         return Edit(layers, count=tokens.shape[1], at=at)
 
@@ -74,7 +75,7 @@ class RepresentationMethod(Method):
         visual = self.clip.visual
         own, last = visual.class_and_tokens(prefix, self.cut, self._edit("image", self.cut))
         f_c = visual.correct(visual.into_space(own))
-        return f_c, self.project_mean(visual.carry_corrected(last.mean(dim=1)))
+        return f_c, self.project_mean(visual.correct_pooled(last.mean(dim=1)))
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C] of every mode."""
