@@ -17,6 +17,7 @@ import torch
 
 import dear
 from dear.methods.calibration import confidence_score, threshold
+from dear.runs.evaluate import calibration_error
 from dear.runs.spec import Spec
 from dear.train.calibrate import calibrate
 from dear.train.crossval import answers_of
@@ -63,8 +64,6 @@ def main() -> int:
                 scaled = logits / own.temperature
                 refused = float((confidence_score(scaled, own.score) < limit.value).double().mean())
                 errors = [round(calibration_error(*_sure(z, test.labels)), 4) for z in (logits, scaled)]
-                    (confidence_score(logits / own.temperature, own.score) < limit.value).double().mean()
-                )
                 low, high = limit.among(len(test))
                 row = {"task": task, "method": name, "seed": seed, "folds": found.folds}
                 row |= {"held_out": limit.images, "refused": round(refused, 4)}

@@ -24,7 +24,7 @@ from dear.train.confidence import share_interval
 from dear.train.crossval import HeldOut, Trials, held_out, image_folds, left_out
 from dear.train.estimate import estimate
 from dear.train.fit import VIEWS, trials_of
-from dear.train.frozen import Stages, stages_of
+from dear.train.frozen import Stages, reads_features, stages_of
 from dear.train.prepare import Job, prepare
 from dear.train.run import Paused
 
@@ -208,7 +208,7 @@ def _try(job: Job, folds: int, deadline: float, cached: dict[Any, Stages | None]
 
 def _stages(job: Job, cached: dict[Any, Stages | None]) -> Stages | None:
     """What the frozen backbone makes of the images; methods that read the frozen feature share it."""
-    if not job.method.reads_feature or job.recipe.augment:
+    if not reads_features(job.method, job.recipe):
         return stages_of(job.method, job.images, job.recipe, VIEWS)
     views = getattr(job.method.config, "views", 0)
     if views not in cached:
