@@ -13,10 +13,10 @@ from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
 from dear.heads.contributions import head_outputs
+from dear.methods import mixed_batch
 from dear.methods.base import Method, unit
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
-from dear.methods.together import answer_together
 from dear.runs.model import Model
 
 
@@ -30,7 +30,7 @@ class Answerer:
 
     @property
     def scales(self) -> Tensor | None:
-        """The calibration of each class [3, C] on the CPU; None where there is none."""
+        """The calibration of each class on the CPU; None where there is none."""
         if not self._known:
             scales = self.model.scales()
             self._scales = None if scales is None else scales.float().cpu()
@@ -100,7 +100,7 @@ class Engine:
         asked = [(row, job.answerer) for row, job in enumerate(jobs) if job.answerer and not job.spaces]
         if asked:
             part = pixels if len(asked) == len(jobs) else pixels[[row for row, _ in asked]]
-            logits = answer_together([answerer.method for _, answerer in asked], part, run=self.run)
+            logits = mixed_batch.logits([answerer.method for _, answerer in asked], part, run=self.run)
             for (row, answerer), own in zip(asked, _to_cpu(logits), strict=True):
                 scales = answerer.scales
                 found[row] = own if scales is None else apply_scales(own[None], scales)[0]
