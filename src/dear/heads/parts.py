@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.clip.tower import Block, Edit, LayerEdit, added_weights, bring_in
+from dear.clip.tower import Block, Edit, LayerEdit, added_weights, insert_tokens
 from dear.errors import UsageError
-from dear.heads.traced import Held, Segment, traced
+from dear.heads.traced import Held, Scripted, Segment, traced
 
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
@@ -86,16 +86,18 @@ class Trace:
                 "taken apart exactly; dear roles shows which share of its features heads explain"
             )
         self._segments: list[Segment] = []
-        self.clip, self.visual = traced(clip, self._segments)
+        self.clip, self.visual = traced(clip.focused(()), self._segments)  # a method focuses it by itself
         self._answer = answer
+        self._back: Tensor | None = None  # pseudoinverse of the projection
         self._constants = self._leaf_constants()
         with torch.enable_grad(), Held() as held:
             logits = answer(self.clip)
         self._logits = logits
         self._finals = [segment for segment in self._segments if segment.leaf is not None]
-        if not _depends(logits, self._leaves):
+        leaves = [*self._leaves, *(z for final in self._finals for z in final.heads.values())]
+        if not _depends(logits, leaves):
             raise UsageError("the score does not depend on the last layer of the image tower")
-        self.linear = not any(_depends(x, self._leaves) for x in held.inputs)
+        self.linear = not any(_depends(x, leaves) for x in held.inputs)
         self._terms = [self._rows_of(segment) for segment in self._finals]
         self.rows = max(row for rows in self._terms for row in rows) + 1
 
@@ -120,7 +122,7 @@ class Trace:
             ("norm", norm, "bias"),
             ("projection", visual, "proj_bias"),
             ("correction", visual, "correction_bias"),
-            ("correction of tokens", visual, "carried_bias"),
+            ("correction of tokens", visual, "pooled_bias"),
         ):
             value = getattr(owner, kind)
             if value is not None:
@@ -157,7 +159,7 @@ class Trace:
         weights = torch.zeros(vision.layers, dtype=torch.float64)
         biases = torch.zeros(vision.width, dtype=torch.float64)
         start = torch.zeros(len(final.x), vision.width, dtype=torch.float64)
-        left_out = set(self.visual.left_out)
+        left_out = set(self.visual.ablated_heads)
         weight, segment, layer = 1.0, final, final.last
         while True:
             change = changes[layer - 1] = _change(segment.edit, layer)
@@ -210,6 +212,7 @@ class Trace:
 
     # -- parts of a score -------------------------------------------------------------------------
 
+    @torch.enable_grad()
     def parts(self, questions: Tensor, patches: bool = False) -> Parts:
         """Take `sum over classes of questions[q, b, c] * logits[b, c]` apart.
 
@@ -235,21 +238,20 @@ class Trace:
         """One question, without its axis."""
         scores = (weights * self._logits).sum(-1)  # [B]
         count, vision = len(scores), self.visual.config
-        # One gradient per image: constants are shared by the images, rows are not.
         leaves = self._leaves
         wide = scores.detach().double().cpu()
+        slopes = [
+            torch.zeros_like(leaf).double().cpu() if slope is None else slope.double().cpu()
+            for leaf, slope in zip(leaves, self._slopes(scores.sum(), leaves), strict=True)
+        ]
         constants = {name: torch.zeros(count, dtype=torch.float64) for name in self._constants}
-        slopes = [torch.zeros(leaf.shape, dtype=torch.float64) for leaf in leaves]
-        for image in range(count):
-            found = torch.autograd.grad(
-                scores[image], [*leaves, *self._constants.values()], retain_graph=True, allow_unused=True
-            )
-            for slope, leaf in zip(slopes, found[: len(leaves)], strict=True):
-                if leaf is not None:
-                    slope[image] = leaf[image].double().cpu()
-            for (name, value), slope_ in zip(self._constants.items(), found[len(leaves) :], strict=True):
-                if slope_ is not None:
-                    constants[name][image] = (value.detach() * slope_).double().sum().cpu()
+        # Images share the biases, so that each needs a gradient of its own.
+        each = torch.eye(count, dtype=scores.dtype, device=scores.device)
+        for (name, value), slope in zip(
+            self._constants.items(), self._slopes(scores, list(self._constants.values()), each), strict=True
+        ):
+            if slope is not None:
+                constants[name] = (slope * value.detach()).double().sum(-1).cpu()
         shape = (count, self.rows, vision.layers, vision.heads)
         start, mlps = torch.zeros(shape[:2], dtype=torch.float64), torch.zeros(shape[:3], dtype=torch.float64)
         heads, biases = torch.zeros(shape, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
@@ -258,16 +260,38 @@ class Trace:
         for final, rows, slope in zip(self._finals, self._terms, slopes, strict=True):
             for row, (place, terms) in rows.items():
                 at = slope[:, place]  # [B, D]
+                at = at - at.mean(-1, keepdim=True)  # the final norm does not see a row's mean
                 start[:, row] += (terms.start * at).sum(-1)
                 mlps[:, row] += torch.einsum("bld,bd,l->bl", terms.mlps, at, terms.weights)
                 biases += at @ terms.biases
                 ways = self._ways(terms, at)  # [B, L, H, d]
+                if row == 0:
+                    ways = ways + self._beside(final, scores)
                 heads[:, row] += torch.einsum("blhd,blhd,l->blh", terms.heads, ways, terms.weights)
                 if maps is not None:
                     maps[:, row] += self._patches(final, final.positions[place], ways, terms.weights)
         constants["output biases"] = biases
         known = start.sum(-1) + heads.sum((1, 2, 3)) + mlps.sum((1, 2)) + sum(constants.values())
         return Parts(wide, start, heads, mlps, constants, wide - known, self.linear, maps)
+
+    @staticmethod
+    def _slopes(of: Tensor, by: Sequence[Tensor], each: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """Gradients; with `each` [n, ...] one per row of it. None: it does not depend on that."""
+        if not by:
+            return ()
+        return torch.autograd.grad(
+            of, by, each, retain_graph=True, allow_unused=True, is_grads_batched=each is not None
+        )
+
+    def _beside(self, final: Segment, scores: Tensor) -> Tensor:
+        """What a unit of each head's output adds beside the row (a focus reads it), [B, L, H, d]."""
+        vision = self.visual.config
+        found = torch.zeros(len(scores), vision.layers, vision.heads, vision.head_width, dtype=torch.float64)
+        slopes = self._slopes(scores.sum(), list(final.heads.values()))
+        for layer, slope in zip(final.heads, slopes, strict=True):
+            if slope is not None:
+                found[:, layer - 1] = slope[:, :, 0].double().cpu()
+        return found
 
     def _ways(self, terms: Terms, at: Tensor) -> Tensor:
         """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
@@ -281,7 +305,7 @@ class Trace:
         """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
         side = self.visual.shape.side
         found = torch.zeros(*ways.shape[:3], side * side)
-        left_out = set(self.visual.left_out)
+        left_out = set(self.visual.ablated_heads)
         segment: Segment | None = final
         while segment is not None:
             x = segment.x
@@ -303,7 +327,7 @@ class Trace:
         """Values [B, H, N, d] of a layer, gated, and the pattern [B, H, N] of one row."""
         change, block = _change(segment.edit, layer), self._block(layer)
         if segment.edit is not None and segment.edit.first is not None and layer >= segment.edit.first:
-            x = bring_in(x, segment.edit, layer)
+            x = insert_tokens(x, segment.edit, layer)
         own = dict(block.named_parameters()) | _added(block, change)
         with torch.no_grad():
             normed = F.layer_norm(x, x.shape[-1:], own["ln_1.weight"], own["ln_1.bias"], block.ln_1.eps)
@@ -334,49 +358,101 @@ class Trace:
 
     def _spread(self, final: Segment) -> Tensor:
         """What the final norm divides each row by, [B, R]."""
-        rows = final.out.double().cpu()
-        if self.visual.left_out:
+        return self._spread_of(final.out)
+
+    def _spread_of(self, rows: Tensor) -> Tensor:
+        rows = rows.double().cpu()
+        if self.visual.ablated_heads:
             return rows.mean(-1)
         return (rows.var(-1, unbiased=False) + self.visual.ln_post.eps).sqrt()
 
     @torch.no_grad()
-    def without(self, heads: Iterable[Head], means: Sequence[Mapping[int, Tensor]]) -> Tensor:
-        """Logits [B, C] with what these heads add to the rows replaced by its mean: their direct effect.
+    def without(
+        self,
+        heads: Iterable[Head] = (),
+        means: Sequence[Mapping[int, Tensor]] = (),
+        affine: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Logits [B, C] without something.
 
         Args:
-            heads: (layer, head) pairs.
+            heads: (layer, head) pairs: what they add to the rows is replaced by its mean (direct effect).
             means: `head_states` averaged over reference images, [L, H, d] per run and row.
+            affine: A [E, E] and b [E]: every feature f becomes `f A + b`.
         """
-        chosen = [head for head in heads if head not in set(self.visual.left_out)]
-        changed = []
-        for segment in self._segments:
-            if segment.leaf is None:
-                changed.append(segment.out)
-                continue
-            number = next(i for i, final in enumerate(self._finals) if final is segment)
-            spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
-            for row, (place, terms) in self._terms[number].items():
-                for layer, head in chosen:
-                    mean = spread[:, place, None] * means[number][row][layer - 1, head]
-                    weight, _ = _output(self._block(layer), terms.changes[layer - 1])
-                    own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
-                    change = (mean - terms.heads[:, layer - 1, head]) @ own.T
-                    change = change - change.mean(-1, keepdim=True)
-                    delta[:, place] += terms.weights[layer - 1] * change
-            changed.append(segment.out + delta.to(segment.out))
+        script = [self._without_heads(s, tuple(heads), means) for s in self._segments]
         spreads = {
-            id(out): self._spread(segment).to(out)[..., None]
-            for segment, out in zip(self._segments, changed, strict=True)
-            if segment.leaf is not None
+            id(given.out): self._spread(given.segment).to(given.out)[..., None]
+            for given in script
+            if given.segment.leaf is not None
         }
-        with self._scripted(changed, spreads):
+        with self._scripted(script, spreads), self._corrected(affine):
             return self._answer(self.clip)
 
+    def _without_heads(
+        self, segment: Segment, heads: tuple[Head, ...], means: Sequence[Mapping[int, Tensor]]
+    ) -> Scripted:
+        """What a run gave, with the means of some heads in the place of what they added."""
+        chosen = [head for head in heads if head not in set(self.visual.ablated_heads)]
+        beside = {layer: z.detach().clone() for layer, z in segment.heads.items()}
+        if segment.leaf is None or not chosen:
+            return Scripted(segment, segment.out.clone(), beside)  # of its own: spreads are found by it
+        number = next(i for i, final in enumerate(self._finals) if final is segment)
+        spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
+        for row, (place, terms) in self._terms[number].items():
+            for layer, head in chosen:
+                mean = spread[:, place, None] * means[number][row][layer - 1, head]
+                weight, _ = _output(self._block(layer), terms.changes[layer - 1])
+                own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
+                change = (mean - terms.heads[:, layer - 1, head]) @ own.T
+                change = change - change.mean(-1, keepdim=True)
+                delta[:, place] += terms.weights[layer - 1] * change
+                if row == 0 and layer in beside:
+                    beside[layer][:, head, 0] = mean.to(beside[layer])
+        changed = segment.out + delta.to(segment.out)
+        if beside:  # they are divided by the changed row's spread, where the real one is meant
+            place = self._terms[number][0][0]
+            ratio = (self._spread_of(changed) / spread)[:, place, None, None, None]
+            beside = {layer: z * ratio.to(z) for layer, z in beside.items()}
+        return Scripted(segment, changed, beside)
+
     @contextmanager
-    def _scripted(self, outputs: list[Tensor], spreads: dict[int, Tensor]) -> Iterator[None]:
-        """Within this the image tower gives these outputs, one per run, in place of running."""
+    def _corrected(self, affine: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+        """Within this every feature is changed, after the backbone's own correction."""
+        if affine is None:
+            yield
+            return
+        visual, (A, b) = self.visual, (part.double().cpu() for part in affine)
+        names = ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias")
+        before = {name: visual._buffers[name] for name in names}
+        if visual.correction_matrix is not None and visual.correction_bias is not None:
+            A0, b0 = visual.correction_matrix.double().cpu(), visual.correction_bias.double().cpu()
+            A, b = A0 @ A, b0 @ A + b
+        P = visual.space_matrix().double().cpu()
+        p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.double().cpu()
+        if self._back is None:
+            self._back = torch.linalg.pinv(P)
+        new = (A, b, P @ A @ self._back, (p @ A + b - p) @ self._back)
+        try:
+            for name, value in zip(names, new, strict=True):
+                visual._buffers[name] = value.to(visual.space_matrix())
+            yield
+        finally:
+            visual._buffers.update(before)
+
+    @torch.no_grad()
+    def features(self) -> Tensor:
+        """Features [B, E] of the first row that is read (the class token's, where it is), in float32."""
+        final = self._finals[0]
+        place, _ = self._terms[0][min(self._terms[0])]
+        rows = self.visual.norm_rows(final.out)[:, place]
+        return self.visual.correct(self.visual.into_space(rows)).float().cpu()
+
+    @contextmanager
+    def _scripted(self, script: list[Scripted], spreads: dict[int, Tensor]) -> Iterator[None]:
+        """Within this the image tower gives these, one per run, in place of running."""
         visual = self.visual.__dict__
-        visual["script"], visual["spreads"] = iter(outputs), spreads
+        visual["script"], visual["spreads"] = iter(script), spreads
         try:
             yield
         finally:
@@ -403,7 +479,7 @@ def _depends(x: Tensor, leaves: Sequence[Tensor]) -> bool:
     """Whether x was computed from one of the leaves."""
     if not x.requires_grad or not leaves:
         return False
-    found = torch.autograd.grad(x.sum(), leaves, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(x, leaves, torch.ones_like(x), retain_graph=True, allow_unused=True)
     return any(slope is not None for slope in found)
 
 
@@ -430,4 +506,4 @@ def _fresh(edit: Edit, layer: int, token: int) -> tuple[Tensor | None, float]:
     if change is None or change.tokens is None:
         return None, 1.0
     fresh = change.tokens[..., token, :].detach().double().cpu()
-    return fresh, 0.0 if layer == edit.first else 1.0 - change.anchor
+    return fresh, 0.0 if layer == edit.first else 1.0 - change.token_weight

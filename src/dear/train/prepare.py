@@ -127,7 +127,7 @@ def prepare(
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
         used = concept_roles or chart or given
-        clip, removal, edits = _without(clip, images, without, used, spec.seed, not kind.reads_feature)
+        clip, removal, edits = _without(clip, images, without, used, spec.seed, kind.cut != "feature")
         for one in (edits, removal):
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
@@ -145,7 +145,7 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
-    if kind.reads_feature:
+    if kind.cut == "feature":
         changes.setdefault("augment", False)  # the features are then computed once
     recipe = Recipe.of(method, **{"seed": spec.seed, **changes})
     if "epochs" not in spec.recipe:

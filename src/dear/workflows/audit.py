@@ -336,7 +336,7 @@ class _Asked:
     def of(
         cls, method: Method, images: ImageSet, layers: Sequence[int], mode: str | None, progress: Progress
     ) -> _Asked:
-        quick = method.reads_feature and method.clip.correction is None and not method.clip.focus
+        quick = method.cut == "feature" and method.clip.correction is None and not method.clip.focus
         images = _some(images, HELD_OUT if quick else ASKED)
         model, labels = Model(method).for_labels(images)
         collected = None
@@ -386,7 +386,7 @@ def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, method: M
     count = len(images)
     if method is not None and held_out is not None:
         count += min(HELD_OUT, len(held_out))
-    if method is not None and not method.reads_feature:
+    if method is not None and method.cut != "feature":
         count += 3 * ASKED
     if count * each > 5:
         note(f"{count} images to run through {clip.name}: about {count * each:.0f} s")

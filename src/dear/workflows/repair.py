@@ -15,7 +15,7 @@ from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
-from dear.errors import DataError
+from dear.errors import RunError
 from dear.heads.repair import Repair, combine, remove_heads
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, role_map
@@ -29,7 +29,6 @@ from dear.runs.spec import Spec
 from dear.train.edits import EditPlan
 from dear.train.fit import fit
 from dear.train.prepare import prepare
-from dear.train.run import Trained
 from dear.workflows.audit_photos import answers_of
 from dear.workflows.evaluate import run_images
 
@@ -167,7 +166,7 @@ def compare(
 class Repaired:
     """A run that was trained again without some concepts or properties."""
 
-    trained: Trained
+    trained: Model
     #: of concepts
     removal: Removal | None
     #: of properties of the images
@@ -239,7 +238,7 @@ def repair_run(
     meant = ("removed concepts", "edited copies")
     changed = [part for part in spec.differences(job.spec) if part not in meant]
     if changed:
-        raise DataError(
+        raise RunError(
             f"{run}: cannot be trained again in the same way: {', '.join(changed)} changed since; train it "
             "anew, with the concept removed"
         )
