@@ -136,7 +136,7 @@ def _calibrated(methods: Sequence[Method], logits: Sequence[Tensor]) -> list[Ten
 
 
 def _scales(method: Method) -> Callable[[], Tensor]:
-    """Computes the calibration of each class [3, C] on the CPU; empty where the usual mode has none."""
+    """Computes the calibration of each class [2, C] on the CPU; empty where the usual mode has none."""
 
     def compute() -> Tensor:
         scales = method.calibration_scales()
