@@ -22,8 +22,8 @@ from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.methods.base import Method
 from dear.report.page import render
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import FILES
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
@@ -221,7 +221,7 @@ class Trainer:
                 watched.lines.append(dict(line))
             if test is not None and step * epochs % steps == 0:
                 watched.message = f"Step {step} of {steps}, measuring accuracy …"
-                watched.accuracy.append((step, evaluate(method, test).accuracy))
+                watched.accuracy.append((step, Model(method).evaluate(test).accuracy))
             left = (time.monotonic() - began) / (step - first) * (steps - step)
             watched.message = f"Step {step} of {steps}, about {left:.0f} s left."
 
