@@ -67,6 +67,7 @@ from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
 from dear.methods.prolip import ProLIP
 from dear.runs.batches import pixels_for
+from dear.runs.model import Model
 from dear.train.calibrate import CLASS_FOLDS, FOLDS
 from dear.train.crossval import Trials, held_out, left_out, some_left_out
 from dear.train.frozen import Stages, stages_of

@@ -46,9 +46,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
     before = image_file.open_pixels
 
-    def counted(source: object) -> np.ndarray:
+    def counted(source: object, **options: object) -> np.ndarray:
         found.append(source)
-        return before(source)
+        return before(source, **options)
 
     monkeypatch.setattr(image_file, "open_pixels", counted)
     return found
