@@ -16,13 +16,14 @@ file alone.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import collect
-import pandas as pd
 
 from dear.bench.cells import Cell, Place, backbone, starting_roles
 from dear.bench.engines import Local, compute
@@ -30,6 +31,9 @@ from dear.bench.grid import Grid, Request, Summary, plan
 from dear.data.open import BENCHMARKS, open_data
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, find_method
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
 REAL = {
@@ -158,6 +162,8 @@ def write_csv(out: str, path: str) -> None:
 
 def show(path: str) -> str:
     """Markdown, per backbone: all columns averaged over datasets, then base / novel / HM of each dataset."""
+    import pandas as pd  # needed to show alone
+
     table = pd.read_csv(path, keep_default_na=False)
     metrics = [name for name in METRICS if name in table]
     table[metrics] = 100 * table[metrics].apply(pd.to_numeric)
@@ -176,7 +182,7 @@ def show(path: str) -> str:
         each = wide.pivot(index="method", columns="dataset", values="all").reindex(order.index)
         blocks += [
             f"### {name}: mean of {wide['dataset'].nunique()} datasets, seeds {seeds}",
-            _markdown(order.map(lambda value: "-" if pd.isna(value) else f"{value:.1f}")),
+            _markdown(order.map(lambda value: "-" if math.isnan(value) else f"{value:.1f}")),
             f"### {name}: base / novel / HM of each dataset",
             _markdown(each.fillna("-")),
         ]
@@ -195,7 +201,9 @@ def _label(row: dict[str, object]) -> str:
 
 
 def _three(row: dict[str, float]) -> str:
-    return " / ".join("-" if pd.isna(row[name]) else f"{row[name]:.1f}" for name in ("base", "novel", "hm"))
+    return " / ".join(
+        "-" if math.isnan(row[name]) else f"{row[name]:.1f}" for name in ("base", "novel", "hm")
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

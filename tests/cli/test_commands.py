@@ -82,7 +82,7 @@ def test_adapt_evaluate_predict_report_and_retrieve(photos: Path, run: Path, tmp
         dear("evaluate", str(run), "--data", str(photos), "--mode", "decoupled", "--json").stdout
     )
     assert report["mode"] == "decoupled"
-    assert set(report["modes"]) == {"auto", "fused", "decoupled"}
+    assert set(report["modes"]) == {"fused", "decoupled"}
     image = str(photos / "red" / "0.png")
     said = json.loads(dear("predict", str(run), image, "--top", "2", "--json").stdout)["predictions"][0]
     assert {c["name"] for c in said["classes"]} == {"red", "blue"}

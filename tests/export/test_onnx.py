@@ -73,9 +73,9 @@ def test_scores_of_every_mode_equal_pytorch_for_any_batch(model, exported, batch
     pixels = images(batch, dtype=torch.float32, seed=batch)
     got = OnnxModel(exported).run(pixels.numpy())
     wanted = model.all_logits(pixels)
-    assert list(got) == ["scores", "fused", "decoupled"]
+    assert list(got) == ["scores", "decoupled"]
     assert not torch.allclose(wanted["fused"], wanted["decoupled"], atol=1e-2)
-    for name, mode in (("scores", "auto"), ("fused", "fused"), ("decoupled", "decoupled")):
+    for name, mode in (("scores", "fused"), ("decoupled", "decoupled")):
         assert np.abs(got[name] - wanted[mode].numpy()).max() < 1e-3
 
 
@@ -91,7 +91,7 @@ def test_the_file_says_how_to_use_it_and_nothing_of_this_machine(clip, exported)
     assert meta.classes == tuple(CLASSES)
     assert meta.fingerprint == clip.fingerprint
     assert meta.method == "dear"
-    assert meta.modes == ("auto", "fused", "decoupled")
+    assert meta.modes == ("fused", "decoupled")
     assert meta.preprocessing.size == 24
     assert meta.preprocessing.mean == tuple(clip.config.mean)
     content = exported.read_bytes()

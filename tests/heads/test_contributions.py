@@ -5,6 +5,7 @@ import torch
 from heads_oracles import literal_contributions, tiny_clip
 
 from dear.clip.config import ClipConfig
+from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.contributions import decompose, head_maps, head_outputs
@@ -36,6 +37,26 @@ def test_small_form_is_the_same(clip, images):
     full = torch.einsum("blhd,lhde->blhe", small.outputs, head_maps(clip, [2, 4]))
     assert relative(full, decompose(clip, images, [2, 4]).heads) < 1e-5
     assert relative(small.features, clip.encode_image(images)) < 1e-5
+
+
+def test_terms_of_a_corrected_backbone_sum_to_its_feature(clip, images):
+    width = clip.config.embed_dim
+    random = torch.Generator().manual_seed(0)
+    matrix = torch.eye(width) + 0.1 * torch.randn(width, width, generator=random)
+    bias = torch.randn(width, generator=random)
+    for heads in ((), ((1, 0), (4, 1))):
+        corrected = clip.corrected(Correction(matrix, bias, heads))
+        plain = decompose(clip, images, [1, 4]).heads @ matrix
+        for layers in (None, [4], [1, 4]):
+            assert (
+                relative(decompose(corrected, images, layers).total(), corrected.encode_image(images)) < 1e-5
+            )
+        parts = decompose(corrected, images, [1, 4])
+        assert parts.layers == (1, 4)
+        gone = [(layer, head) in heads for layer in (1, 4) for head in range(plain.shape[2])]
+        assert not parts.heads.flatten(1, 2)[:, gone].any()
+        kept = [not one for one in gone]
+        assert relative(parts.heads.flatten(1, 2)[:, kept], plain.flatten(1, 2)[:, kept]) < 1e-5
 
 
 def test_real_size_sums_to_the_feature():

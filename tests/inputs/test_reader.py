@@ -178,6 +178,16 @@ def test_one_sentence_for_each_bad_file(tmp_path: Path) -> None:
         FileImages("x", ("a",), TEMPLATE, tmp_path, ("cut.jpg",), torch.zeros(1).long()).pixels([0], 16)
 
 
+def test_views_do_not_share_the_decoders_buffer() -> None:
+    first = view_pixels(encoded(photo(16, 16)), 16)
+    before = first.copy()
+    view_pixels(encoded(noise(16, 16)), 16)
+    assert np.array_equal(first, before)
+    kept = open_pixels(encoded(photo(16, 16)))
+    open_pixels(encoded(noise(16, 16)))
+    assert np.array_equal(kept, before)
+
+
 def test_no_images_are_an_empty_batch() -> None:
     assert read_views([], View(16)).shape == (0, 3, 16, 16)
 

@@ -73,8 +73,14 @@ def image_tower(
     beta=None,
     masks=None,
     start="free",
+    early=None,
+    early_beta=None,
+    stop=None,
 ):
-    """All tokens of the last layer. tokens: {layer: [T, D]} learned tokens; masks: {layer: [H, Q, K]}."""
+    """All tokens of the last layer. tokens: {layer: [T, D]} learned tokens; masks: {layer: [H, Q, K]}.
+
+    early: {layer: [T', D]} free tokens of layers before `first`; stop: return the input of this layer.
+    """
     b, _, size, _ = pixels.shape
     side = size // patch
     grid = []
@@ -86,12 +92,19 @@ def image_tower(
     x = norm(x, w["visual.ln_pre.weight"], w["visual.ln_pre.bias"], eps)
     n = x.shape[1]
     for layer in range(1, layers + 1):
+        if layer == stop:
+            return x
+        if early is not None and layer in early:
+            raw = early[layer].expand(b, -1, -1)
+            after = raw if layer == min(early) else early_beta * raw + (1 - early_beta) * x[:, n:]
+            x = torch.cat([x[:, :n], after], 1)
+        if tokens is not None and layer == first:
+            x = x[:, :n]  # early tokens are gone
         if tokens is not None and layer >= first:
             raw = tokens[layer].expand(b, -1, -1)
-            if start == "class":  # the class token of each image on its way into layer J, without gradient
-                if layer == first:
-                    origin = x[:, :1].detach()
-                raw = raw + origin
+            if start == "class":  # the class token of each image on its way into layer J of the frozen tower
+                shape = {"layers": layers, "heads": heads, "patch": patch, "quick": quick, "eps": eps}
+                raw = raw + image_tower(w, pixels, **shape, stop=first)[:, :1].detach()
             mixed = raw if layer == first else beta * raw + (1 - beta) * x[:, n:]  # eq. 5
             x = torch.cat([x[:, :n], mixed], 1)
             mask = masks[layer]
@@ -161,6 +174,10 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
         "quick": text.activation == "quick_gelu",
         "eps": text.eps,
     }
+    early = None
+    if "early_tokens" in learned:
+        begin = first - len(learned["early_tokens"])
+        early = {begin + i: tokens for i, tokens in enumerate(learned["early_tokens"])}
     frozen = image_tower(w, pixels, **v_shape)[:, 0] @ w["visual.proj"]
     x = image_tower(
         w,
@@ -170,6 +187,8 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
         beta=beta,
         masks=masks,
         start=o["start"],
+        early=early,
+        early_beta=o["early_beta"],
         **v_shape,
     )
     f_cls = x[:, 0] @ w["visual.proj"]  # eq. 10

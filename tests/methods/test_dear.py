@@ -33,7 +33,8 @@ def literal(model: DeAR, pixels: torch.Tensor, labels: torch.Tensor):
     learned = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     roles = {key: (role.kind, role.concept) for key, role in model.roles}
     options = {
-        "first": model.first,
+        "first": model.entry,
+        "early_beta": c.early_beta,
         "text_first": model.text_first,
         "beta": c.beta,
         "text_beta": c.beta if c.text_beta is None else c.text_beta,
@@ -68,6 +69,16 @@ CASES = {
     "class start, a set per layer": {"token_start": "class", "beta": 0.3, "tokens_per_layer": True},
     "two cross-entropies": {"class_ce": 0.7},
     "two betas": {"beta": 0.2, "text_beta": 0.9},
+    "early tokens": {"early_tokens": 3, "early_layer": 2, "early_beta": 0.7},
+    "early tokens in one layer, class start": {"early_tokens": 1, "early_layer": 4, "token_start": "class"},
+    "early tokens from layer 1, several tokens": {
+        "early_tokens": 4,
+        "early_layer": 1,
+        "early_beta": 0.0,
+        "token_start": "class",
+        "tokens_per_attribute": 2,
+        "tokens_per_layer": True,
+    },
     "strong": dict(DeAR.presets["strong"].options),
 }
 

@@ -22,6 +22,9 @@ OPTIONS = [
     {"tokens_per_layer": True, "token_start": "class"},
     {"projection": "low-rank", "rank": 3},
     {"beta": 0.4, "first_layer": 5},
+    {"early_tokens": 2, "early_layer": 3},
+    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.4, "token_start": "class"},
+    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.9, "token_start": "class"},
 ]
 
 
@@ -56,10 +59,8 @@ def test_one_pass_equals_each_adapter_alone(options, mode, monkeypatch) -> None:
         torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("novel", ["decoupled", "fused", "blend"])
-def test_new_classes_are_scored_as_alone(novel: str) -> None:
-    clip = tiny_clip()
-    models = [*dear_adapters(3, clip, novel_mode=novel), *dear_adapters(2, clip, novel_mode="decoupled")]
+def test_new_classes_are_scored_as_alone() -> None:
+    models = dear_adapters(3, **DeAR.preset("strong").options)
     models[1] = models[1].with_classes(("dog", "a new one", "red cat", "another"))
     pixels = images(len(models))
     for one, own in zip(answer_together(models, pixels), alone(models, pixels), strict=True):

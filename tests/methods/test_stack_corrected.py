@@ -34,7 +34,13 @@ def backbones(clip, left_out: bool = True) -> list:
 
 @pytest.mark.parametrize("mode", [None, "fused", "decoupled"])
 @pytest.mark.parametrize(
-    "options", [{}, {"novel_mode": "blend"}, {"projection": "low-rank", "rank": 3}], ids=str
+    "options",
+    [
+        {},
+        {"early_tokens": 2, "early_layer": 3, "token_start": "class"},
+        {"projection": "low-rank", "rank": 3},
+    ],
+    ids=str,
 )
 def test_dear_on_several_corrections_is_computed_in_one_pass(mode, options, monkeypatch) -> None:
     models = [model for clip in backbones(tiny_clip()) for model in dear_adapters(2, clip, **options)]

@@ -1,4 +1,4 @@
-"""The recipe `strong`: its parts one by one, its presets, and the mode that knows trained classes."""
+"""The recipe `strong`: its parts one by one, and its presets."""
 
 from __future__ import annotations
 
@@ -50,12 +50,14 @@ def test_copies_of_the_class_token_are_one_token_that_counts_more() -> None:
     torch.testing.assert_close(f_cls, x[:, 0] @ w["visual.proj"], rtol=0, atol=1e-10)
 
 
-def test_strong_learns_as_many_parameters_as_the_paper() -> None:
+def test_what_strong_learns_on_vit_b_16() -> None:
     clip = Clip(ClipConfig.named("ViT-B-16"))
     ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
     options = DeAR.preset("strong").options
     model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids, **options)
-    assert model.trainable_parameters == 399_622
+    early = 6 * 5 * 768  # five tokens in each of layers 3 to 8
+    assert model.trainable_parameters == 399_622 + early
+    assert model.first == 3
 
 
 def test_the_recommended_preset_is_strong_and_paper_changes_nothing() -> None:
@@ -83,10 +85,10 @@ def test_alpha_of_the_class_token_starts_where_it_is_told() -> None:
         ({"class_ce": 1.5}, "class_ce = 1.5 is not between 0 and 1"),
         ({"text_beta": -0.1}, "text_beta = -0.1 is not between 0 and 1"),
         ({"alpha_start": 1.0}, "alpha_start = 1.0 must be above 0 and below 1"),
-        ({"token_rate": 0.0}, "token_rate and text_rate must be above 0"),
+        ({"early_rate": 0.0}, "early_rate = 0.0 must be above 0"),
         ({"token_start": "word"}, "token_start 'word' is not known; choose from free, class"),
-        ({"novel_mode": "best"}, "novel_mode 'best' is not known; choose from decoupled, fused, blend"),
-        ({"blend": -1.0}, "blend = -1.0 cannot be negative"),
+        ({"early_tokens": -1}, "early_tokens must be from 0 to"),
+        ({"early_tokens": 2, "early_layer": 5}, "need a layer before layer 5, where attribute tokens enter"),
     ],
 )
 def test_values_out_of_range_are_named(options, message) -> None:
@@ -95,45 +97,14 @@ def test_values_out_of_range_are_named(options, message) -> None:
 
 
 def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> None:
-    model = build(token_rate=5.0, text_rate=3.0)
+    model = build(token_rate=5.0, text_rate=3.0, early_tokens=2, early_rate=7.0, projection_rate=0.5)
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = optimizer_of(learned, Recipe(), rates_of(model))
     multiple = {id(p): group["multiple"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: multiple[id(p)] for name, p in model.named_parameters()}
-    assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 1.0, "v": 1.0}
+    assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 1.0, "early_tokens": 7.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
     assert gates.rates() == {"scalars": 20.0}
-
-
-def blended(model: DeAR, weight: float) -> torch.Tensor:
-    """Cosines with the fused feature and with the frozen one, weighed by hand, at CLIP's scale."""
-    features = model.image_features(images())
-    alpha = list(model.fusion_weights().values())
-    unit = lambda x: x / x.norm(dim=-1, keepdim=True)  # noqa: E731
-    fused = alpha[0] * unit(features[0])
-    for place, share in enumerate(alpha[1:]):
-        fused = fused + share * unit(features[1][:, place])
-    frozen = unit(model.clip.encode_image(images()))
-    mixed = (fused + weight * frozen) / (1 + weight)
-    return model.clip.logit_scale * mixed @ model.texts().T
-
-
-@pytest.mark.parametrize("novel", ["decoupled", "fused", "blend"])
-def test_auto_scores_trained_classes_fused_and_others_as_it_is_told(novel: str) -> None:
-    model = build(token_start="class", novel_mode=novel, blend=0.4)
-    with torch.no_grad():
-        model.text_tokens.add_(0.3)
-        model.v[0] = 0.5
-        trained = model.all_logits(images())
-        assert torch.equal(trained["auto"], trained["fused"])
-        other = model.with_classes(["dog", "fir"], ids=token_ids((4, 1), seed=5))
-        found = other.all_logits(images())
-        wanted = blended(other, 0.4) if novel == "blend" else found[novel]
-    assert other.trained_classes == tuple(NAMES)
-    torch.testing.assert_close(found["auto"][:, 0], found["fused"][:, 0], rtol=0, atol=1e-12)
-    torch.testing.assert_close(found["auto"][:, 1], wanted[:, 1], rtol=0, atol=1e-10)
-    again = other.with_classes(NAMES, ids=token_ids())  # it still knows what was trained
-    assert torch.equal(again.logits(images()), model.logits(images()))
 
 
 def test_auto_of_mmrl_is_its_authors_rule() -> None:
@@ -145,8 +116,40 @@ def test_auto_of_mmrl_is_its_authors_rule() -> None:
     assert not torch.allclose(found["fused"], found["decoupled"])
 
 
-def test_every_method_answers_in_its_usual_mode_on_its_own_classes() -> None:
-    for name in ("dear", "mmrl", "mmrlpp"):
+def test_usual_modes() -> None:
+    usual = {"dear": "fused", "mmrl": "auto", "mmrlpp": "auto"}
+    for name, mode in usual.items():
         model = build_method(name, tiny_clip(), NAMES, roles=mixed_roles(), ids=token_ids())
-        assert model.modes == ("auto", "fused", "decoupled")
-        assert model.pick_mode(None) == "auto"
+        assert {"fused", "decoupled"} <= set(model.modes)
+        assert model.pick_mode(None) == mode
+
+
+def test_trained_and_new_classes_are_scored_alike() -> None:
+    """A class has the same logit beside other classes, whether it was trained or not."""
+    model = build(**DeAR.preset("strong").options)
+    ids = token_ids((4, 1), seed=5)
+    other = model.with_classes(["dog", "fir"], ids=ids)
+    alone = DeAR(model.clip, ["fir"], roles=model.roles, ids=ids[1:], config=model.config)
+    alone.load_adapter_state(model.adapter_state())
+    assert other.trained_classes == tuple(NAMES)
+    assert alone.trained_classes == ("fir",)
+    for mode in model.modes:
+        torch.testing.assert_close(
+            other.logits(images(), mode)[:, 1:], alone.logits(images(), mode), rtol=0, atol=1e-12
+        )
+
+
+def test_early_tokens_are_gone_where_attribute_tokens_enter() -> None:
+    """With early tokens of beta 1 that every head ignores, nothing changes; the restart sees none of them."""
+    model = build(early_tokens=3, early_layer=2, token_start="class")
+    assert (model.first, model.entry) == (2, 5)
+    lengths = []
+    for block in model.clip.visual.blocks:
+        block.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    prefix, start = model.inference_stage(images())
+    frozen = model.clip.visual.prefix(images(), 5)
+    torch.testing.assert_close(start, frozen[:, :1], rtol=0, atol=1e-12)
+    lengths.clear()
+    model.logits_from_frozen((prefix, start))
+    own = prefix.shape[1]
+    assert lengths == [own + 3] * 3 + [own + 5] * 2

@@ -107,8 +107,8 @@ def test_an_exported_run_on_mini_equals_pytorch_without_importing_it(run, photos
 @pytest.mark.parametrize(
     ("missing", "arguments", "extra"),
     [
-        ("gradio", ["studio"], "dear-vlm[studio]"),
-        ("onnxruntime", ["predict", "--onnx", "m.onnx", "x.png"], "dear-vlm[onnx]"),
+        ("gradio", ["studio"], ".[studio]"),
+        ("onnxruntime", ["predict", "--onnx", "m.onnx", "x.png"], ".[onnx]"),
     ],
 )
 def test_a_missing_extra_is_one_sentence(missing, arguments, extra):

@@ -76,7 +76,7 @@ def test_unseen_classes_are_answered_alone_and_among_all(model, clip, test_set, 
     every = model.with_classes(["red", "green", "blue", "grey"])
     taken = (every.logits(batch, "fused").argmax(-1) < 3).double().mean()
     assert facts.new.taken_for_trained()["fused"] == pytest.approx(float(taken))
-    assert set(facts.new.taken_for_trained()) == {"zero-shot", "auto", "fused", "decoupled"}
+    assert set(facts.new.taken_for_trained()) == {"zero-shot", "fused", "decoupled"}
 
 
 def test_most_wrong_are_wrong_and_ordered_by_confidence(facts):

@@ -17,6 +17,7 @@ from dear.methods import ZeroShot
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.spec import Spec
 from dear.studio import compare as comparing
 from dear.studio.classify import (
     MOST_IMAGES,
@@ -32,12 +33,16 @@ from dear.studio.compare import FROZEN, compare_models, model_names
 from dear.studio.desk import Stopped, open_desk
 from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
 from dear.studio.search import Search
-from dear.studio.training import Plan, Trainer
+from dear.studio.training import Trainer
 
 EVIL = "<img src=x onerror=alert(1)>"
 
 
 # --- the desk ------------------------------------------------------------------------------------------
+
+
+def training(data, epochs=10, backbone="", **changes):
+    return Spec().changed(data=data, recipe={"epochs": epochs}, backbone=backbone, **changes)
 
 
 def test_with_nothing_given_the_desk_has_the_embedded_backbone_and_examples(tmp_path):
@@ -124,7 +129,7 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
     frozen = ZeroShot(backbone(), classes, template="a photo of a {}.")
     for row, verdict in enumerate(verdicts):
         wanted = {"zero-shot": frozen.logits(batch), **other.all_logits(batch)}
-        assert list(verdict.answers) == ["zero-shot", "auto", "fused", "decoupled"]
+        assert list(verdict.answers) == ["zero-shot", "fused", "decoupled"]
         for mode, logits in wanted.items():
             best = logits[row].softmax(-1).max(-1)
             assert verdict.answers[mode][0][0] == classes[int(best.indices)]
@@ -144,9 +149,9 @@ def test_names_of_images_and_classes_are_escaped(tmp_path):
 
 def test_the_answer_to_trust_depends_on_what_was_trained():
     trained = list(model().classes)
-    assert which_to_trust(model(), trained)[0] == "auto"
+    assert which_to_trust(model(), trained)[0] == "fused"
     mode, why = which_to_trust(model(), [*trained, "zeppelin"])
-    assert mode == "auto"
+    assert mode == "fused"
     assert "1 of the" in why
     assert "zeppelin" in why
     assert which_to_trust(ZeroShot(backbone(), trained), ["a", "b"])[0] == "default"
@@ -160,15 +165,15 @@ def test_images_of_no_class_are_refused_with_the_nearest_class_beside(tmp_path, 
     shown, classes, template = [("one.png", images().image(0))], list(model().classes), model().template
     with pytest.raises(UsageError, match="no calibration"):
         classify(desk(tmp_path), shown, classes, template, reject=0.1)
-    high = {mode: ModeCalibration(temperature=2.0, scores=(1e6,) * 40) for mode in ("auto", "fused")}
+    high = {"fused": ModeCalibration(temperature=2.0, scores=(1e6,) * 40)}
     low = {"decoupled": ModeCalibration(temperature=2.0, scores=(-1e6,) * 40)}
     monkeypatch.setattr(model(), "calibration", Calibration(modes={**high, **low}))
     verdict = classify(desk(tmp_path), shown, classes, template, reject=0.1)[0]
-    assert verdict.refused == ("auto", "fused")
+    assert verdict.refused == ("fused",)
     pixels = torch.stack([backbone().preprocess(shown[0][1])])
-    sure = (model().logits(pixels, "auto") / 2).softmax(-1).max()
-    assert verdict.answers["auto"][0][1] == pytest.approx(float(sure), abs=1e-5)
-    assert verdicts_html([verdict]).count("none of these; the nearest:") == 2
+    sure = (model().logits(pixels, "fused") / 2).softmax(-1).max()
+    assert verdict.answers["fused"][0][1] == pytest.approx(float(sure), abs=1e-5)
+    assert verdicts_html([verdict]).count("none of these; the nearest:") == 1
     assert not classify(desk(tmp_path), shown, classes, template)[0].refused
 
 
@@ -249,7 +254,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no finished run"):
         trainer.download()
-    plan = Plan("world:vehicles", shots=2, epochs=3)
+    plan = training("world:vehicles", shots=2, epochs=3)
     trainer.start(plan)
     with pytest.raises(UsageError, match="running"):
         trainer.start(plan)
@@ -265,7 +270,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     assert done.step == done.steps
     assert done.lines[-1]["step"] == done.steps
     assert opened.model.classes == load_run(trainer.run, backbone=opened.clip).classes
-    assert done.accuracy[-1][1].keys() == {"auto", "fused", "decoupled"}
+    assert done.accuracy[-1][1].keys() == {"fused", "decoupled"}
     again = open_desk(tmp_path, run=str(trainer.run))
     assert again.model.classes == opened.model.classes
     assert again.images.name == "world:vehicles"
@@ -291,10 +296,10 @@ def test_measuring_accuracy_while_training_leaves_the_trained_method_alone():
 def test_nothing_to_train_on_is_a_sentence(tmp_path):
     trainer = Trainer(desk(tmp_path))
     for plan, message in (
-        (Plan(""), "name the images"),
-        (Plan(str(tmp_path / "none")), "not a folder"),
-        (Plan("world:nowhere"), "no such task"),
-        (Plan("world:vehicles", epochs=0), "epochs"),
+        (training(""), "name the images"),
+        (training(str(tmp_path / "none")), "not a folder"),
+        (training("world:nowhere"), "no such task"),
+        (training("world:vehicles", epochs=0), "epochs"),
     ):
         with pytest.raises(DearError, match=message):
             trainer.start(plan)
@@ -302,7 +307,7 @@ def test_nothing_to_train_on_is_a_sentence(tmp_path):
         trainer.resume()
     assert trainer.watched.state == "idle"
     with pytest.raises(UsageError, match="cannot be named"):
-        Trainer(desk(tmp_path, local=False)).start(Plan(str(tmp_path)))
+        Trainer(desk(tmp_path, local=False)).start(training(str(tmp_path)))
 
 
 def test_a_training_takes_another_backbone_and_roles(tmp_path):
@@ -310,12 +315,12 @@ def test_a_training_takes_another_backbone_and_roles(tmp_path):
     opened.roles.save(tmp_path / "roles.json")
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no such"):
-        trainer.start(Plan("world:vehicles", roles=str(tmp_path / "none.json")))
+        trainer.start(training("world:vehicles"), str(tmp_path / "none.json"))
     with pytest.raises(UsageError, match="its own backbone or mini"):
-        Trainer(desk(tmp_path, local=False)).start(Plan("world:vehicles", backbone="ViT-B-16"))
+        Trainer(desk(tmp_path, local=False)).start(training("world:vehicles", backbone="ViT-B-16"))
     before = opened.version
     for choice, kinds in (("all heads mixed", {"mixed"}), (str(tmp_path / "roles.json"), {"core", "other"})):
-        trainer.start(Plan("world:vehicles", shots=1, epochs=1, roles=choice))
+        trainer.start(training("world:vehicles", shots=1, epochs=1), choice)
         done = trainer.wait(120)
         assert done.state == "finished", done.message
         assert kinds <= {role.kind for _, role in opened.model.roles}
@@ -380,7 +385,7 @@ def test_two_models_are_compared_on_the_same_images(tmp_path):
     data = open_data("world:vehicles", "test")
     step = -(-len(data) // 600)
     some = data.subset(range(0, len(data), step))
-    mode = "auto"
+    mode = "fused"
     right = evaluate(model().with_classes(some.classes), some)
     frozen = evaluate(ZeroShot(backbone(), some.classes, template=some.template), some)
     now, then = right.answers[mode] == some.labels, frozen.answers["default"] == some.labels

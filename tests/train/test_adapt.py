@@ -48,7 +48,7 @@ def test_from_a_folder_to_answers(photos: Path, tmp_path: Path) -> None:
     assert read_config(run).data.images == 6
     report = evaluate_run(run, photos, backbone=CLIP).report("decoupled")
     assert report["images"] == 12
-    assert set(report["modes"]) == {"auto", "fused", "decoupled"}
+    assert set(report["modes"]) == {"fused", "decoupled"}
     assert report["accuracy"] == report["modes"]["decoupled"]
     assert set(report["per_class"]) == {"red", "green", "blue"}
     files = sorted((photos / "test").rglob("*.png"))[:3]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
-import safetensors.torch
 import torch
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
@@ -16,9 +15,9 @@ from dear.data.images import Source
 from dear.errors import RunError
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, build_method
-from dear.runs.folder import load_run, read_config, read_metrics
+from dear.runs.folder import load_run, read_config
 from dear.runs.recipe import Recipe
-from dear.runs.spec import RunIdentity, roles_digest
+from dear.runs.spec import Spec, roles_digest
 from dear.train.run import Paused, train
 
 CLASSES = ("red", "green", "blue")
@@ -35,37 +34,10 @@ def paused(folder: Path, roles: RoleMap | None = None) -> None:
         train(method(roles), Colors(), RECIPE, folder, stop=lambda: True)
 
 
-def to_schema_1(folder: Path) -> None:
-    """The folder as earlier versions wrote it."""
-    config = json.loads((folder / "config.json").read_text())
-    for name in ("roles", "preset", "backbone_path", "correction"):
-        del config[name]
-    for name in ("source", "root"):
-        del config["data"][name]
-    config["data"]["pictures"] = config["data"].pop("images")
-    config["recipe"]["optimiser"] = config["recipe"].pop("optimizer")
-    del config["recipe"]["views"]
-    config |= config.pop("extra") | {"schema": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    path = folder / "resume.safetensors"
-    if path.exists():
-        tensors = safetensors.torch.load(path.read_bytes())
-        with safetensors.safe_open(path, "pt") as file:
-            words = {name: word for name, word in file.metadata().items() if name != "seconds"}
-        renamed = {name.replace("optimizer.", "optimiser."): tensor for name, tensor in tensors.items()}
-        safetensors.torch.save_file(renamed, path, words)
-    path = folder / "metrics.json"
-    if path.exists():
-        path.write_text(path.read_text().replace("trainable_parameters", "trainable_numbers"))
-
-
-@pytest.mark.parametrize("schema", [1, 2])
-def test_a_run_is_not_resumed_with_another_role_map(schema: int, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_another_role_map(tmp_path: Path) -> None:
     folder, other = tmp_path / "run", mixed_roles(seed=4)
     assert roles_digest(other) != roles_digest(mixed_roles())
     paused(folder)
-    if schema == 1:
-        to_schema_1(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(RunError, match="begun with different settings: role map;"):
         train(method(other), Colors(), RECIPE, folder, resume=True)
@@ -84,61 +56,54 @@ def test_a_role_map_exchanged_after_training_is_refused(tmp_path: Path) -> None:
         load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
 
 
-def test_a_folder_of_an_earlier_version_loads(tmp_path: Path) -> None:
-    model = method()
-    trained = train(model, Colors(), RECIPE)
-    trained.save(tmp_path / "run", classifier={"shots": 4})
-    to_schema_1(tmp_path / "run")
-    config = read_config(tmp_path / "run")
-    assert config.extra == {"classifier": {"shots": 4}}
-    assert config.identity == trained.config.identity
-    assert read_metrics(tmp_path / "run")["trainable_parameters"] == model.trainable_parameters
-    loaded = load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
-    pixels = torch.randn(2, 3, 24, 24)
-    assert torch.equal(loaded.logits(pixels), model.logits(pixels))
-
-
-def test_every_part_of_an_identity_counts() -> None:
-    base = RunIdentity.of(method(), RECIPE, Colors())
+def test_every_part_that_decides_counts() -> None:
+    base = Spec.of(method(), RECIPE, Colors())
     changes = {
         "method": "coop",
         "options": {**base.options, "beta": 0.5},
         "recipe": {**base.recipe, "lr": 0.5},
+        "seed": 7,
         "classes": ("red", "green", "grey"),
         "template": "{}!",
         "ids": None,
-        "fingerprint": "sha256:0",
-        "roles": "0",
-        "data": "0",
-        "correction": "0",
+        "identity": "sha256:0",
+        "roles_digest": "0",
+        "data_digest": "0",
+        "balance": True,
+        "correction": {"digest": "0"},
+        "calibrate": True,
     }
-    assert {*changes, "preset"} == {field.name for field in dataclasses.fields(RunIdentity)}
     keys = {base.key}
     for name, value in changes.items():
-        other = dataclasses.replace(base, **{name: value})
+        other = msgspec.structs.replace(base, **{name: value})
         assert len(base.differences(other)) == 1
         keys.add(other.key)
     assert len(keys) == 1 + len(changes)
-    named = dataclasses.replace(base, preset="paper")  # the name of a setting changes nothing
-    assert named.key == base.key
-    assert not base.differences(named)
+    for name in ("preset", "backbone", "backbone_path", "data", "root", "dear"):  # notes that decide nothing
+        named = base.changed(**{name: "paper"})
+        assert named.key == base.key
+        assert not base.differences(named)
+    assert msgspec.json.decode(msgspec.json.encode(base), type=Spec) == base
 
 
-def test_the_order_and_labels_of_images_are_part_of_a_run() -> None:
+def test_order_labels_and_contents_of_images_are_part_of_a_run() -> None:
     images, shuffled, relabeled = Colors(), Colors(), Colors()
     relabeled.labels = relabeled.labels.flip(0)
     shuffled.key = lambda index: f"colors/{11 - index:04d}"  # type: ignore[method-assign]
-    found = {RunIdentity.of(method(), RECIPE, data).data for data in (images, shuffled, relabeled)}
-    assert len(found) == 3
+    changed = Colors()
+    changed.data = 255 - changed.data
+    sets = (images, shuffled, relabeled, changed)
+    found = {Spec.of(method(), RECIPE, data).data_digest for data in sets}
+    assert len(found) == 4
 
 
 def test_where_a_run_comes_from_is_noted_and_decides_nothing(tmp_path: Path) -> None:
     folder, images = tmp_path / "run", Colors()
     images.source = Source("/data/pets", "/data")  # type: ignore[attr-defined]
     with pytest.raises(Paused):
-        train(method(), images, RECIPE, folder, stop=lambda: True, preset="strong")
+        train(method(), images, RECIPE, folder, stop=lambda: True)
     config = read_config(folder)
-    assert (config.data.spec(), config.data.root, config.preset) == ("/data/pets", "/data", "strong")
+    assert (config.data, config.root) == ("/data/pets", "/data")
     train(method(), Colors(), RECIPE, folder, resume=True)  # from elsewhere
 
 

@@ -17,17 +17,25 @@ from dear.errors import DataError, RunError, UsageError
 from dear.methods.calibration import Calibration, confidence_score, threshold
 from dear.runs.folder import load_run
 from dear.runs.model import Model
+from dear.runs.spec import Spec
 from dear.train.crossval import Trials, class_folds, image_folds
+from dear.train.prepare import prepare
 from dear.workflows.adapt import adapt
-from dear.workflows.choose import ChooseOptions, candidate, choose
+from dear.workflows.choose import ChooseOptions, choose
 from dear.workflows.classifier import Classifier
 from dear.workflows.evaluate import evaluate_run
-from dear.workflows.options import AdaptOptions
 from dear.workflows.predict import predict_run
 from dear.workflows.unknown import evaluate_unknown
 
 CLIP = tiny_clip(dtype=torch.float32)
 QUICK = {"epochs": 3, "batch": 8, "lr": 1e-2}
+
+
+def candidate(name: str, images: Any, recipe: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    """An untrained method and its recipe."""
+    roles = mixed_roles() if name == "dear" else None
+    job = prepare(Spec().changed(method=name, recipe=recipe), images, clip=CLIP, roles=roles)
+    return job.method, job.recipe
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +179,8 @@ def test_the_classifier_refuses_with_a_label(colors: Colors) -> None:
 
 
 def test_choose_compares_on_the_same_images_and_names_no_winner_in_the_noise(colors: Colors) -> None:
-    settings = AdaptOptions(backbone=CLIP, recipe={"epochs": 2})
-    found = choose(colors, ChooseOptions(("zeroshot", "linear-probe", "coop"), 2, 2.0), settings)
+    options = ChooseOptions(("zeroshot", "linear-probe", "coop"), 2, 2.0)
+    found = choose(colors, options, Spec(recipe={"epochs": 2}), clip=CLIP)
     rows = found.report()["methods"]
     assert [row["method"] for row in rows] == ["zeroshot", "linear-probe", "coop"]
     assert {row["trained"]["images"] for row in rows} == {24}
@@ -184,15 +192,15 @@ def test_choose_compares_on_the_same_images_and_names_no_winner_in_the_noise(col
 
 
 def test_choose_with_two_classes_one_image_or_no_time() -> None:
-    settings = AdaptOptions(backbone=CLIP, recipe={"epochs": 1})
+    settings: Any = {"spec": Spec(recipe={"epochs": 1}), "clip": CLIP}
     options = ChooseOptions(("zeroshot", "linear-probe"), 2, 2.0)
-    two = choose(Colors(classes=2, each=3), options, settings)
+    two = choose(Colors(classes=2, each=3), options, **settings)
     assert two.pick_for_new is None
     assert any("none can be left out" in note for note in two.notes)
-    hasty = choose(Colors(classes=2, each=3), ChooseOptions(("zeroshot", "coop"), 2, 1e-6), settings)
+    hasty = choose(Colors(classes=2, each=3), ChooseOptions(("zeroshot", "coop"), 2, 1e-6), **settings)
     assert any(note.startswith("CoOp: not tried for lack of time") for note in hasty.notes)
     with pytest.raises(DataError, match="every class has a single image"):
-        choose(Colors(classes=3, each=1), options, settings)
+        choose(Colors(classes=3, each=1), options, **settings)
     with pytest.raises(UsageError, match="positive time"):
         ChooseOptions(minutes=0)
 
@@ -225,8 +233,7 @@ def towers(**epochs: int) -> list[Any]:
 
     images, found = Colors(classes=4, each=6), []
     for name, number in epochs.items():
-        settings = AdaptOptions(backbone=CLIP, recipe={"epochs": number, "batch": 8})
-        method, recipe, _ = candidate(name, images, CLIP, settings)
+        method, recipe = candidate(name, images, {"epochs": number, "batch": 8})
         found.append(Attempt(method, Trials(images, recipe), Candidate(name, method.title), 3))
     return found
 
@@ -326,15 +333,14 @@ def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
     images, rows = Colors(classes=3, each=4), torch.tensor([0, 2, 3, 5, 8, 9, 11])
     some = images.subset(rows.tolist())
     for name in ("dear", "prolip", "clip-lora"):
-        settings = AdaptOptions(backbone=CLIP, roles=mixed_roles())
         recipe = Recipe(epochs=3, batch=4, views=2)
         for part, on, change in ((slice(None), images, {}), (rows, some, {"augment": False})):
             own = replace(recipe, **change)
-            plain, quick = (candidate(name, images, CLIP, settings)[0] for _ in range(2))
+            plain, quick = (candidate(name, images)[0] for _ in range(2))
             whole = stages_of(quick, images, own, 2)
             stages = whole if isinstance(part, slice) else whole.subset(part)
             train(plain, on, own)
-            train(quick, on, replace(own, views=0), features=stages)
+            train(quick, on, replace(own, views=0), stages=stages)
             for before, after in zip(plain.parameters(), quick.parameters(), strict=True):
                 torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
             from_stages = answers_of(quick, on, features=stages.answered())
@@ -357,14 +363,14 @@ def test_a_slow_method_is_calibrated_by_one_training_of_half_the_length(
 
     monkeypatch.setattr(crossval, "train", counted)
     images = Colors(classes=4, each=24)
-    settings = AdaptOptions(backbone=CLIP, recipe={"epochs": 2, "batch": 32})
-    method, recipe, _ = candidate("coop", images, CLIP, settings)
+    settings = {"epochs": 2, "batch": 32}
+    method, recipe = candidate("coop", images, settings)
     found = calibrate(method, Trials(images, recipe))
     assert lessons == [(32, 2)]  # two thirds of the images; of four classes two are left out
     assert (found.folds, found.images, found.class_folds) == (1, 16, 1)
     assert found.modes["default"].auroc is not None
     lessons.clear()
-    probe, recipe, _ = candidate("linear-probe", images, CLIP, settings)
+    probe, recipe = candidate("linear-probe", images, settings)
     assert calibrate(probe, Trials(images, recipe)).images == 96
     assert len(lessons) == 10 + 2 * 3
     assert {count for count, classes in lessons if classes == 2} == {32}

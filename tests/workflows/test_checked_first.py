@@ -28,7 +28,7 @@ def never(*args: object, **options: object) -> None:
 
 
 def test_a_wrong_mode_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapting, "train", never)
+    monkeypatch.setattr(adapting, "fit", never)
     with pytest.raises(UsageError, match="no mode 'fast'"):
         Classifier(backbone=CLIP, roles=mixed_roles(), mode="fast").fit(Colors())
 
@@ -79,15 +79,18 @@ def test_adapt_takes_values_of_the_recipe(tmp_path: Path) -> None:
 
 def test_presets_and_values_live_together(monkeypatch: pytest.MonkeyPatch) -> None:
     from dear.methods import Preset, find_method
-    from dear.workflows.options import AdaptOptions
-    from dear.workflows.plan import preset_of
+    from dear.runs.spec import Spec
+    from dear.train.prepare import prepare
 
     presets = {"quick": Preset("for a test", {"beta": 0.5}, {"epochs": 2, "batch": 4})}
     monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)
-    asked = AdaptOptions(preset="quick", recipe={"epochs": 7}, options={"text_tokens": 2})
-    assert preset_of(asked) == ({"beta": 0.5, "text_tokens": 2}, {"epochs": 7, "batch": 4})
-    with pytest.raises(UsageError, match="no preset 'slow'; it has quick"):
-        preset_of(AdaptOptions(preset="slow"))
+    changes = {"recipe": {"epochs": 7}, "options": {"text_tokens": 2}}
+    spec = Spec(data="world:textures", shots=1, preset="quick", **changes)
+    found = prepare(spec).spec
+    assert (found.options["beta"], found.options["text_tokens"]) == (0.5, 2)
+    assert (found.recipe["epochs"], found.recipe["batch"]) == (7, 4)
+    with pytest.raises(UsageError, match="'slow'"):
+        prepare(spec.changed(preset="slow"))
 
 
 def test_advice_on_the_recipe_can_be_followed() -> None:

@@ -11,20 +11,20 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.methods import METHODS, find_method
 from dear.methods.base import Method
+from dear.runs.spec import Spec
 from dear.train.calibrate import LEAST_IMAGES
-from dear.workflows.adapt import run_plan
-from dear.workflows.estimate import WORTH_MEASURING, estimate
-from dear.workflows.options import AdaptOptions
-from dear.workflows.plan import Plan, plan_adaptation
+from dear.train.estimate import WORTH_MEASURING, estimate
+from dear.train.fit import fit
+from dear.train.prepare import Job, prepare
 
 CLIP = tiny_clip(dtype=torch.float32)
 
 
-def planned(method: str = "dear", each: int = 4, **changes: Any) -> Plan:
+def planned(method: str = "dear", each: int = 4, **changes: Any) -> Job:
     roles = mixed_roles() if find_method(method).uses_roles else None
     recipe = {"batch": 4, "epochs": 10, **changes.pop("recipe", {})}
-    asked = AdaptOptions(backbone=CLIP, method=method, roles=roles, recipe=recipe, calibrate=False)
-    return plan_adaptation(Colors(classes=3, each=each), asked.changed(**changes))
+    spec = Spec().changed(**{"method": method, "recipe": recipe, "calibrate": False, **changes})
+    return prepare(spec, Colors(classes=3, each=each), clip=CLIP, roles=roles)
 
 
 def test_every_step_and_what_is_kept_of_it_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +82,5 @@ def test_measuring_changes_nothing_that_is_learned(method: str) -> None:
 def test_a_run_has_the_same_bits_after_a_measurement() -> None:
     plain, measured = planned(recipe={"epochs": 7}), planned(recipe={"epochs": 7})
     assert estimate(measured) is not None
-    ours, other = run_plan(plain).method.state_dict(), run_plan(measured).method.state_dict()
+    ours, other = fit(plain).method.state_dict(), fit(measured).method.state_dict()
     assert all(torch.equal(value, other[name]) for name, value in ours.items())

@@ -16,11 +16,13 @@ from dear._io.feature_store import FeatureStore
 from dear.clip import Clip
 from dear.data import open_data
 from dear.errors import UsageError
-from dear.methods import METHODS, build_method
+from dear.methods import METHODS, build_method, find_method
 from dear.runs.evaluate import evaluate
-from dear.runs.feature_cache import FeatureCache, frozen_features
+from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
+from dear.train.feed import Feed
+from dear.train.frozen import feature_stages
 from dear.train.run import train
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
@@ -171,40 +173,59 @@ def test_training_on_known_features_is_training_on_the_plain_views(photos: Path)
         "lp-plus-plus",
         "proker",
     ):
-        slow, fast = (build_method(name, CLIP, files.classes, seed=1) for _ in range(2))
+        views = {"views": 0} if hasattr(find_method(name).Config(), "views") else {}  # none to be averaged
+        slow, fast = (build_method(name, CLIP, files.classes, seed=1, **views) for _ in range(2))
         train(slow, files, Recipe.of(slow, **recipe))
-        features = frozen_features(fast, files, "auto")
-        train(fast, files, Recipe.of(fast, **recipe), features=features)
+        known = feature_stages(fast, files, Recipe.of(fast, **recipe))
+        train(fast, files, Recipe.of(fast, **recipe), stages=known)
         for key, tensor in slow.state_dict().items():
             torch.testing.assert_close(
                 fast.state_dict()[key], tensor, atol=1e-4, rtol=1e-4, msg=f"{name} {key}"
             )
 
 
+def test_keys_are_means_of_random_views_in_adapt(photos: Path) -> None:
+    """`views` of a cache method has its documented effect; the oracle encodes every view by itself."""
+    files = open_data(photos, "train")
+    changes = {"epochs": 1, "batch": 4, "augment": False}
+    settings = {"method": "tip-adapter", "backbone": CLIP, "calibrate": False, "balance": False}
+    whole, mean = (
+        adapt(files, recipe=changes, options={"views": views}, **settings).method for views in (0, 3)
+    )
+    feed = Feed(files, CLIP, Recipe.of(mean, **{**changes, "augment": True}))
+    rows = list(range(len(files)))
+    with torch.no_grad():
+        parts = [
+            torch.nn.functional.normalize(CLIP.encode_image(feed.views(rows, k).pixels)) for k in range(3)
+        ]
+    oracle = torch.nn.functional.normalize(sum(parts))
+    torch.testing.assert_close(mean.keys, oracle, atol=1e-5, rtol=1e-4)
+    assert (whole.keys - mean.keys).abs().max() > 1e-3
+
+
 def test_features_are_refused_where_they_cannot_serve(photos: Path) -> None:
     files = open_data(photos, "train")
     probe = build_method("linear-probe", CLIP, files.classes)
-    features = frozen_features(probe, files, "auto")
+    stages = feature_stages(probe, files, Recipe.of(probe, augment=False))
     with pytest.raises(UsageError, match="augment = False"):
-        train(probe, files, Recipe.of(probe, epochs=1), features=features)
+        train(probe, files, Recipe.of(probe, epochs=1), stages=stages)
     model = build_method("dear", CLIP, files.classes, roles=mixed_roles())
-    with pytest.raises(UsageError, match="does not learn from frozen image features"):
-        train(model, files, Recipe.of(model, epochs=1, augment=False), features=features)
+    assert feature_stages(model, files, Recipe.of(model, augment=False)) is None
 
 
 def test_adapt_does_not_augment_what_only_reads_features(photos: Path, tmp_path: Path) -> None:
     assert (
-        adapt(photos, backbone=CLIP, method="linear-probe", calibrate=False).config.recipe["augment"] is False
+        adapt(photos, backbone=CLIP, method="linear-probe", calibrate=False).spec.recipe["augment"] is False
     )
     asked = {"augment": True, "epochs": 1}
     assert (
-        adapt(photos, backbone=CLIP, method="linear-probe", recipe=asked, calibrate=False).config.recipe[
+        adapt(photos, backbone=CLIP, method="linear-probe", recipe=asked, calibrate=False).spec.recipe[
             "augment"
         ]
         is True
     )
     dear = adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epochs": 1}, calibrate=False)
-    assert dear.config.recipe["augment"] is True
+    assert dear.spec.recipe["augment"] is True
 
 
 def test_the_store_forgets_the_oldest_and_survives_damage(tmp_path: Path) -> None:

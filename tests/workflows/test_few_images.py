@@ -14,6 +14,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 import dear
 from dear import world
 from dear.runs.recipe import Recipe
+from dear.runs.spec import Spec
 from dear.train.balance import LEAST_STEPS, MOST_REPEATS, balanced, counts, enough_steps
 from dear.train.notices import (
     PHOTO_FALLOFF,
@@ -22,8 +23,7 @@ from dear.train.notices import (
     spectral_falloff,
     unknown_classes,
 )
-from dear.workflows.options import AdaptOptions
-from dear.workflows.plan import plan_adaptation
+from dear.train.prepare import prepare
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -59,14 +59,12 @@ def test_small_sets_are_trained_long_enough() -> None:
 
 def test_a_plan_balances_and_lengthens_unless_told_otherwise() -> None:
     images = unequal(8, 2, 2)
-    settings = {"backbone": CLIP, "roles": mixed_roles()}
-    plan = plan_adaptation(images, AdaptOptions(**settings))
-    assert (plan.used, len(plan.images)) == (12, 24)
+    plan = prepare(Spec(), images, clip=CLIP, roles=mixed_roles())
+    assert (len(plan.images), len(plan.rows)) == (12, 24)
     assert plan.steps >= LEAST_STEPS
-    plain = plan_adaptation(
-        images, AdaptOptions(**settings, balance=False, recipe={"epochs": 3, "batch": 16})
-    )
-    assert (len(plain.images), plain.recipe.epochs, plain.steps) == (12, 3, 3)
+    spec = Spec(balance=False, recipe={"epochs": 3, "batch": 16})
+    plain = prepare(spec, images, clip=CLIP, roles=mixed_roles())
+    assert (len(plain.rows), plain.recipe.epochs, plain.steps) == (12, 3, 3)
     text = " / ".join(plan.notices)
     assert "2 of 3 classes have fewer than 5 images ('green' has 2)" in text
     assert "between 2 and 8 images; images of rare classes are repeated" in text
@@ -135,6 +133,6 @@ def test_most_tasks_of_the_world_would_pass_as_files() -> None:
 def test_balance_helps_rare_classes(counts_of: tuple[int, ...]) -> None:
     """With repetition the rare classes' share of the training loss is that of the large one."""
     images = unequal(*counts_of)
-    plan = plan_adaptation(images, AdaptOptions(backbone=CLIP, method="linear-probe"))
-    share = torch.bincount(plan.images.labels).double() / len(plan.images)
+    plan = prepare(Spec(method="linear-probe"), images, clip=CLIP)
+    share = torch.bincount(plan.images.labels[plan.rows]).double() / len(plan.rows)
     torch.testing.assert_close(share, torch.full((3,), 1 / 3, dtype=torch.float64))

@@ -142,8 +142,8 @@ def test_a_pickle_holds_the_adapter_and_the_name_of_the_backbone(tmp_path: Path)
 def test_all_images_are_used_unless_shots_are_asked_for() -> None:
     images = [COLORS.image(i) for i in range(12)]
     assert Classifier().shots is None
-    assert classifier().fit(images, NAMES).run_.config.data.images == 12
-    assert classifier(shots=2).fit(images, NAMES).run_.config.data.images == 6
+    assert classifier().fit(images, NAMES).run_.spec.images == 12
+    assert classifier(shots=2).fit(images, NAMES).run_.spec.images == 6
 
 
 def test_an_image_that_is_no_list_of_files(trained: Classifier) -> None:

@@ -40,9 +40,9 @@ def test_every_image_is_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPat
     opened: list[object] = []
     before = image_file.open_pixels
 
-    def counted(source: image_file.Source) -> np.ndarray:
+    def counted(source: image_file.Source, scratch: bool = False) -> np.ndarray:
         opened.append(source)
-        return before(source)
+        return before(source, scratch)
 
     monkeypatch.setattr(image_file, "open_pixels", counted)
     evaluate_run(method(images), images, unreadable="stop")

@@ -88,13 +88,15 @@ def view_pixels(source: Source, size: Size) -> Pixels:
         InputError: it cannot be read; the file is named.
     """
     view = size if isinstance(size, View) else View(size)
-    pixels, side = open_pixels(source), view.size
+    pixels, side = open_pixels(source, scratch=True), view.size
     if view.squash:
-        return resample(pixels, side, side, view.bilinear)
-    pixels = resize_short(pixels, side, view.bilinear)
-    height, width = pixels.shape[:2]
-    left, top = round((width - side) / 2), round((height - side) / 2)
-    return pixels[top : top + side, left : left + side]
+        found = resample(pixels, side, side, view.bilinear)
+    else:
+        short = resize_short(pixels, side, view.bilinear)
+        height, width = short.shape[:2]
+        left, top = round((width - side) / 2), round((height - side) / 2)
+        found = short[top : top + side, left : left + side]
+    return found.copy() if np.may_share_memory(found, pixels) else found
 
 
 def square(image: Source, size: Size) -> Image.Image:

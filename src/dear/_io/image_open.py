@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,36 +48,43 @@ def open_image(source: Source) -> Image.Image:
     >>> open_image(Image.new("L", (4, 3), 7)).getpixel((0, 0))
     (7, 7, 7)
     """
-    with _named_errors(source), _opened(source)[0] as image:
-        return _converted(image, _name(source))
+    with _named_errors(source):
+        content = None if isinstance(source, Image.Image) else _content(source)
+        with _opened(source, content) as image:
+            return _converted(image, _name(source))
 
 
-def open_pixels(source: Source) -> Pixels:
-    """`open_image` as an array; ordinary JPEG files do not take the way through Pillow's pixels.
+def open_pixels(source: Source, scratch: bool = False) -> Pixels:
+    """`open_image` as an array; ordinary JPEG files do not take the way through Pillow.
+
+    Args:
+        source: as for `open_image`.
+        scratch: the result may be written over by the next call of this thread.
 
     Raises:
         InputError: as `open_image`.
     """
     with _named_errors(source):
-        image, content = _opened(source)
-        with image:
-            _check_size(image, _name(source))
-            if content is not None and image.mode in ("RGB", "L"):
-                pixels = jpeg.decode(content, *image.size)
-                if pixels is not None:
-                    return jpeg.turned(pixels, _orientation(image))
+        content = None if isinstance(source, Image.Image) else _content(source)
+        header = None if content is None else jpeg.read_header(content)
+        if content is not None and header is not None and header.colors in (1, 3) and header.depth == 8:
+            _check_size((header.width, header.height), _name(source))
+            pixels = jpeg.decode(content, header.width, header.height, scratch)
+            if pixels is not None:
+                return jpeg.turned(pixels, _orientation(content)) if header.notes else pixels
+        with _opened(source, content) as image:
             return np.array(_converted(image, _name(source)))
 
 
 def _converted(image: Image.Image, name: str) -> Image.Image:
-    _check_size(image, name)
+    _check_size(image.size, name)
     depth = 16 if image.format in ("PNG", "PPM") else 0
     image.load()
     return _to_rgb(_upright(image), name, depth)
 
 
-def _check_size(image: Image.Image, name: str) -> None:
-    width, height = image.size
+def _check_size(size: tuple[int, int], name: str) -> None:
+    width, height = size
     if width * height > MAX_PIXELS:
         raise InputError(f"{name}: {width} x {height} pixels are more than {MAX_PIXELS:,}; make it smaller")
     if max(width, height) > MAX_SIDE:
@@ -116,32 +124,44 @@ def _name(source: Source) -> str:
     return os.fspath(source)
 
 
-def _opened(source: Source) -> tuple[Image.Image, bytes | None]:
-    """An open Pillow image whose pixels are not decoded yet, and the file's content if it is a JPEG."""
-    if isinstance(source, Image.Image):
-        return source.copy(), None  # closing it leaves the given image alone
-    content = source if isinstance(source, bytes) and jpeg.is_jpeg(source) else None
-    if not isinstance(source, bytes):
-        path = Path(source)
-        if not path.is_file() and path.exists() and not path.is_dir():
-            raise InputError(f"{path}: is a pipe or a device, not an image")  # it might never end
-        with path.open("rb") as file:
-            if jpeg.is_jpeg(file.read(3)):
-                if os.fstat(file.fileno()).st_size > MAX_JPEG_BYTES:
-                    raise InputError(f"{path}: has more than {MAX_JPEG_BYTES:,} bytes; make it smaller")
-                file.seek(0)
-                content = file.read(MAX_JPEG_BYTES)
-    if content is not None and jpeg.too_many_scans(content):
+def _content(source: str | os.PathLike[str] | bytes) -> bytes | None:
+    """All bytes of a JPEG; None for a file of another kind, which is read from its place."""
+    if isinstance(source, bytes):
+        content = source
+    else:
+        facts = os.stat(source)
+        if not stat.S_ISREG(facts.st_mode):
+            if stat.S_ISDIR(facts.st_mode):
+                raise IsADirectoryError
+            raise InputError(f"{_name(source)}: is a pipe or a device, not an image")  # it might never end
+        with open(source, "rb", buffering=0) as file:
+            head = file.read(3)
+            if not jpeg.is_jpeg(head):
+                return None
+            if facts.st_size > MAX_JPEG_BYTES:
+                raise InputError(f"{_name(source)}: has more than {MAX_JPEG_BYTES:,} bytes; make it smaller")
+            content = head + file.readall()
+    if not jpeg.is_jpeg(content):
+        return None
+    header = jpeg.read_header(content)
+    if (header is None or header.scans) and jpeg.too_many_scans(content):
         raise InputError(
             f"{_name(source)}: has more than {jpeg.MAX_SCANS} scans, which no photograph has; save it again"
         )
-    whole = source if content is None else content
+    return content
+
+
+def _opened(source: Source, content: bytes | None) -> Image.Image:
+    """An open Pillow image whose pixels are not decoded yet; `content`: of a JPEG."""
+    if isinstance(source, Image.Image):
+        return source.copy()  # closing it leaves the given image alone
+    stored = source if content is None else content
     try:
-        return Image.open(io.BytesIO(whole) if isinstance(whole, bytes) else whole, formats=FORMATS), content
+        return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
     except UnidentifiedImageError:
         head = _head(source, 12)
         if head[4:8] == b"ftyp" and head[8:] in _HEIF_BRANDS:
-            return _open_heif(source), None
+            return _open_heif(source)
         raise
 
 
@@ -151,7 +171,7 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
         from pillow_heif import HeifImageFile
     except ImportError:
         raise InputError(
-            f"{_name(source)}: is a HEIC image; install pillow-heif (pip install 'dear-vlm[heic]') to read it"
+            f"{_name(source)}: is a HEIC image; to read it, pip install '.[heic]' in your clone"
         ) from None
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
     image: Image.Image = HeifImageFile(opened)  # type: ignore[no-untyped-call]
@@ -181,10 +201,11 @@ def _what_instead(source: Source) -> str:
     return f"is not an image of a known kind ({', '.join(FORMATS)})"
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(content: bytes) -> int:
     """EXIF's number for how the camera was held; 1 (upright) where the block cannot be read."""
     try:
-        return int(image.getexif().get(_ORIENTATION, 1))
+        with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+            return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # the pixels are whole, only the note beside them is not
         return 1
 

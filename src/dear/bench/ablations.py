@@ -180,14 +180,13 @@ STRONG = Study(
         _strong("beta = 0.9", {"beta": 0.9}),
         _strong("text beta = beta", {"text_beta": None}),
         _strong("cross-entropy on fused logits alone", {"class_ce": 0.0}),
-        _strong("one rate for tokens", {"token_rate": 1.0}),
+        _strong("no early tokens", {"early_tokens": 0}),
+        _strong("one rate for tokens", {"token_rate": 1.0, "early_rate": 1.0}),
         _strong("one rate for text tokens", {"text_rate": 1.0}),
+        _strong("one rate for the fusion weights", {"alpha_rate": 1.0, "lambda_fusion": 0.7}),
         _strong("batch 16", recipe={"batch": 16}),
-        _strong("new classes decoupled", {"novel_mode": "decoupled"}),
-        _strong("new classes fused", {"novel_mode": "fused"}),
         Variant("paper"),
     ),
-    mode="auto",
 )
 STRONG_ROLES = Study(
     "strong-roles",

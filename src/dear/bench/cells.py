@@ -34,7 +34,7 @@ from dear.methods.base import Method
 from dear.methods.options import earlier_values
 from dear.runs.evaluate import Evaluation, evaluate
 from dear.runs.recipe import Recipe
-from dear.runs.spec import canonical, digest, roles_digest
+from dear.runs.spec import Spec, canonical, digest, roles_digest
 from dear.train.run import train
 
 SCHEMA = 2  #: of a cell's file
@@ -330,7 +330,7 @@ class Session:
             return self._sized(method)
         recipe = Recipe.of(type(method), **as_configured(Recipe, {**cell.recipe, "seed": cell.seed}))
         began = time.perf_counter()
-        trained = train(method, images, recipe)
+        trained = train(method, images, recipe, spec=Spec())
         self.seconds["train"] += time.perf_counter() - began
         self.record["steps"] = trained.steps
         path = self._adapter()

@@ -250,7 +250,7 @@ def _import_ray() -> Any:
         import ray.exceptions
     except ImportError:
         raise UsageError(
-            "the engine ray needs Ray, which is not installed; add it with `pip install 'dear-vlm[cluster]'`"
+            "the engine ray needs Ray, which is not installed: pip install '.[cluster]' in your clone"
         ) from None
     return ray
 

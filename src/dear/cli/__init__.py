@@ -66,6 +66,15 @@ def build_app() -> typer.Typer:
 class Commands(TyperGroup):
     """The commands; Ctrl-C ends any of them with a message."""
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by name, with the options that all computing commands have."""
+        from dear.cli.threads import add_threads
+
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            add_threads(found)
+        return found
+
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Read the command line."""
         with _errors_as_sentences():

@@ -30,10 +30,10 @@ from dear.cli.methods import METHODS
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
+    from dear.train.estimate import Estimate
+    from dear.train.prepare import Job
     from dear.train.run import Trained
-    from dear.workflows.estimate import Estimate
     from dear.workflows.evaluate import HeldOut
-    from dear.workflows.plan import Plan
 
 _METHODS = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
 
@@ -125,17 +125,18 @@ def adapt(
     from dear.errors import DiskError, UsageError
     from dear.methods import find_method
     from dear.runs.folder import add_metrics, check_folder
+    from dear.runs.spec import Spec
+    from dear.train.estimate import estimate
+    from dear.train.fit import fit
+    from dear.train.prepare import prepare
     from dear.train.tensorboard import logged
-    from dear.workflows.adapt import run_plan
-    from dear.workflows.estimate import estimate
     from dear.workflows.evaluate import held_out_accuracy, open_held_out
-    from dear.workflows.options import AdaptOptions
-    from dear.workflows.plan import plan_adaptation
 
     if roles is not None and not find_method(method).uses_roles and not without:
         raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")
-    preset, plan_changes = _recipe(recipe, epochs, batch)
-    asked = AdaptOptions(
+    preset, changes = _recipe(recipe, epochs, batch)
+    spec = Spec().changed(
+        data=data,
         method=method,
         backbone=backbone,
         roles=roles,
@@ -144,34 +145,33 @@ def adapt(
         seed=seed,
         template=template,
         root=data_root,
-        device=device_named(device),
-        recipe=plan_changes,
+        recipe=changes,
         preset=preset,
         options=parse_pairs(option, "--set"),
         balance=balance,
         unreadable=unreadable,
-        without=asked_without(without, way, examples),
         calibrate=calibrate,
     )
+    removed = asked_without(without, way, examples)
     check_folder(out, resume)
     held_out = open_held_out(data, data_root)
-    with stages() as told:
-        plan = plan_adaptation(data, asked, told)
-    _tell_plan(plan, held_out, None if resume else estimate(plan))
+    with stages() as progress:
+        job = prepare(spec, without=removed, device=device_named(device), progress=progress)
+    _tell_plan(job, held_out, None if resume else estimate(job))
     began = time.perf_counter()
-    with stages() as told, logged(tensorboard) as log:
-        trained = run_plan(plan, out, resume=resume, progress=told, log=log)
+    with stages() as progress, logged(tensorboard) as log:
+        trained = fit(job, out, resume=resume, progress=progress, log=log)
         seconds = time.perf_counter() - began
         found = None
         if check and held_out is not None:
-            found = held_out_accuracy(trained.method, held_out, told)
+            found = held_out_accuracy(trained.method, held_out, progress)
             figures = {"accuracy": found.after, "zero_shot": found.before, "images": found.images}
             try:
                 add_metrics(out, **{f"evaluation of {data} (held out)": figures})
             except DiskError as error:  # the run is complete; only this note in its folder is missing
                 say(f"not added to the run's metrics: {error}")
     if as_json:
-        print_json(_facts(plan, trained, found, held_out, out))
+        print_json(_facts(job, trained, found, held_out, out))
         return
     _tell_result(trained, found, f"dear evaluate {out} --data {data}", out, seconds)
 
@@ -194,18 +194,19 @@ def _recipe(
     return preset, changes
 
 
-def _tell_plan(plan: Plan, held_out: ImageSet | None, expected: Estimate | None) -> None:
+def _tell_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) -> None:
     """What is about to be done, what to know before, and how long it will take."""
-    for reason in plan.unreadable:
+    for reason in job.unreadable:
         say(f"left out: {reason}")
-    for notice in plan.notices:
+    for notice in job.notices:
         say(f"notice: {notice}")
-    rest = plan.available - plan.used - len(plan.unreadable)
+    used = len(job.images)
+    rest = job.available - used - len(job.unreadable)
     left = f", {rest} of the training images are not used" if rest else ""
     tested = f", {len(held_out)} held out for testing" if held_out is not None else ", none held out"
     say(
-        f"training {plan.method.title} on {plan.used} images of {len(plan.method.classes)} classes"
-        f"{left}{tested}; {plan.recipe.epochs} epochs, {plan.steps} steps"
+        f"training {job.method.title} on {used} images of {len(job.method.classes)} classes"
+        f"{left}{tested}; {job.recipe.epochs} epochs, {job.steps} steps"
     )
     if expected is not None:
         more = f", then calibration about {duration(expected.calibration)}" if expected.calibration else ""
@@ -232,14 +233,14 @@ def _tell_result(trained: Trained, found: HeldOut | None, command: str, out: Pat
 
 
 def _facts(
-    plan: Plan, trained: Trained, found: HeldOut | None, held_out: ImageSet | None, out: Path
+    job: Job, trained: Trained, found: HeldOut | None, held_out: ImageSet | None, out: Path
 ) -> dict[str, Any]:
     """The same as plain values."""
     facts: dict[str, Any] = {
         "run": str(out),
         "steps": trained.steps,
         "seconds": round(trained.seconds, 3),
-        "images": plan.used,
+        "images": len(job.images),
         "held_out": 0 if held_out is None else len(held_out),
     }
     correction = trained.method.clip.correction

@@ -272,6 +272,7 @@ def repair(
             prove=prove,
             progress=told,
         )
+    assert done.removal is not None
     if as_json:
         proof = {} if done.proof is None else done.proof.report()
         print_json({"run": out, **done.removal.facts(), **proof})
@@ -280,6 +281,7 @@ def repair(
 
 
 def _print_repair(done: Repaired, out: str) -> None:
+    assert done.removal is not None
     typer.echo(f"removed: {shown(done.removal.repair.title)}")
     for notice in done.removal.notices:
         say(f"notice: {notice}")

@@ -14,6 +14,7 @@ from dear.cli.common import (
     Device,
     Json,
     Template,
+    Unreadable,
     device_named,
     print_json,
     say,
@@ -44,6 +45,7 @@ def choose(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run folder for --adapt.", show_default=False)
     ] = None,
+    unreadable: Unreadable = "stop",
     data_root: DataRoot = None,
     template: Template = None,
     device: Device = "auto",
@@ -63,25 +65,27 @@ def choose(
     `dear choose --data photos/ --adapt --out run`
     """
     from dear.errors import UsageError
+    from dear.runs.spec import Spec
     from dear.workflows.choose import METHODS, ChooseOptions
     from dear.workflows.choose import choose as compare
-    from dear.workflows.options import AdaptOptions
 
     if adapt and out is None:
         raise UsageError("--adapt needs --out, the run folder to write")
     if out is not None and not adapt:
         raise UsageError("--out is for --adapt; leave it out, or add --adapt")
     names = METHODS if methods is None else tuple(n.strip() for n in methods.split(",") if n.strip())
-    settings = AdaptOptions(
+    spec = Spec().changed(
         backbone=backbone,
         shots=shots,
         seed=seed,
         template=template,
         root=data_root,
-        device=device_named(device),
+        unreadable=unreadable,
     )
     with stages() as told:
-        found = compare(data, ChooseOptions(names, folds, minutes), settings, told)
+        found = compare(
+            data, ChooseOptions(names, folds, minutes), spec, device=device_named(device), progress=told
+        )
     if as_json:
         print_json({"data": data, **found.report(), "run": None if out is None else str(out)})
     else:
@@ -90,7 +94,7 @@ def choose(
         from dear.workflows.adapt import adapt as train
 
         with stages() as told:
-            train(data, out, settings, method=found.pick.method, preset=found.pick.preset, progress=told)
+            train(data, out, spec, method=found.pick.method, device=device_named(device), progress=told)
         say(f"{out}: {found.pick.title} trained on all images; next: dear predict {out} IMAGE")
 
 

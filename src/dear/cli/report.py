@@ -51,9 +51,9 @@ def report(
     unseen = None if other is None else open_data(other, "test", root=data_root)
     with stages() as progress:
         facts = examine(model, images, unseen, mode, progress)
-    recipe, source = config.recipe, config.data
+    recipe = config.recipe
     notes = {
-        "trained on": f"{source.images} images of {source.name}",
+        "trained on": f"{config.images} images of {config.dataset}",
         "recipe": f"{recipe.get('epochs')} epochs, batches of {recipe.get('batch')}, "
         f"seed {recipe.get('seed')}",
         "made with": f"dear {config.dear}",

@@ -219,7 +219,7 @@ def _demand_extra() -> None:
         ):  # fmt: skip
             raise
         raise UsageError(
-            f"the service needs {error.name}: install it with pip install 'dear-vlm[serve]'"
+            f"the service needs {error.name}: install it with pip install '.[serve]' in your clone"
         ) from None
 
 

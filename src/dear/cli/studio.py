@@ -46,7 +46,7 @@ def studio(
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("gradio", "fastapi"):
             raise
-        raise UsageError("the studio needs gradio: install it with pip install 'dear-vlm[studio]'") from None
+        raise UsageError("the studio needs gradio: pip install '.[studio]' in your clone") from None
     import signal
     import time
 

@@ -367,7 +367,8 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
         if entry.integer:
             state[entry.into[0]] = tensor.long()
             continue
-        if not bool(torch.isfinite(tensor).all()):
+        # A sum is finite only if all its terms are, and takes a tenth of the time.
+        if not bool(tensor.sum().isfinite()) and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(
                 f"{source}: tensor {entry.source!r} holds NaN or infinity; the file is damaged, get it again"
             )

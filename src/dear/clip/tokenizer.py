@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
-import ftfy
 import torch
 from instant_clip_tokenizer import Tokenizer as BytePairs
 from torch import Tensor
@@ -53,7 +52,10 @@ def clean(text: str) -> str:
     >>> clean("  A&amp;amp;B \n Caf\u00c3\u00a9 ")
     'a&b café'
     """
-    text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    if not (text.isascii() and text.isprintable()) or "&" in text:  # else there is nothing to mend
+        import ftfy  # not above: it takes a while, and most texts go without
+
+        text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return _WHITESPACE.sub(" ", text).strip().lower()
 
 

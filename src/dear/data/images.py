@@ -5,13 +5,15 @@ Class names are read from folders and labels (`readable`) and checked here, as a
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from natsort import natsort_keygen, ns
@@ -263,6 +265,33 @@ def group_names(images: ImageSet) -> tuple[str, ...] | None:
         return None
     labels = images.labels.tolist()
     return tuple(f"{images.classes[label]}, {value}" for label, value in zip(labels, values, strict=True))
+
+
+def content_digest(images: ImageSet, index: int) -> bytes:
+    """Hash of what an image shows: of the file's bytes, or of the pixels of an image that is no file.
+
+    A file that cannot be read has the digest of its error's kind: it is no image of anything.
+    """
+    inner = getattr(images, "images", images)  # a set that wraps another
+    path: Any = inner.path(index) if hasattr(inner, "path") else getattr(inner, "items", {index: None})[index]
+    if isinstance(path, str | os.PathLike):
+        try:
+            state = os.stat(path)
+            return _file_digest(os.path.abspath(path), state.st_size, state.st_mtime_ns)
+        except OSError as error:
+            return hashlib.sha256(f"{type(error).__name__}".encode()).digest()
+    image = images.image(index)
+    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).digest()
+
+
+@lru_cache(maxsize=1 << 17)
+def _file_digest(path: str, size: int, changed: int) -> bytes:
+    """Hash of a file's bytes; `size` and `changed` (time of the last change) say when to read it again."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.digest()
 
 
 def readable(raw: str) -> str:

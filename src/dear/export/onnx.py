@@ -133,7 +133,7 @@ def _require_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"exporting needs the package {error.name!r}: install it with pip install 'dear-vlm[onnx]'"
+            f"exporting needs the package {error.name!r}: install it with pip install '.[onnx]' in your clone"
         ) from None
 
 

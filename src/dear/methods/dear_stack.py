@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dear.clip.gpu.recorded import Runner
-from dear.clip.tower import Edit, LayerEdit
 from dear.methods.base import ClassPrompts, Frozen, unit
 
 if TYPE_CHECKING:
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 
 
 def stack_key(model: DeAR) -> Hashable:
-    """Everything that adapters must agree on to be computed in one pass; kept, for it never changes."""
-    kept: Hashable = model.__dict__.get("_stack_key")
-    if kept is None:
+    """Everything that adapters must agree on to be computed in one pass; cached, for it never changes."""
+    cached: Hashable = model.__dict__.get("_stack_key")
+    if cached is None:
         config, masks = model.config, hashlib.sha256()
         for layer, mask in model.masks.items():
             masks.update(f"{layer} {tuple(mask.see.shape)} ".encode())
             masks.update(bytes(mask.see.flatten().to(torch.uint8).tolist()))
         learned = tuple((name, tuple(getattr(model, name).shape)) for name in _projection(model))
-        kept = (
-            "dear", model.first, len(model.attributes), tuple(model.tokens.shape), model.tokens.dtype,
-            config.beta, config.token_start, config.projection, learned, masks.digest(),
+        cached = (
+            "dear", model.first, model.entry, len(model.attributes), tuple(model.tokens.shape),
+            model.tokens.dtype, config.early_tokens, config.early_beta, config.beta, config.token_start,
+            config.projection, learned, masks.digest(),
         )  # fmt: skip
-        model.__dict__["_stack_key"] = kept
-    return kept
+        model.__dict__["_stack_key"] = cached
+    return cached
 
 
 def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runner) -> list[Tensor]:
@@ -45,8 +46,8 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
 
     Args:
         models: the adapter of each image.
-        frozen: the input of layer J, [B, N, D].
-        mode: "auto", "fused" or "decoupled".
+        frozen: `DeAR.inference_stage` of the images.
+        mode: "fused" or "decoupled".
         run: runs the suffix of the tower.
     """
     first = models[0]
@@ -56,23 +57,20 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     visual, changes = first.clip.visual, _corrections(models)
     key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.left_out, stack_key(first))
 
-    def suffix(prefix: Tensor, tokens: Tensor, v: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        learned = others[: len(projections)]
-        return _features(first, prefix, tokens, v, learned, others[len(projections) :])
+    early = (_learned(models, "early_tokens"),) if first.config.early_tokens else ()  # [B, L, T, D]
+    sizes = (len(frozen), len(early), len(projections), len(changes))
 
-    f_cls, mixed = run(key, suffix, frozen[0], tokens, v, *projections, *changes)  # [B, E] each
-    kept = [_kept(model) for model in models]
-    texts = _padded([one.texts for one in kept])  # [B, C, E]
+    def suffix(*given: Tensor) -> tuple[Tensor, ...]:
+        parts = iter(given)
+        tokens, v = next(parts), next(parts)
+        stage, before, learned, own = (tuple(islice(parts, size)) for size in sizes)
+        return _features(first, stage, tokens, before, v, learned, own)
+
+    f_cls, mixed = run(key, suffix, tokens, v, *frozen, *early, *projections, *changes)  # [B, E] each
+    texts = [_texts(model) for model in models]
     chosen = f_cls if mode == "decoupled" else mixed
-    logits = _products(texts, chosen)  # [B, C]
-    if mode == "auto" and not all(one.all_trained for one in kept):
-        logits = torch.where(
-            _padded([one.trained for one in kept]),
-            logits,
-            _products(texts, _others(models, frozen, f_cls, mixed, changes)),
-        )
-    logits = first.clip.logit_scale * logits
-    return [row[: len(one.texts)] for row, one in zip(logits, kept, strict=True)]
+    logits = first.clip.logit_scale * _products(_padded(texts), chosen)  # [B, C]
+    return [row[: len(own)] for row, own in zip(logits, texts, strict=True)]
 
 
 def _learned(models: Sequence[DeAR], name: str) -> Tensor:
@@ -105,26 +103,18 @@ def _correct(features: Tensor, changes: Sequence[Tensor]) -> Tensor:
 
 def _features(
     model: DeAR,
-    prefix: Tensor,
+    frozen: Frozen,
     tokens: Tensor,
+    early: Sequence[Tensor],
     v: Tensor,
     projections: Sequence[Tensor],
     changes: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Unit feature of the class token and the fused image side [B, E] each, as `DeAR` computes them."""
-    visual, count = model.clip.visual, tokens.shape[-2]
-    if model.config.token_start != "free":
-        start = prefix[:, :1].to(tokens.dtype)  # [B, 1, D]
-        tokens = tokens + (start if tokens.ndim == 3 else start[:, None])
-    layers = {
-        layer: LayerEdit(
-            tokens=tokens if tokens.ndim == 3 else tokens[:, i], anchor=model.config.beta, mask=mask
-        )
-        for i, (layer, mask) in enumerate(model.masks.items())
-    }
-    x_cls, x = visual.class_and_tokens(prefix, model.first, Edit(layers, count=count))
+    visual = model.clip.visual
+    learned = [tokens if tokens.ndim == 3 else tokens[:, i] for i in range(len(model.masks))]
+    x_cls, own = model.pooled(frozen, learned, [one for sets in early for one in sets.unbind(1)])
     f_cls = unit(_correct(visual.into_space(x_cls), changes[:2]))  # eq. 10
-    own = x.unflatten(1, (len(model.attributes), -1)).mean(dim=2)  # [B, A, D]
     own = _correct(own, changes[2:])
     f_attr = own.to(projections[0].dtype)
     for matrix in projections:  # eq. 11: P_attr, or the two factors of its change
@@ -137,46 +127,25 @@ def _features(
     return f_cls, mixed
 
 
-def _others(
-    models: Sequence[DeAR], frozen: Frozen, f_cls: Tensor, mixed: Tensor, changes: Sequence[Tensor]
-) -> Tensor:
-    """The image side [B, E] that scores classes an adapter was not trained on, as its `novel_mode` says."""
-    first, modes = models[0], [model.config.novel_mode for model in models]
-    rows = mixed.new_tensor([mode == "decoupled" for mode in modes], dtype=torch.bool)
-    found = torch.where(rows[:, None], f_cls.to(mixed.dtype), mixed)
-    if "blend" not in modes:
-        return found
-    weight = mixed.new_tensor([m.config.blend if m.config.novel_mode == "blend" else 0.0 for m in models])
-    visual = first.clip.visual
-    last = visual.run(frozen[0], first=first.first, read=visual.read_rows())
-    plain = visual.into_space(visual.pooled(last)[:, 0])
-    f_frozen = unit(_correct(plain, changes[:2])).to(mixed.dtype)
-    return (found + weight[:, None] * f_frozen) / (1 + weight[:, None])
-
-
 @dataclass(frozen=True)
-class _Kept:
-    """What stays the same while an adapter's text tokens do; asking `Method.cached` costs more per image."""
+class _Texts:
+    """An adapter's text features while its text tokens stay; `Method.cached` costs more per image."""
 
     prompts: ClassPrompts
     stamp: tuple[int, int]
-    texts: Tensor  #: [C, E]
-    trained: Tensor  #: bool [C]
-    all_trained: bool
+    features: Tensor  #: [C, E]
 
 
-def _kept(model: DeAR) -> _Kept:
+def _texts(model: DeAR) -> Tensor:
+    """Unit text features [C, E] of an adapter."""
     learned = model._parameters["text_tokens"]
     assert learned is not None
     stamp = (learned.data_ptr(), learned._version)
-    kept: _Kept | None = model.__dict__.get("_stack_kept")
-    if kept is None or kept.stamp != stamp or kept.prompts is not model.prompts:
-        known = set(model.trained_classes)
-        trained = torch.tensor([name in known for name in model.classes], device=learned.device)
-        texts = model.cached("texts", model.texts)
-        kept = _Kept(model.prompts, stamp, texts, trained, bool(trained.all()))
-        model.__dict__["_stack_kept"] = kept
-    return kept
+    cached: _Texts | None = model.__dict__.get("_stack_texts")
+    if cached is None or cached.stamp != stamp or cached.prompts is not model.prompts:
+        cached = _Texts(model.prompts, stamp, model.cached("texts", model.texts))
+        model.__dict__["_stack_texts"] = cached
+    return cached.features
 
 
 def _projection(model: DeAR) -> tuple[str, ...]:

@@ -19,8 +19,6 @@ TERMS = {
     "trained classes": "the classes DeAR was trained on, here with 16 images each",
     "new classes": "classes it was not trained on; it knows only their names",
     "zero-shot": "the frozen model before adaptation: it compares an image with a prompt for each class",
-    "auto": "the recommended mode of DeAR: trained classes are scored as in fused, new classes by a "
-    "weighted mean of the fused and the frozen image feature",
     "fused": "the class token and all attribute tokens score together",
     "decoupled": "the class token scores alone",
     "token": "a vector that a tower reads beside the patches of an image; DeAR learns one per attribute",
@@ -135,7 +133,7 @@ def _task(task: TaskFacts) -> dict[str, object]:
         "used": used,
         "bars": bars,
         "table": _accuracies(task.rows),
-        "worse": Table(("class", "zero-shot", "DeAR, auto"), tuple(worse)),
+        "worse": Table(("class", "zero-shot", "DeAR, fused"), tuple(worse)),
         "weights": figures.fusion_weights(task.weights),
     }
 

@@ -16,9 +16,8 @@ TERMS = {
     "trained classes": "the classes the adapter was trained on",
     "new classes": "classes it was not trained on; the model knows only their names",
     "zero-shot": "the frozen backbone, before adaptation: it compares an image with a prompt for each class",
-    "fused": "the mode for trained classes: the class token and all attribute tokens decide together",
-    "decoupled": "the mode for new classes: the class token alone decides, so that the backbone's knowledge "
-    "of classes it was not trained on stays",
+    "fused": "the class token and all attribute tokens decide together",
+    "decoupled": "the class token alone decides",
     "accuracy": "the share of images with the right answer",
     "points": "differences of accuracies in percent",
 }

@@ -16,6 +16,7 @@ from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.check import Readable
 from dear.data.images import ImageSet, ListedImages
+from dear.data.read_ahead import read_ahead
 from dear.errors import DataError, UsageError
 
 ImageLike = str | os.PathLike[str] | Image.Image
@@ -68,11 +69,11 @@ def over_batches(
         raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
     listed = not isinstance(images, ImageSet)
     found = image_set(images)
-    # The first bad file of a list is named at once; of a dataset all bad ones are named.
-    reading: ImageSet = found if listed and unreadable == "stop" else Readable(found, unreadable)
     size = batch or (CPU_BATCH if device.type == "cpu" else GPU_BATCH)
     parts: list[Result] = []
-    with torch.no_grad():
+    with read_ahead(found) as ahead, torch.no_grad():
+        # The first bad file of a list is named at once; of a dataset all bad ones are named.
+        reading: ImageSet = ahead if listed and unreadable == "stop" else Readable(ahead, unreadable)
         for rows, part in in_batches(lambda rows: compute(reading, list(rows)), len(found), size):
             parts.append(part)
             if progress is not None:

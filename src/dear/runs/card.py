@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dear.runs.spec import RunConfig
+from dear.runs.spec import Spec
 
 MOST_CLASSES = 50  #: named on the card
 
 
-def model_card(config: RunConfig, metrics: Mapping[str, Any], name: str) -> str:
+def model_card(config: Spec, metrics: Mapping[str, Any], name: str) -> str:
     """The card as Markdown with the hub's metadata block; every figure is one that the run's files hold."""
     classes = ", ".join(_plain(each) for each in config.classes[:MOST_CLASSES])
     more = len(config.classes) - MOST_CLASSES
@@ -33,7 +33,7 @@ def model_card(config: RunConfig, metrics: Mapping[str, Any], name: str) -> str:
         "## How it was made",
         "",
         f"- backbone: `{_plain(config.backbone)}`, weights `{config.fingerprint}`",
-        f"- training images: {config.data.images} of {_plain(config.data.name)}",
+        f"- training images: {config.images} of {_plain(config.dataset)}",
         f"- template: `{_plain(config.template)}`",
         f"- trained parameters: {metrics.get('trainable_parameters', 0):,}",
         "",

@@ -39,7 +39,7 @@ from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.methods.calibration import Calibration
 from dear.runs.recipe import Line
-from dear.runs.spec import SCHEMA, RunConfig, RunIdentity, plain, roles_digest
+from dear.runs.spec import SCHEMA, Spec, plain, roles_digest
 
 FORMAT = "dear run"
 CORRECTION, CALIBRATION = "correction.safetensors", "calibration.json"
@@ -50,7 +50,7 @@ FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION)
 _corrected_clips: WeakKeyDictionary[Clip, WeakValueDictionary[str, Clip]] = WeakKeyDictionary()
 
 
-def read_config(folder: str | os.PathLike[str]) -> RunConfig:
+def read_config(folder: str | os.PathLike[str]) -> Spec:
     """`config.json` of a run, checked.
 
     Raises:
@@ -67,16 +67,16 @@ def read_config(folder: str | os.PathLike[str]) -> RunConfig:
         raise RunError(f"{path}: is not the configuration of a run")
     if document.get("schema") != SCHEMA:
         raise RunError(f"{path}: has schema {document.get('schema')!r}; this version of dear reads {SCHEMA}")
-    return check(document, RunConfig, str(path), "run configuration", error=RunError)
+    return check(document, Spec, str(path), "run configuration", error=RunError)
 
 
-def open_folder(folder: Path, identity: RunIdentity, resume: bool) -> str:
+def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
     """What the folder holds: "new", "resumable" or "finished"."""
     finished = (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
     if not (folder / "config.json").exists():
         return "new"
     _refuse_used(folder, resume)
-    differing = read_config(folder).identity.differences(identity)
+    differing = read_config(folder).differences(spec)
     if differing:
         raise RunError(
             f"{folder}: cannot be resumed: it was begun with different settings: {', '.join(differing)}; ask "
@@ -277,7 +277,7 @@ def load_run(
     return method
 
 
-def _backbone(folder: Path, config: RunConfig, backbone: Any, device: str | torch.device) -> Clip:
+def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.device) -> Clip:
     """The backbone that was asked for, the one in the run's own folder, or the one that the run names."""
     bundled = folder / "backbone"
     if backbone is None and bundled.is_dir():
@@ -311,12 +311,12 @@ def corrected_backbone(clip: Clip, correction: Correction | None) -> Clip:
     return found
 
 
-def _untrained(folder: Path, config: RunConfig, clip: Clip, allow_other: bool) -> Method:
+def _untrained(folder: Path, config: Spec, clip: Clip, allow_other: bool) -> Method:
     """The run's method before its learned tensors are loaded."""
     roles = None
     if find_method(config.method).uses_roles:
         roles = RoleMap.load(folder / "roles.json")
-        if config.roles is not None and roles_digest(roles) != config.roles:
+        if config.roles_digest is not None and roles_digest(roles) != config.roles_digest:
             raise RunError(f"{folder / 'roles.json'}: is not the role map that the run was trained with")
     return build_method(
         config.method,
@@ -326,7 +326,7 @@ def _untrained(folder: Path, config: RunConfig, clip: Clip, allow_other: bool) -
         roles=roles,
         allow_other_roles=allow_other or config.allow_other_roles,
         ids=None if config.ids is None else torch.tensor(config.ids, dtype=torch.long),
-        **config.all_options(),
+        **config.options,
     )
 
 

@@ -51,7 +51,7 @@ from dear.runs.folder import (
     write_log,
 )
 from dear.runs.recipe import Line
-from dear.runs.spec import RunConfig, digest, plain
+from dear.runs.spec import Spec, digest, plain
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
@@ -76,7 +76,7 @@ class Model:
         method: Method,
         calibration: Calibration | None = None,
         *,
-        config: RunConfig | None = None,
+        config: Spec | None = None,
         metrics: dict[str, Any] | None = None,
         lines: list[Line] | None = None,
         path: Path | None = None,

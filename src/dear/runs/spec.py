@@ -1,16 +1,16 @@
-"""What a run is made of: everything that decides what it learns, as `config.json` holds it.
+"""`Spec`: everything that decides a training; callers fill it in, `config.json` and bench cells hold it.
 
-A `RunIdentity` holds everything that determines what a run learns; it is compared on resuming and hashed for
-keys. A `RunConfig` is `config.json`: the identity, and what a reader of the folder needs beside it.
+A caller fills in what it wants to differ from the defaults. `dear.train.prepare` returns the complete Spec:
+options and recipe written out, digests of images, backbone, role map and correction filled in. A complete
+Spec can be prepared again and gives the same training, which is how runs are repaired and compared.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +18,29 @@ import msgspec
 
 from dear._io.text import Strict, Whole
 from dear.clip.correction import Correction
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, Source, content_digest
+from dear.errors import UsageError
 from dear.heads.roles import RoleMap
-from dear.methods import find_method
 from dear.methods.base import Method
-from dear.methods.options import earlier_values
 from dear.runs.recipe import Recipe
 
 SCHEMA = 1
-_WORDS = {"roles": "role map", "fingerprint": "backbone", "data": "training images", "ids": "token ids"}
+#: fields that decide what is learned, and their names in messages
+_DECIDING = {
+    "method": "method",
+    "options": "options",
+    "recipe": "recipe",
+    "seed": "seed",
+    "classes": "classes",
+    "template": "template",
+    "ids": "token ids",
+    "identity": "backbone",
+    "roles_digest": "role map",
+    "data_digest": "training images",
+    "balance": "balance",
+    "correction": "removed concepts",
+    "calibrate": "calibrate",
+}
 
 
 def plain(value: Any) -> Any:
@@ -55,145 +69,152 @@ def roles_digest(roles: RoleMap) -> str:
 
 
 def data_digest(images: ImageSet) -> str:
-    """Hash of the labels and names of all images, in their order."""
-    keys = hashlib.sha256()
-    for index, label in enumerate(images.labels.tolist()):
-        keys.update(f"{label} {images.key(index)}\n".encode("utf-8", "surrogatepass"))
-    return keys.hexdigest()
+    """Hash of labels, names, domains and contents of all images, in their order."""
+    found = hashlib.sha256()
+    domains = images.domains or ("",) * len(images)
+    for index, (label, domain) in enumerate(zip(images.labels.tolist(), domains, strict=True)):
+        words = f"{label} {domain}\n{images.key(index)}\n"
+        found.update(words.encode("utf-8", "surrogatepass") + content_digest(images, index))
+    return found.hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class RunIdentity:
-    """Everything that decides what a run learns; runs with equal identities learn the same.
+class Spec(Strict, frozen=True):
+    """Everything that decides a training."""
 
-    Attributes:
-        method: name of the method.
-        options: its options, all of them.
-        recipe: the training recipe, all of it.
-        classes: class names in the order of the labels.
-        template: the prompt around a class name.
-        ids: token ids that were given instead of prompts.
-        fingerprint: hash of the backbone's weights.
-        roles: hash of the role map; None where none is used.
-        data: hash of the training images' names and labels.
-        correction: hash of the correction of the image feature; None where there is none.
-        preset: name of the setting that options and recipe were taken from.
-    """
+    format: Literal["dear run"] = "dear run"
+    schema: Literal[1] = 1
+    dear: str = ""  #: version that completed it
 
-    method: str
-    options: Mapping[str, Any]
-    recipe: Mapping[str, Any]
-    classes: tuple[str, ...]
-    template: str
-    ids: tuple[tuple[int, ...], ...] | None
-    fingerprint: str
-    roles: str | None
-    data: str
-    correction: str | None = None
-    preset: str | None = None
+    method: str = "dear"
+    preset: str | None = None  #: named setting of the method ("strong", "paper"); None: the recommended one
+    options: dict[str, Any] = msgspec.field(default_factory=dict)  #: of the method, by name
+    recipe: dict[str, Any] = msgspec.field(default_factory=dict)  #: values of `Recipe`, by name
+    seed: int = 1  #: of the draw, of the initial values, of the order and of the views
+    calibrate: bool = True  #: fit probabilities and the threshold for "none of these" by cross-validation
+
+    data: str | None = None  #: what `open_data` takes; None: images in memory
+    root: str | None = None  #: folder of the benchmarks, for the name of one
+    split: str = "train"
+    dataset: str = ""  #: name of the data, which the draw of shots depends on
+    shots: Whole = 0  #: images per class; 0: all
+    balance: bool = True  #: repeat images of rare classes, so that every class counts alike
+    unreadable: Literal["stop", "skip"] = "stop"  #: what to do with images that cannot be read
+    images: Whole = 0  #: how many different images are trained on
+    data_digest: str = ""  #: of their labels, names and contents
+    classes: tuple[str, ...] = ()  #: names in the order of the labels; empty: all of the data
+    template: str = ""  #: prompt with `{}` for the class; empty: the data's own
+    ids: tuple[tuple[int, ...], ...] | None = None  #: token ids that were given instead of prompts
+
+    backbone: str = "mini"
+    backbone_path: str | None = None  #: absolute path of the weights, where they are files of the user
+    identity: str = ""  #: hash of the whole backbone: both towers, temperature, architecture, preprocessing
+    fingerprint: str = ""  #: hash of the visual weights, which role maps name
+
+    roles: str | None = None  #: file of a role map, or "table2"; None: the backbone's own
+    roles_digest: str | None = None
+    allow_other_roles: bool = False  #: accept a role map that was computed on other weights
+    without: tuple[str, ...] = ()  #: concepts to remove before training
+    way: str = "auto"  #: how they are removed
+    examples: dict[str, str] = msgspec.field(default_factory=dict)  #: folder of examples by concept
+    correction: dict[str, Any] | None = None  #: of the image feature; see `dear.runs.folder.read_correction`
+
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)  #: what a caller adds; decides nothing
 
     @classmethod
-    def of(cls, method: Method, recipe: Recipe, images: ImageSet, preset: str | None = None) -> RunIdentity:
-        """The identity of a run that is to train `method` on `images`."""
-        ids = method.prompts.given
-        used = method.roles if method.uses_roles else None
-        return cls(
+    def of(cls, method: Method, recipe: Recipe, images: ImageSet, start: Spec | None = None) -> Spec:
+        """The complete Spec of training `method` on `images` (each once); `start` says the rest."""
+        from dear import __version__
+
+        start = cls(calibrate=False, seed=recipe.seed, balance=False) if start is None else start
+        ids, used = method.prompts.given, method.roles if method.uses_roles else None
+        source, clip = getattr(images, "source", None), method.clip
+        if source is None:
+            source = Source(images.name) if images.name.startswith("world:") else None
+        return msgspec.structs.replace(
+            start,
+            dear=__version__,
             method=method.name,
-            options=plain(dataclasses.asdict(method.config)),
-            recipe=plain(dataclasses.asdict(recipe)),
+            options=plain(asdict(method.config)),
+            recipe=plain(asdict(recipe)),
+            data=start.data if source is None else source.spec,
+            root=start.root if source is None else source.root,
+            dataset=images.name,
+            images=len(images),
+            data_digest=data_digest(images),
             classes=method.classes,
             template=method.template,
             ids=None if ids is None else tuple(map(tuple, ids.tolist())),
-            fingerprint=method.clip.fingerprint,
-            roles=None if used is None else roles_digest(used),
-            data=data_digest(images),
-            correction=None if method.clip.correction is None else method.clip.correction.digest,
-            preset=preset,
+            backbone=clip.name,
+            backbone_path=getattr(clip, "source", None),
+            identity=clip.identity,
+            fingerprint=clip.fingerprint,
+            roles_digest=None if used is None else roles_digest(used),
+            allow_other_roles=method.allow_other_roles,
+            correction=_described(clip.correction),
         )
+
+    def changed(self, **changes: Any) -> Spec:
+        """The same with some fields changed; None stands for "not said" where a field has another default.
+
+        Raises:
+            UsageError: there is no such field, or its value is not possible.
+        """
+        known = {field.name: field for field in msgspec.structs.fields(self)}
+        unknown = sorted(set(changes) - set(known))
+        if unknown:
+            raise UsageError(f"a training has no option {unknown[0]!r}; its options are {', '.join(known)}")
+        if isinstance(changes.get("recipe"), str):  # the name of a preset
+            if changes.get("preset") not in (None, changes["recipe"]):
+                raise UsageError(
+                    f"recipe {changes['recipe']!r} and preset {changes['preset']!r}: name one of them"
+                )
+            changes |= {"preset": changes["recipe"], "recipe": None}
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        for name, given in changes.items():
+            field = known[name]
+            if given is not None:
+                values[name] = os.fspath(given) if isinstance(given, os.PathLike) else given
+            elif field.default_factory is not msgspec.NODEFAULT:
+                values[name] = field.default_factory()
+            else:
+                values[name] = field.default
+        shots = values["shots"]
+        if isinstance(shots, int) and shots < 0:
+            raise UsageError(f"shots = {shots}: ask for at least 1 image per class, or for all with 0")
+        if values["examples"] and not values["without"]:
+            raise UsageError("examples show the values of a concept to remove; say which concept")
+        try:
+            return msgspec.convert(msgspec.to_builtins(values), type(self))
+        except msgspec.ValidationError as error:
+            raise UsageError(f"this training is not possible: {error}") from None
 
     @property
     def key(self) -> str:
-        """Sixteen hexadecimal digits that change with any part, but for the preset's name."""
-        parts = dataclasses.asdict(self)
-        del parts["preset"]  # the options and the recipe say what it stands for
-        return digest(parts)[:16]
+        """Sixteen hexadecimal digits that change with everything that decides what is learned."""
+        return digest(self._deciding())[:16]
 
-    def differences(self, other: RunIdentity) -> list[str]:
+    def _deciding(self) -> dict[str, Any]:
+        values = {name: plain(getattr(self, name)) for name in _DECIDING}
+        values["correction"] = self.correction and self.correction.get("digest")
+        return values
+
+    def differences(self, other: Spec) -> list[str]:
         """What differs, in words: the parts, and of options and recipe the names in them.
 
-        >>> one = RunIdentity("coop", {"context": 4}, {"lr": 1.0}, ("a",), "{}", None, "sha256:0", None, "0")
-        >>> one.differences(dataclasses.replace(one, options={"context": 8}, template="a {}"))
+        >>> one = Spec(method="coop", options={"context": 4}, template="{}")
+        >>> one.differences(one.changed(options={"context": 8}, template="a {}", preset="paper"))
         ['options (context)', 'template']
         """
         found = []
-        for field in dataclasses.fields(self):
-            ours, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name == "preset" or ours == theirs:
-                continue
-            words = _WORDS.get(field.name, field.name)
-            if isinstance(ours, Mapping):
-                names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-                words = f"{words} ({', '.join(names)})"
-            found.append(words)
+        ours, theirs = self._deciding(), other._deciding()
+        for name, words in _DECIDING.items():
+            one, two = ours[name], theirs[name]
+            if isinstance(one, dict) and isinstance(two, dict) and one != two:
+                names = [key for key in {**one, **two} if one.get(key) != two.get(key)]
+                found.append(f"{words} ({', '.join(names)})")
+            elif one != two:
+                found.append(words)
         return found
-
-
-class DataConfig(Strict, frozen=True):
-    """The training images."""
-
-    name: str
-    images: Whole
-    digest: str
-    source: str | None = None  #: absolute path, or name that `open_data` takes
-    root: str | None = None  #: absolute path of the folder of the benchmarks, for the name of one
-
-    def spec(self) -> str | None:
-        """What `open_data` takes to open the same data, with `root`; None where the run does not say."""
-        return self.name if self.source is None and self.name.startswith("world:") else self.source
-
-
-class RunConfig(Strict, frozen=True):
-    """The whole file."""
-
-    format: Literal["dear run"]
-    schema: Literal[1]
-    dear: str
-    method: str
-    options: dict[str, Any]
-    classes: list[str]
-    template: str
-    ids: list[list[int]] | None
-    backbone: str
-    fingerprint: str
-    allow_other_roles: bool
-    recipe: dict[str, Any]
-    data: DataConfig
-    backbone_path: str | None = None  #: absolute path of the weights, where they are files of the user
-    roles: str | None = None  #: hash of the role map
-    correction: dict[str, Any] | None = None  #: of the image feature; see `dear.runs.folder.read_correction`
-    preset: str | None = None
-    extra: dict[str, Any] = msgspec.field(default_factory=dict)  #: what a caller of `Trained.save` added
-
-    @property
-    def identity(self) -> RunIdentity:
-        """What must agree for the run to be continued."""
-        return RunIdentity(
-            method=self.method,
-            options=self.all_options(),
-            recipe={**plain(earlier_values(Recipe)), **self.recipe},
-            classes=tuple(self.classes),
-            template=self.template,
-            ids=None if self.ids is None else tuple(map(tuple, self.ids)),
-            fingerprint=self.fingerprint,
-            roles=self.roles,
-            data=self.data.digest,
-            correction=None if self.correction is None else str(self.correction.get("digest")),
-            preset=self.preset,
-        )
-
-    def all_options(self) -> dict[str, Any]:
-        """The method's options; those that it got after this run are as the run was trained without them."""
-        return {**plain(earlier_values(find_method(self.method).Config)), **self.options}
 
     def document(self) -> dict[str, Any]:
         """As JSON values."""
@@ -206,41 +227,8 @@ class RunConfig(Strict, frozen=True):
         return Path(path) if path and os.path.isabs(path) and os.path.exists(path) else self.backbone
 
 
-def describe(method: Method, recipe: Recipe, images: ImageSet, preset: str | None = None) -> RunConfig:
-    """The configuration of a run that is to train `method` on `images`."""
-    from dear import __version__
-
-    identity = RunIdentity.of(method, recipe, images, preset)
-    source = getattr(images, "source", None)
-    return RunConfig(
-        format="dear run",
-        schema=1,
-        dear=__version__,
-        method=identity.method,
-        options=dict(identity.options),
-        classes=list(identity.classes),
-        template=identity.template,
-        ids=None if identity.ids is None else [list(row) for row in identity.ids],
-        backbone=method.clip.name,
-        backbone_path=getattr(method.clip, "source", None),
-        fingerprint=identity.fingerprint,
-        allow_other_roles=method.allow_other_roles,
-        recipe=dict(identity.recipe),
-        data=DataConfig(
-            name=images.name,
-            images=len(images),
-            digest=identity.data,
-            source=None if source is None else source.spec,
-            root=None if source is None else source.root,
-        ),
-        roles=identity.roles,
-        correction=_described(method.clip.correction),
-        preset=identity.preset,
-    )
-
-
 def _described(correction: Correction | None) -> dict[str, Any] | None:
-    """The correction's part of `config.json`; None: the run has none."""
+    """The correction's part of a Spec; None: there is none."""
     if correction is None:
         return None
     return {

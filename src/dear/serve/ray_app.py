@@ -89,7 +89,7 @@ def start(service: RayService, host: str, port: int, address: str | None = None)
     except ImportError as error:
         raise UsageError(
             "the engine ray needs Ray Serve, which is not installed; add it with "
-            "`pip install 'dear-vlm[cluster,serve]'`"
+            "pip install '.[cluster,serve]' in your clone"
         ) from error
     if not ray.is_initialized():
         ray.init(address=address, include_dashboard=False, log_to_driver=False)

@@ -196,7 +196,7 @@ class AdapterStore:
         classes = tuple(config.classes)
         change = config.correction
         kind = repr((
-            config.method, sorted(config.options.items()), config.roles, change and change.get("heads")
+            config.method, sorted(config.options.items()), config.roles_digest, change and change.get("heads")
         ))  # fmt: skip
         trained = when.isoformat(timespec="seconds")
         return Card(name, version, config.method, classes, trained, _figures(metrics), kind)

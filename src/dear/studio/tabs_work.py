@@ -14,11 +14,12 @@ from dear.data import list_datasets
 from dear.errors import RunError, UsageError
 from dear.methods import list_methods
 from dear.report import figures
+from dear.runs.spec import Spec
 from dear.studio import compare as comparing
 from dear.studio.desk import Desk
 from dear.studio.parts import Work, errors_as_message, errors_as_output, plot_look, visitor_of
 from dear.studio.tabs_look import Refreshed
-from dear.studio.training import AUTOMATIC, ROLE_CHOICES, Plan, Trainer, Watched, status_html
+from dear.studio.training import AUTOMATIC, ROLE_CHOICES, Trainer, Watched, status_html
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
 
     @errors_as_message
     def begin(
-        spec: str,
+        data: str,
         name: str,
         count: int,
         rounds: int,
@@ -112,10 +113,15 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
         file: str | None,
         request: gr.Request,
     ) -> None:
-        plan = Plan(
-            str(spec or ""), name, int(count), int(rounds), int(number or 0), weights or "", file or choice
+        training = Spec().changed(
+            data=str(data or ""),
+            method=name,
+            shots=int(count),
+            seed=int(number or 0),
+            backbone=weights or "",
+            recipe={"epochs": int(rounds)},
         )
-        trainer.start(plan, visitor_of(request))
+        trainer.start(training, file or choice, visitor_of(request))
 
     @errors_as_message
     def end(request: gr.Request) -> None:

@@ -1,4 +1,4 @@
-"""The training loop, its feed of batches, schedules and resuming."""
+"""Training: `fit` trains what a Spec says; below it the loop, its feed of batches, schedules and resuming."""
 
 from dear.train.run import Paused, Trained, train
 

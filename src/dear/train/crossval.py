@@ -18,6 +18,7 @@ from dear.methods.base import Frozen, Method, in_precision
 from dear.runs.batches import GPU_BATCH as BATCH
 from dear.runs.evaluate import logits_of
 from dear.runs.recipe import Recipe
+from dear.runs.spec import Spec
 from dear.train.feed import stream
 from dear.train.frozen import Stages
 from dear.train.run import train
@@ -181,7 +182,7 @@ class Trials:
                 self.progress(step, steps)
 
         stages = None if self.stages is None else self.stages.subset(rows)
-        train(method, lessons, self.recipe, progress=told, stop=self.stop, features=stages)
+        train(method, lessons, self.recipe, progress=told, stop=self.stop, spec=Spec(), stages=stages)
 
     def answers(self, method: Method, rows: Tensor) -> Logits:
         """Logits in every mode of the images at `rows`."""

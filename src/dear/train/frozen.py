@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.base import FeatureBatch, Frozen, Method, in_precision
@@ -148,6 +149,7 @@ class Stages:
     Attributes:
         views: `Method.frozen_stage` of each view, tensors [n, ...]; epochs take the views in turn.
         own: `Method.inference_stage` of CLIP's own view, tensors [n, ...].
+        walks: frozen features [n, E] of random views, for `Method.prepare` of methods that average views.
         random: whether the views are random crops, as a recipe with `augment` wants them.
         rows: the images that are meant, [m]; None: all.
     """
@@ -156,34 +158,63 @@ class Stages:
     own: Frozen
     random: bool = False
     rows: Tensor | None = None
+    walks: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of_features(cls, features: Tensor) -> Stages:
+    def of_features(cls, features: Tensor, walks: Sequence[Tensor] = ()) -> Stages:
         """For methods that read the frozen image feature [n, E] alone."""
-        return cls(((features,),), (features,))
+        return cls(((features,),), (features,), walks=tuple(walks))
 
     def __len__(self) -> int:
         return len(self.own[0]) if self.rows is None else len(self.rows)
 
-    def subset(self, rows: Tensor) -> Stages:
+    def subset(self, rows: Tensor | Sequence[int]) -> Stages:
         """The stages of the images at `rows`; nothing is copied."""
-        rows = rows.to(self.own[0].device)
+        rows = torch.as_tensor(rows, dtype=torch.int64).to(self.own[0].device)
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
     def to(self, device: torch.device) -> Stages:
         """The same on a device; nothing is copied where it is there already."""
         views = tuple(tuple(tensor.to(device) for tensor in view) for view in self.views)
         rows = None if self.rows is None else self.rows.to(device)
-        return replace(self, views=views, own=tuple(tensor.to(device) for tensor in self.own), rows=rows)
+        own, walks = (tuple(tensor.to(device) for tensor in part) for part in (self.own, self.walks))
+        return replace(self, views=views, own=own, rows=rows, walks=walks)
 
     def view(self, number: int, rows: Tensor) -> Frozen:
         """The stage [b, ...] of view `number` of the images at `rows`; views come again in turn."""
         at = rows if self.rows is None else self.rows[rows]
         return tuple(tensor[at] for tensor in self.views[number % len(self.views)])
 
+    def walk(self, number: int | None, rows: Tensor) -> Tensor:
+        """Features [b, E] of random view `number` of the images at `rows`; None: of CLIP's own view."""
+        at = rows if self.rows is None else self.rows[rows]
+        return (self.own[0] if number is None else self.walks[number % len(self.walks)])[at]
+
     def answered(self) -> Frozen:
         """What `logits_from_frozen` reads of each image, [m, ...]."""
         return self.own if self.rows is None else tuple(tensor[self.rows] for tensor in self.own)
+
+
+@torch.no_grad()
+def feature_stages(
+    method: Method, images: ImageSet, recipe: Recipe, progress: Progress | None = None
+) -> Stages | None:
+    """The frozen features of a set, for a method that learns from nothing else under this recipe; else None.
+
+    Where the method averages random views of each image (its option `views`), their features are there too.
+    """
+    if not method.reads_feature or recipe.augment:
+        return None
+    walks = []
+    clip = in_precision(method, recipe.precision).clip
+    feed = Feed(images, clip, replace(recipe, augment=True))
+    for view in range(getattr(method.config, "views", 0)):
+        parts = [
+            clip.encode_image(feed.views(rows.tolist(), view).pixels).float().cpu()
+            for rows in torch.arange(len(images)).split(_BATCH)
+        ]
+        walks.append(torch.cat(parts))
+    return Stages.of_features(frozen_features(method, images, recipe.precision, progress), walks)
 
 
 @torch.no_grad()
@@ -203,8 +234,9 @@ def stages_of(
         None where the method's loss has no frozen stage, where not even one view fits, and where a GPU can
         record whole steps, which is faster.
     """
-    if method.reads_feature and not recipe.augment:
-        return Stages.of_features(frozen_features(method, images, recipe.precision))
+    known = feature_stages(method, images, recipe)
+    if known is not None:
+        return known
     recorded = method.cuda_graph_safe and not method.quick and method.clip.device.type == "cuda"
     if type(method).loss is not Method.loss or recorded:
         return None
@@ -249,6 +281,7 @@ class FeatureTable:
         if feed.recipe.augment and not stages.random:
             raise UsageError("features can be known beforehand only with augment = False in the recipe")
         self.stages, self.feed = stages.to(feed.device), feed
+        self._walks = 0  # of random views
 
     def at(self, step: int) -> StepInputs:
         """The inputs of a training step (from 0)."""
@@ -258,8 +291,10 @@ class FeatureTable:
         return StepInputs(frozen, self.feed.labels[rows], domains)
 
     def walk(self, augment: bool = False) -> Iterator[FeatureBatch]:
-        """Iterate over the set once in order, for `Method.prepare` of a method that reads features."""
+        """Walk the set once in order, for `Method.prepare`; each walk with `augment` meets the next views."""
+        view = self._walks if augment and self.stages.walks else None
+        self._walks += view is not None
         for rows in torch.arange(len(self.stages), device=self.feed.device).split(256):
-            (features,) = self.stages.view(0, rows)
+            features = self.stages.walk(view, rows)
             domains = None if self.feed.domains is None else self.feed.domains[rows]
             yield FeatureBatch(features, self.feed.labels[rows], domains)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 import signal
 import threading
 import time
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from dear._io.files import read_safetensors, require_finite, write_json, write_safetensors
 from dear.data.images import ImageSet
-from dear.errors import OutOfMemory, RunError, UsageError, ran_out
+from dear.errors import OutOfMemory, RunError, ran_out
 from dear.methods.base import Method, in_precision
 from dear.runs.folder import (
     load_adapter,
@@ -33,7 +32,7 @@ from dear.runs.folder import (
     write_log,
 )
 from dear.runs.recipe import Line, Recipe
-from dear.runs.spec import RunConfig, describe, plain
+from dear.runs.spec import Spec, plain
 from dear.train.feed import Feed
 from dear.train.frozen import Stages
 from dear.train.loop import Loop, OnStep, Pause
@@ -53,7 +52,7 @@ class Trained:
     steps: int
     seconds: float  #: of all processes that trained it
     lines: list[Line]
-    config: RunConfig  #: what `config.json` holds
+    spec: Spec  #: what `config.json` holds
     path: Path | None
 
     def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
@@ -63,8 +62,8 @@ class Trained:
             RunError: another process is using the folder.
         """
         with locked(Path(folder)):
-            config = msgspec.structs.replace(self.config, extra={**self.config.extra, **plain(extra)})
-            _write_config(Path(folder), self.method, config)
+            spec = msgspec.structs.replace(self.spec, extra={**self.spec.extra, **plain(extra)})
+            _write_config(Path(folder), self.method, spec)
             _write_result(Path(folder), self)
 
 
@@ -80,7 +79,7 @@ class _Job:
     progress: OnStep | None
     stop: Callable[[], bool]
     save_every: int
-    config: RunConfig
+    spec: Spec
     stages: Stages | None
 
 
@@ -93,10 +92,12 @@ def train(
     progress: OnStep | None = None,
     stop: Callable[[], bool] | None = None,
     save_every: int = 200,
-    preset: str | None = None,
-    features: Tensor | Stages | None = None,
+    spec: Spec | None = None,
+    stages: Stages | None = None,
 ) -> Trained:
-    """Train a method on a set, and leave a run folder if `out` is given.
+    """Train a method that was built by hand on a set, and leave a run folder if `out` is given.
+
+    `dear.train.fit` trains what a Spec says, with everything around it.
 
     Args:
         method: freshly built; its learned tensors are changed in place.
@@ -108,9 +109,8 @@ def train(
         progress: told (steps done, steps in all, last line of the log) after every step.
         stop: asked after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
-        preset: name of the setting that options and recipe were taken from, to be noted in the folder.
-        features: frozen image features [n, E] of the set, for a method that `reads_feature` and a
-            recipe without augmentation, or the frozen stages of the method; the images are then not read.
+        spec: complete, for the folder; None: made of method, recipe and images.
+        stages: what the frozen backbone makes of the images, where it is known; they are then not read.
 
     Raises:
         RunError: the folder is in use or holds another run, or the loss is not finite.
@@ -118,14 +118,10 @@ def train(
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
-    if isinstance(features, Tensor):
-        if not method.reads_feature:
-            raise UsageError(f"the method {method.name!r} does not learn from frozen image features alone")
-        features = Stages.of_features(features)
     folder = None if out is None else Path(out)
-    config = describe(method, recipe, images, preset)
+    spec = Spec.of(method, recipe, images) if spec is None else spec
     with _deterministic(recipe.deterministic), _interrupts(stop) as asked:
-        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, config, features)
+        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, spec, stages)
         if folder is None:
             return _train(job)
         fresh = not folder.exists()
@@ -153,14 +149,14 @@ def rollback_on_failure(folder: Path) -> Iterator[None]:
 
 def _in_folder(job: _Job, folder: Path) -> Trained:
     """Train in a run folder, or find there that nothing is left to do."""
-    state = open_folder(folder, job.config.identity, job.resume)
+    state = open_folder(folder, job.spec, job.resume)
     if state == "finished":
         load_adapter(job.method, folder)
         metrics = read_metrics(folder)
         seconds = float(metrics.get("seconds", 0.0))
-        return Trained(job.method, metrics["steps"], seconds, read_log(folder), job.config, folder)
+        return Trained(job.method, metrics["steps"], seconds, read_log(folder), job.spec, folder)
     if state == "new":
-        _write_config(folder, job.method, job.config)
+        _write_config(folder, job.method, job.spec)
     trained = _train(job, resumable=state == "resumable")
     _write_result(folder, trained)
     with suppress(FileNotFoundError):
@@ -198,12 +194,12 @@ def _train(job: _Job, resumable: bool = False) -> Trained:
             ) from error
     if pause is not None:
         raise Paused(_paused(pause, job.folder), hint=None if job.folder is None else "resume")
-    return Trained(job.method, loop.steps, seconds(), loop.lines, job.config, job.folder)
+    return Trained(job.method, loop.steps, seconds(), loop.lines, job.spec, job.folder)
 
 
-def _write_config(folder: Path, method: Method, config: RunConfig) -> None:
+def _write_config(folder: Path, method: Method, spec: Spec) -> None:
     write_correction(folder, method.clip.correction)
-    write_json(folder / "config.json", config.document())
+    write_json(folder / "config.json", spec.document())
     if method.uses_roles and method.roles is not None:
         method.roles.save(folder / "roles.json")
 
@@ -289,8 +285,6 @@ def restore(loop: Loop, folder: Path) -> float:
     path = folder / "resume.safetensors"
     tensors, words = read_safetensors(path, "saved training state")
     require_finite(tensors, str(path))
-    if not any(name.startswith("optimizer.") for name in tensors):  # earlier versions spelled it otherwise
-        tensors = {re.sub("^optimiser", "optimizer", name): tensor for name, tensor in tensors.items()}
     try:
         _check_words(loop, tensors.get("window"), words)
         loop.restore(tensors, words, read_log(folder))

@@ -30,7 +30,7 @@ class Board:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise UsageError(
-                "logging for TensorBoard needs a package: install it with pip install 'dear-vlm[tensorboard]'"
+                "logging for TensorBoard needs a package: pip install '.[tensorboard]' in your clone"
             ) from None
         self.folder = Path(folder)
         self._make = SummaryWriter

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dear._io.files import PathLike
 from dear._io.progress import Progress
+from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.runs.feature_cache import frozen_features
+from dear.errors import UsageError
+from dear.heads.roles import RoleMap
+from dear.heads.without import Without
 from dear.runs.folder import check_folder
-from dear.train.run import Trained, train
-from dear.workflows.calibrate import calibrate_run
-from dear.workflows.options import AdaptOptions
-from dear.workflows.plan import Plan, plan_adaptation
-
-LogLine = Callable[[int, int, Mapping[str, float | int]], None]
-"""Called after every step with the steps done, the steps in all and the last line of the training log."""
+from dear.runs.spec import Spec
+from dear.train.fit import fit
+from dear.train.prepare import prepare
+from dear.train.run import Trained
 
 _log = logging.getLogger("dear")
 
@@ -25,8 +25,14 @@ _log = logging.getLogger("dear")
 def adapt(
     data: PathLike | ImageSet,
     out: PathLike | None = None,
-    settings: AdaptOptions | None = None,
+    spec: Spec | None = None,
     *,
+    backbone: PathLike | Clip | None = None,
+    roles: PathLike | RoleMap | None = None,
+    without: Any = None,
+    examples: PathLike | None = None,
+    mode: str | None = None,
+    device: str = "auto",
     resume: bool = False,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
@@ -37,11 +43,17 @@ def adapt(
     Args:
         data: what `open_data` takes (its training split is used), or an image set.
         out: run folder; None keeps the result in memory.
-        settings: how to adapt; None: the defaults of `AdaptOptions`.
+        spec: how to train; None: the defaults of `Spec`.
+        backbone: what `dear.load` takes, or a loaded backbone; None: that of `spec`.
+        roles: role map or its file, for methods that use roles; None: the backbone's own.
+        without: concepts to remove before training ("location", "location,color"), or a `Without`.
+        examples: images that show the values of the only concept to remove, one folder per value.
+        mode: how the result will predict; checked before training.
+        device: "auto", "cpu", "cuda", ...
         resume: continue an interrupted run in `out`.
         progress: told about each stage of the work.
         stop: asked after every step; True stops.
-        changes: fields of `AdaptOptions` by name, instead of those in `settings`.
+        changes: fields of `Spec` by name, instead of those in `spec`.
 
     Raises:
         DearError: anything a user can correct, in one sentence.
@@ -51,35 +63,24 @@ def adapt(
     """
     if out is not None:
         check_folder(out, resume)
-    plan = plan_adaptation(data, (settings or AdaptOptions()).changed(**changes), progress)
-    for notice in plan.notices:
-        _log.warning("dear: %s", notice)
-    return run_plan(plan, out, resume=resume, progress=progress, stop=stop)
-
-
-def run_plan(
-    plan: Plan,
-    out: PathLike | None = None,
-    *,
-    resume: bool = False,
-    progress: Progress | None = None,
-    log: LogLine | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> Trained:
-    """Train as planned; `log` gets every line of the training log, the rest is as in `adapt`."""
-
-    def told(step: int, steps: int, line: Mapping[str, float | int]) -> None:
-        if progress is not None:
-            progress("training", step, steps)
-        if log is not None:
-            log(step, steps, line)
-
-    features = None
-    if plan.method.reads_feature and not plan.recipe.augment:
-        features = frozen_features(plan.method, plan.images, plan.recipe.precision, progress)
-    trained = train(
-        plan.method, plan.images, plan.recipe, out, resume, told, stop, preset=plan.preset, features=features
+    if not isinstance(data, ImageSet):
+        changes["data"] = data
+    if backbone is not None and not isinstance(backbone, Clip):
+        changes["backbone"] = backbone
+    if roles is not None and not isinstance(roles, RoleMap):
+        changes["roles"] = roles
+    if examples is not None and without is None:
+        raise UsageError("examples show the values of a concept to remove; say which concept")
+    job = prepare(
+        (spec or Spec()).changed(**changes),
+        data if isinstance(data, ImageSet) else None,
+        clip=backbone if isinstance(backbone, Clip) else None,
+        roles=roles if isinstance(roles, RoleMap) else None,
+        without=None if without is None else Without.of(without, examples=examples),
+        device=device,
+        progress=progress,
     )
-    if plan.calibrate and trained.method.calibration is None:
-        calibrate_run(trained, plan, progress, stop)
-    return trained
+    job.method.pick_mode(mode)
+    for notice in job.notices:
+        _log.warning("dear: %s", notice)
+    return fit(job, out, resume=resume, progress=progress, stop=stop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,15 +15,11 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods import find_method
-from dear.methods.base import Method
-from dear.runs.feature_cache import frozen_features
-from dear.runs.recipe import Recipe
-from dear.train.balance import balanced_rows, enough_steps
-from dear.train.crossval import Trials, class_folds, image_folds
-from dear.train.frozen import Stages
-from dear.train.roles import roles_for
-from dear.workflows.options import AdaptOptions
-from dear.workflows.plan import plan_adaptation, preset_of
+from dear.runs.spec import Spec
+from dear.train.crossval import class_folds, image_folds
+from dear.train.fit import trials_of
+from dear.train.frozen import feature_stages
+from dear.train.prepare import prepare
 from dear.workflows.trying import Attempt, try_all
 from dear.workflows.verdict import Candidate, Choice, recommend
 
@@ -71,7 +67,10 @@ class ChooseOptions:
 def choose(
     data: PathLike | ImageSet,
     options: ChooseOptions | None = None,
-    settings: AdaptOptions | None = None,
+    spec: Spec | None = None,
+    *,
+    clip: Clip | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Choice:
     """Cross-validate methods on a person's own training images and recommend one.
@@ -82,61 +81,38 @@ def choose(
     Args:
         data: what `open_data` takes (its training split is used), or an image set.
         options: which methods, how many parts, how long.
-        settings: backbone, shots, seed, template and so on; its method and preset do not count.
+        spec: backbone, shots, seed, template and so on; its method, preset and options do not count.
+        clip: a loaded backbone, instead of that of `spec`.
+        device: "auto", "cpu", "cuda", ...
         progress: told which method is being tried.
 
     Raises:
         DataError: no class has two images, so nothing can be held out.
         DearError: anything else a user can correct, in one sentence.
     """
-    options, settings = options or ChooseOptions(), settings or AdaptOptions()
-    began = time.monotonic()
+    options, began = options or ChooseOptions(), time.monotonic()
     deadline = began + 60 * options.minutes
-    first = plan_adaptation(data, replace(settings, method="zeroshot", preset=None))
-    images = first.images if first.distinct is None else first.distinct
-    if not image_folds(images.labels, 2, settings.seed):
+    given = data if isinstance(data, ImageSet) else None
+    spec = (spec or Spec()).changed(preset=None, options=None)
+    spec = spec if given is not None else spec.changed(data=data)
+    first = prepare(spec.changed(method="zeroshot"), given, clip=clip, device=device)
+    images, clip = first.images, first.method.clip
+    if not image_folds(images.labels, 2, spec.seed):
         raise DataError(
             f"{images.name}: every class has a single image, so none can be held out to compare methods; "
             "add a second image to some classes"
         )
-    features = frozen_features(first.method, images, first.recipe.precision, progress)
     attempts = []
     for name in options.methods:
-        method, recipe, preset = candidate(name, images, first.method.clip, settings)
-        table = Stages.of_features(features) if method.reads_feature and not recipe.augment else None
-        trials = Trials(images, recipe, table, balanced_rows if settings.balance else None)
-        named = Candidate(name, method.title, preset, mode=method.modes[0], new_mode=method.modes[0])
+        job = prepare(spec.changed(method=name), images, drawn=True, clip=clip)
+        method = job.method
+        trials = trials_of(job, feature_stages(method, images, job.recipe, progress))
+        named = Candidate(name, method.title, job.spec.preset, mode=method.modes[0], new_mode=method.modes[0])
         attempts.append(Attempt(method, trials, named, options.folds))
     tried = try_all(attempts, deadline, progress)
     if all(one.trained is None for one in tried):
         raise UsageError(f"no method could be tried in {options.minutes:g} minutes; allow more time")
-    return recommend(tried, time.monotonic() - began, _notes(images, options.folds, settings.seed, tried))
-
-
-def candidate(
-    name: str, images: ImageSet, clip: Clip, settings: AdaptOptions
-) -> tuple[Method, Recipe, str | None]:
-    """A method with its recommended preset and recipe, untrained."""
-    kind = find_method(name)
-    preset = next(iter(kind.presets), None)
-    options, changes = preset_of(replace(settings, method=name, preset=preset, options=None))
-    roles = roles_for(clip, images, settings.roles)[0] if kind.uses_roles else None
-    template = images.template if settings.template is None else settings.template
-    method = kind(
-        clip,
-        images.classes,
-        template=template,
-        roles=roles,
-        allow_other_roles=settings.allow_other_roles,
-        seed=settings.seed,
-        **options,
-    )
-    if kind.reads_feature:
-        changes.setdefault("augment", False)  # the features are then computed once for all methods
-    recipe = Recipe.of(kind, **{"seed": settings.seed, **changes})
-    if "epochs" not in changes:
-        recipe = enough_steps(recipe, len(images))
-    return method, recipe, preset
+    return recommend(tried, time.monotonic() - began, _notes(images, options.folds, spec.seed, tried))
 
 
 def _notes(images: ImageSet, folds: int, seed: int, tried: Sequence[Candidate]) -> list[str]:

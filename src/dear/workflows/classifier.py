@@ -49,7 +49,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed: of everything random.
         roles: role map or its file, for methods that use roles; None: the backbone's own.
         template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
-        mode: how to predict ("auto", "fused", "decoupled"); None: the method's usual mode.
+        mode: how to predict ("fused", "decoupled", ...); None: the method's usual mode.
         recipe: a named setting of the method ("strong", "paper"); None: the one it recommends.
         epochs: passes over the training images; None: the method's own.
         batch: images per step; None: the method's own.
@@ -63,6 +63,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         reject: share of images of known classes that `predict` may refuse (0.05, say), so that it answers
             images of no class with "none of these", or with -1 where the labels are numbers; None: none.
         class_weight: "balanced" repeats images of rare classes in training; None shows each image once.
+        unreadable: "stop" refuses training images that cannot be read, "skip" leaves them out.
 
     Attributes:
         classes_: the labels that `predict` answers with.
@@ -95,6 +96,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         calibrate: bool = True,
         reject: float | None = None,
         class_weight: str | None = "balanced",
+        unreadable: str = "stop",
     ) -> None:
         self.method = method
         self.backbone = backbone
@@ -114,6 +116,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.calibrate = calibrate
         self.reject = reject
         self.class_weight = class_weight
+        self.unreadable = unreadable
 
     def fit(self, X: Any, y: Sequence[Any] | Labels | None = None, *, class_names: Any = None) -> Classifier:
         """Train on images.
@@ -140,6 +143,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             method=self.method,
             backbone=_backbone(self.backbone, pick_device(self.device)),
             roles=self.roles,
+            unreadable=self.unreadable,
             shots=self.shots,
             seed=self.seed,
             template=self.template,
@@ -227,7 +231,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
         self._check_fitted()
         own = {
-            "shots": self.shots,
             "mode": self.mode,
             "reject": self.reject,
             "labels": self.classes_.tolist(),
@@ -246,7 +249,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = read_config(path)
         method = load_run(path, backbone, pick_device(device))
         own = config.extra.get("classifier", {})
-        labels = own.get("labels", config.classes) if isinstance(own, dict) else None
+        labels = own.get("labels", list(config.classes)) if isinstance(own, dict) else None
         plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
         if not isinstance(labels, list) or not plain or len(labels) != len(method.classes):
             raise RunError(
@@ -256,8 +259,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = cls(
             method=config.method,
             backbone=config.weights() if backbone is None else backbone,
-            shots=own.get("shots"),
-            seed=recipe.get("seed", 1),
+            shots=config.shots or None,
+            seed=config.seed,
+            recipe=config.preset,
             roles=method.roles,
             template=config.template,
             mode=own.get("mode"),
@@ -268,6 +272,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             device=device,
             calibrate=method.calibration is not None,
             reject=own.get("reject"),
+            class_weight="balanced" if config.balance else None,
+            unreadable=config.unreadable,
         )
         found.method_ = method
         found.classes_ = np.array(labels)

@@ -47,8 +47,9 @@ from dear.report.page import Thumbnail, thumbnail
 from dear.report.run_facts import Compared
 from dear.report.run_page import gallery
 from dear.runs.evaluate import evaluate
-from dear.runs.recipe import Recipe
-from dear.train.run import train
+from dear.runs.spec import Spec
+from dear.train.fit import fit
+from dear.train.prepare import prepare
 from dear.world import factors as vocabulary
 from dear.world.measure import batches
 from dear.world.tasks import find_task
@@ -59,7 +60,7 @@ _COLUMNS = {"Color": vocabulary.COLOR, "Texture": vocabulary.TEXTURE, "Location"
 Answers = Callable[[Tensor], Tensor]  #: features [n, E] -> scores [n, C]
 
 SHOTS, SEED = 16, 1
-SHOWN = 5
+CHANGED = 5  #: images in a row whose answers changed
 
 
 @dataclass(frozen=True)
@@ -100,15 +101,11 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> 
     """
     whole, test = open_data(f"world:{name}", "train"), open_data(f"world:{name}", "test")
     base, novel = halves(whole.classes)
-    preset = DeAR.preset()
-    model = build_method(
-        "dear", clip, base, roles=roles, template=whole.template, seed=SEED, **preset.options
-    )
+    changes = {"views": size.views} if size.epochs is None else {"views": size.views, "epochs": size.epochs}
+    spec = Spec(method="dear", classes=base, shots=SHOTS, seed=SEED, recipe=changes, calibrate=False)
+    trained = fit(prepare(spec, whole, clip=clip, roles=roles), run, resume=True)
+    model = trained.method
     assert isinstance(model, DeAR)
-    asked = {} if size.epochs is None else {"epochs": size.epochs}
-    recipe = Recipe.of(model, **{**preset.recipe, "seed": SEED, "views": size.views, **asked})
-    shots = few_shot(whole.select_classes(base), SHOTS, SEED)
-    trained = train(model, shots, recipe, run, resume=True, preset=model.recommended())
     frozen = build_method("zeroshot", clip, base, template=whole.template)
     mode = model.pick_mode(None)
     known, new = (
@@ -154,7 +151,7 @@ def _rows(known: Compared, new: Compared, usual: str) -> tuple[AccuracyRow, ...]
 
 def _changed(compared: Compared) -> Changed:
     groups = compared.changes()
-    some = {name: rows[:: max(1, len(rows) // SHOWN)][:SHOWN] for name, rows in groups.items()}
+    some = {name: rows[:: max(1, len(rows) // CHANGED)][:CHANGED] for name, rows in groups.items()}
     return Changed(
         fixed=tuple(gallery(compared, some["fixed"], before=True)),
         broken=tuple(gallery(compared, some["broken"], before=True)),
@@ -290,7 +287,8 @@ def _shown(known: KnownImages, place: int, query: int, concept: str | None = Non
 
 
 DATA, CONCEPT = "world:shortcut-place", "Location"
-SHOTS, SEED, DRAWS, SHOWN = 16, 1, 5, 6
+DRAWS = 5  #: of random heads
+FIXED = 6  #: images shown that the repair answers rightly
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,7 +334,7 @@ def shortcut_facts(clip: Clip, roles: RoleMap, per_group: int) -> ShortcutFacts:
         heads=len(heads),
         rows=rows,
         examples=tuple(_example(seen.train, label) for label in range(len(seen.train.classes))),
-        fixed=tuple(_fixed(seen.test, row, before) for row in fixed[:: max(1, len(fixed) // SHOWN)][:SHOWN]),
+        fixed=tuple(_fixed(seen.test, row, before) for row in fixed[:: max(1, len(fixed) // FIXED)][:FIXED]),
     )
 
 

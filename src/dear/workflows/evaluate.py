@@ -108,11 +108,10 @@ def run_images(run: str | os.PathLike[str], split: str = "test") -> ImageSet:
         UsageError: the run does not say where its images are.
         DataError: they are no longer there.
     """
-    data = read_config(run).data
-    spec, root = data.spec(), data.root
-    if spec is None:
+    spec = read_config(run)
+    if spec.data is None:
         raise UsageError(f"{run}: does not say where its images are; name them", hint="report-data")
     try:
-        return open_data(spec, split, root=root)
+        return open_data(spec.data, split, root=spec.root)
     except DataError as error:
         raise DataError(f"{run}: its images cannot be opened again ({error})", hint="report-data") from None

@@ -70,8 +70,7 @@ def examine(
 def recommended_modes(method: Method) -> tuple[str, str]:
     """The recommended modes for trained and for new classes."""
     usual = method.pick_mode(None)
-    keeps = "decoupled" if usual == "fused" and "decoupled" in method.modes else usual
-    return usual, keeps  # "auto" tells trained and new classes apart by itself
+    return usual, usual
 
 
 class _TotalProgress:

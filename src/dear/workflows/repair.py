@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -16,17 +15,17 @@ from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
-from dear.data.shots import few_shot
+from dear.errors import DataError
 from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
-from dear.heads.without import Removal, Without, remove, role_map
+from dear.heads.without import Removal, Without, role_map
 from dear.methods.base import Method
 from dear.runs.evaluate import evaluate
-from dear.runs.feature_cache import frozen_features
 from dear.runs.folder import load_run, read_config
-from dear.runs.recipe import Recipe
-from dear.runs.spec import RunConfig
-from dear.train.run import Trained, train
+from dear.runs.spec import Spec
+from dear.train.fit import fit
+from dear.train.prepare import prepare
+from dear.train.run import Trained
 from dear.workflows.evaluate import run_images
 
 DRAWS = 5  #: draws of random heads that a removal is compared with
@@ -114,13 +113,13 @@ class Repaired:
     """
 
     trained: Trained
-    removal: Removal
+    removal: Removal | None
     proof: Proof | None
 
 
 def repair_run(
     run: PathLike,
-    without: Without,
+    without: Without | None,
     out: PathLike | None = None,
     *,
     data: PathLike | ImageSet | None = None,
@@ -135,9 +134,9 @@ def repair_run(
 
     Args:
         run: the run folder.
-        without: which concepts, and how.
+        without: which concepts, and how; None: none, the run is trained again as it was.
         out: folder of the new run; None keeps it in memory.
-        data: the training images; None: those that the run names.
+        data: where the training images are now, or an image set; None: where the run says.
         test: images to prove it on; None: the test split of the same data.
         roles: role map for the removal by heads; None: the backbone's own.
         backbone: if it moved since training.
@@ -149,64 +148,35 @@ def repair_run(
         DearError: anything a user can correct, in one sentence.
     """
     old = load_run(run, backbone, pick_device(device))
-    config = read_config(run)
-    images = _training_images(run, config, data)
-    chart = role_map(roles, old.clip)
-    removal = remove(old.clip.corrected(None), images, without, chart, heads_first=not old.reads_feature)
-    recipe = Recipe(**config.identity.recipe)
-
-    def again(clip: Clip) -> Method:
-        return _train(_untrained(old, clip, recipe.seed), images, recipe).method
-
-    def step(done: int, total: int, line: Mapping[str, float | int]) -> None:
-        if progress is not None:
-            progress("training", done, total)
-
-    new = _train(_untrained(old, removal.clip, recipe.seed), images, recipe, out, step)
-    proof = None
-    if prove:
+    spec, plain = read_config(run), old.clip.corrected(None)
+    job = prepare(
+        spec.changed(without=None, way=None, examples=None),
+        _training_images(run, spec, data),
+        clip=plain,
+        roles=old.roles,
+        without=without,
+        concept_roles=role_map(roles, plain),
+        progress=progress,
+    )
+    changed = [part for part in spec.differences(job.spec) if part != "removed concepts"]
+    if changed:
+        raise DataError(
+            f"{run}: cannot be trained again in the same way: {', '.join(changed)} changed since; train it "
+            "anew, with the concept removed"
+        )
+    trained = fit(job, out, progress=progress)
+    removal, proof = job.removal, None
+    if prove and removal is not None:
         test = run_images(run, "test") if test is None and data is None else test
         if test is not None:
-            others = random_repairs(removal, chart)
-            proof = compare(again, old.clip.corrected(None), new.method, test, others)
-    return Repaired(new, removal, proof)
+            others = random_repairs(removal, role_map(roles, plain))
+            again = replace(job, spec=job.spec.changed(calibrate=False))
+            proof = compare(lambda clip: fit(again.on(clip)).method, plain, trained.method, test, others)
+    return Repaired(trained, removal, proof)
 
 
-def _training_images(run: PathLike, config: RunConfig, data: PathLike | ImageSet | None) -> ImageSet:
-    """The images that a run was trained on: the same draw of the same data."""
+def _training_images(run: PathLike, spec: Spec, data: PathLike | ImageSet | None) -> ImageSet:
+    """The images that a run was trained on, before the draw of shots."""
     if isinstance(data, ImageSet):
         return data
-    images = run_images(run, "train") if data is None else open_data(data, "train")
-    images = images.select_classes(config.classes)
-    count = config.data.images
-    if count < len(images):
-        images = few_shot(images, ceil(count / len(images.classes)), config.identity.recipe["seed"])
-    return images
-
-
-def _train(
-    method: Method,
-    images: ImageSet,
-    recipe: Recipe,
-    out: PathLike | None = None,
-    step: Callable[[int, int, Mapping[str, float | int]], None] | None = None,
-) -> Trained:
-    """Train as `dear.workflows.adapt` does: on features computed once, if the method reads nothing else."""
-    features = None
-    if method.reads_feature and not recipe.augment:
-        features = frozen_features(method, images, recipe.precision)
-    return train(method, images, recipe, out, progress=step, features=features)
-
-
-def _untrained(old: Method, clip: Clip, seed: int) -> Method:
-    """The method of a run as it was before training, on another backbone."""
-    return type(old)(
-        clip,
-        old.classes,
-        template=old.template,
-        roles=old.roles,
-        allow_other_roles=old.allow_other_roles,
-        ids=old.prompts.given,
-        seed=seed,
-        config=old.config,
-    )
+    return run_images(run, spec.split) if data is None else open_data(data, spec.split)

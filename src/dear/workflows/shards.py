@@ -200,7 +200,7 @@ def _on_ray(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Co
     try:
         import ray.data
     except ImportError:
-        raise UsageError("the engine ray needs Ray: pip install 'dear-vlm[cluster]'") from None
+        raise UsageError("the engine ray needs Ray: pip install '.[cluster]' in your clone") from None
 
     class Worker:
         def __init__(self) -> None:
@@ -219,4 +219,4 @@ def _need_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UsageError("Parquet needs pyarrow: pip install 'dear-vlm[parquet]'") from None
+        raise UsageError("Parquet needs pyarrow: pip install '.[parquet]' in your clone") from None

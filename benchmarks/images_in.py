@@ -1,0 +1,451 @@
+"""From image files to pixels, features and answers, each beside what the field uses, in one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/images_in.py pixels --csv benchmarks/results/images_in.csv
+    python benchmarks/images_in.py predict start cpu --csv benchmarks/results/images_in.csv
+    python benchmarks/images_in.py pixels embed epoch --device cuda --csv benchmarks/results/images_in.csv
+
+- `pixels`: 512 x 512 JPEG files to normalized pixels: ours, and Pillow with bicubic resizing; in threads.
+- `predict`: zero-shot answers of a folder with a model of `--shape`: ours, and transformers' image processor
+  and CLIPModel behind a DataLoader with `--workers` processes.
+- `embed`: `dear embed` of a folder, the engine alone (pixels on the device) and the same DataLoader.
+- `epoch`: the first epoch of `dear adapt` beside a DataLoader with 8 processes.
+- `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
+- `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
+
+Ways take turns and medians are compared, so that whatever else the machine does falls on all; `--cpu-time`
+counts processor time instead, which a busy machine leaves alone. What counts is the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure.clock import medians, wait
+from measure.images import image_rates
+from PIL import Image
+from torch import Tensor
+from torch.utils.benchmark import timer
+
+import dear
+from dear._io.image_file import normalize, read_views, resize_crop
+from dear.clip.model import Clip, cast_backbone, matrix_dtype
+from dear.methods import build_method
+from dear.runs.model import Model
+from dear.workflows.speed import add_rows, machine, photo_folder
+
+CLASSES = [f"class number {number}" for number in range(37)]
+Row = dict[str, Any]
+
+
+# --- models of one shape, with the same random weights ---------------------------------------------------
+
+
+def transformers_model(shape: str, folder: Path) -> Any:
+    """A transformers CLIP with random weights, left in `folder`, where `dear.load` finds it."""
+    from transformers import CLIPConfig, CLIPModel
+
+    if shape == "small":
+        vision = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6}
+        vision |= {"num_hidden_layers": 12, "image_size": 112, "patch_size": 14}
+        text = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+        width = 256
+    else:
+        config = dear.ClipConfig.named(shape)
+        vision, text, width = _sizes(config.vision), _sizes(config.text), config.embed_dim
+        vision |= {"image_size": config.vision.image_size, "patch_size": config.vision.patch_size}
+    torch.manual_seed(0)
+    made = CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=width)).eval()
+    made.save_pretrained(folder)
+    return made
+
+
+def _sizes(tower: Any) -> dict[str, int]:
+    return {
+        "hidden_size": tower.width,
+        "intermediate_size": tower.mlp,
+        "num_hidden_layers": tower.layers,
+        "num_attention_heads": tower.heads,
+    }
+
+
+class TransformersFolder(torch.utils.data.Dataset[Tensor]):
+    """What CLIPProcessor makes of each file."""
+
+    def __init__(self, paths: Sequence[Path], size: int) -> None:
+        from transformers import CLIPImageProcessor
+
+        self.paths = paths
+        self.processor = CLIPImageProcessor(
+            size={"shortest_edge": size}, crop_size={"height": size, "width": size}
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with Image.open(self.paths[index]) as image:
+            pixels: Tensor = self.processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+
+def features_of(model: Any, pixels: Tensor) -> Tensor:
+    """Image features of a transformers model, whatever its version returns."""
+    found = model.get_image_features(pixel_values=pixels)
+    return found if isinstance(found, Tensor) else found.pooler_output
+
+
+def loader_of(paths: Sequence[Path], size: int, batch: int, workers: int, device: torch.device) -> Any:
+    return torch.utils.data.DataLoader(
+        TransformersFolder(paths, size),
+        batch_size=batch,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+    )
+
+
+@contextmanager
+def photos(count: int, size: tuple[int, int] = (500, 375), distinct: int = 400) -> Iterator[list[Path]]:
+    """Paths of so many JPEG files, of which some hundred are distinct."""
+    with photo_folder(min(count, distinct), size) as folder:
+        made = sorted(folder.rglob("*.jpg"))
+        for number in range(len(made), count):
+            shutil.copy(made[number % len(made)], folder / "class 0" / f"copy {number}.jpg")
+        yield sorted(folder.rglob("*.jpg"))[:count]
+
+
+# --- parts -------------------------------------------------------------------------------------------------
+
+
+def by_pillow(content: bytes, size: int, mean: Tensor, std: Tensor) -> Tensor:
+    """Decode, resize the short side bicubic, crop the center, normalize."""
+    with Image.open(io.BytesIO(content)) as opened:
+        image = opened.convert("RGB")
+    short = min(image.size)
+    image = image.resize(
+        (size * image.width // short, size * image.height // short), Image.Resampling.BICUBIC
+    )
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    pixels = torch.from_numpy(np.array(image.crop((left, top, left + size, top + size))))
+    return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
+
+
+def pixels(options: argparse.Namespace) -> list[Row]:
+    """Files to normalized pixels of 224 x 224."""
+    config, rows = dear.ClipConfig.named("ViT-B-16"), []
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.mean, config.std))
+    with photos(64, (512, 512)) as paths:
+        contents = [path.read_bytes() for path in paths]
+        ways: dict[str, Callable[[bytes], object]] = {
+            "Pillow + bicubic": lambda content: by_pillow(content, 224, mean, std),
+            "dear": lambda content: normalize(resize_crop(content, 224), config.mean, config.std),
+        }
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        taken = medians(
+            {name: partial(_all, way, contents) for name, way in ways.items()},
+            options.repeats,
+            warm_up=1,
+            clock=options.clock,
+        )
+        torch.set_num_threads(threads)
+        rows += ratios("pixels, one core", "ms an image", {n: 1e3 * s / len(paths) for n, s in taken.items()})
+        if not options.cpu_time:
+            for count in options.threads:
+                with ThreadPoolExecutor(count) as pool:
+                    taken = medians(
+                        {name: partial(_all, way, contents, pool) for name, way in ways.items()},
+                        options.repeats,
+                        warm_up=1,
+                    )
+                own = {name: len(paths) / seconds for name, seconds in taken.items()}
+                rows += ratios(f"pixels, {count} threads", "images/s", own, rate=True)
+        if options.device.type == "cuda":
+            rows += on_device(options, contents, paths)
+    return rows
+
+
+def _all(
+    way: Callable[[bytes], object], contents: Sequence[bytes], pool: ThreadPoolExecutor | None = None
+) -> None:
+    list(pool.map(way, contents) if pool else map(way, contents))
+
+
+def on_device(options: argparse.Namespace, contents: Sequence[bytes], paths: Sequence[Path]) -> list[Row]:
+    """The GPU's own decoder through torchvision, where it is installed, beside our reader with all cores."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except ImportError:
+        return []
+    data = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+
+    def nvjpeg() -> None:
+        found = torch.stack(decode_jpeg(data, ImageReadMode.RGB, device=options.device)).float()
+        small = torch.nn.functional.interpolate(found, (224, 224), mode="bicubic", antialias=True)
+        small.round_().clamp_(0, 255)
+        wait(options.device)
+
+    def ours() -> None:
+        read_views(paths, 224).to(options.device)
+        wait(options.device)
+
+    taken = medians({"nvJPEG": nvjpeg, "dear": ours}, options.repeats)
+    own = {name: len(paths) / seconds for name, seconds in taken.items()}
+    return ratios("pixels to the GPU, all cores", "images/s", own, rate=True)
+
+
+def predict(options: argparse.Namespace) -> list[Row]:
+    """Answers of a folder, from files to names."""
+    with tempfile.TemporaryDirectory() as folder, photos(options.images) as paths:
+        theirs = transformers_model(options.shape, Path(folder))
+        clip = dear.load(folder)
+        model = Model(build_method("zeroshot", clip, CLASSES))
+        ids = clip.tokenize([f"a photo of a {name}." for name in CLASSES])
+        with torch.no_grad():
+            found = theirs.get_text_features(input_ids=ids)
+            text = torch.nn.functional.normalize(found if isinstance(found, Tensor) else found.pooler_output)
+        answers: dict[str, list[str]] = {}
+
+        def ours() -> None:
+            answers["dear"] = [answer.classes[0][0] for answer in model.answers(list(map(str, paths)))]
+
+        @torch.no_grad()
+        def by_transformers() -> None:
+            size, names = clip.config.vision.image_size, []
+            for batch in loader_of(paths, size, 16, options.workers, torch.device("cpu")):
+                features = torch.nn.functional.normalize(features_of(theirs, batch))
+                names += [CLASSES[best] for best in (features @ text.T).argmax(-1).tolist()]
+            answers["transformers"] = names
+
+        ways = {f"transformers, {options.workers} workers": by_transformers, "dear": ours}
+        taken = medians(ways, options.repeats, warm_up=0)
+        same = np.mean([a == b for a, b in zip(answers["dear"], answers["transformers"], strict=True)])
+        print(f"the same answer for {100 * same:.1f}% of {len(paths)} images")
+        own = {name: len(paths) / seconds for name, seconds in taken.items()}
+        return ratios(f"predict, {options.shape}", "images/s", own, rate=True)
+
+
+def embed(options: argparse.Namespace) -> list[Row]:
+    """Features of a folder as Parquet, with random weights of ViT-B/16's shape."""
+    from dear.workflows.embed import embed as embed_folder
+
+    device = options.device
+    with tempfile.TemporaryDirectory() as folder, photos(options.images) as paths:
+        theirs = transformers_model("ViT-B-16", Path(folder) / "clip").to(device)
+        clip = dear.load(Path(folder) / "clip", device=str(device))
+        dtype = matrix_dtype("auto", clip.device)
+        theirs, plain = theirs.to(dtype), cast_backbone(clip, dtype)
+        source, out = paths[0].parent.parent, Path(folder) / "out"
+
+        def ours() -> None:
+            shutil.rmtree(out, ignore_errors=True)
+            embed_folder(source, out, backbone=str(Path(folder) / "clip"), device=str(device))
+
+        @torch.no_grad()
+        def by_transformers() -> None:
+            for batch in loader_of(paths, 224, 250, options.workers, device):
+                features_of(theirs, batch.to(device, dtype, non_blocking=True)).float().cpu()
+
+        raw = torch.randint(0, 256, (250, 3, 224, 224), dtype=torch.uint8, device=device)
+
+        @torch.no_grad()
+        def engine() -> None:
+            for _ in range(20 if device.type == "cuda" else 1):
+                plain.encode_image(normalize(raw, clip.config.mean, clip.config.std))
+            wait(device)
+
+        embed_folder(paths[0].parent, out / "warm", backbone=str(Path(folder) / "clip"), device=str(device))
+        taken = medians(
+            {f"transformers, {options.workers} workers": by_transformers, "dear": ours},
+            options.repeats,
+            warm_up=0,
+        )
+        own = {name: len(paths) / seconds for name, seconds in taken.items()}
+        alone = medians({"engine": engine}, 5)["engine"]
+        own["engine alone"] = 250 * (20 if device.type == "cuda" else 1) / alone
+        return ratios("embed, ViT-B-16", "images/s", own, rate=True)
+
+
+def epoch(options: argparse.Namespace) -> list[Row]:
+    """The first epoch of a training: every file is decoded, views are cropped."""
+    clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to(options.device)
+    workers = 8 if options.device.type == "cuda" else options.workers
+    found = image_rates(clip, min(options.images, 4000), epochs=1, workers=(workers,))
+    own = {row["way"]: row["images_per_s"] for row in found}
+    return ratios("first epoch", "images/s", dict(reversed(own.items())), rate=True)
+
+
+def start(options: argparse.Namespace) -> list[Row]:
+    """Processes from nothing to their answer, with compiled bytecode as after an installation."""
+    trees = {"dear": Path(dear.__file__).parents[1]}
+    if options.base:
+        trees = {f"dear at {options.base.name}": options.base / "src", **trees}
+    rows = []
+    with tempfile.TemporaryDirectory() as name, photos(12) as paths:
+        folder = Path(name)
+        transformers_model("small", folder / "clip")
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        environment |= {"PYTHONPYCACHEPREFIX": str(folder / "compiled"), "DEAR_CACHE": str(folder / "cache")}
+
+        def ran(tree: Path, *words: str) -> None:
+            program = ["-c", "from dear.cli import main; main()", *words] if words else ["-c", "import torch"]
+            subprocess.run(
+                [sys.executable, *program],
+                env=environment | {"PYTHONPATH": str(tree)},
+                check=True,
+                capture_output=True,
+            )
+
+        for way, tree in trees.items():
+            run = str(folder / f"run of {way}")
+            learn = (
+                "adapt",
+                "-d",
+                str(paths[0].parent.parent),
+                "-o",
+                run,
+                "-m",
+                "linear-probe",
+                "--epochs",
+                "1",
+            )
+            ran(tree, *learn, "--backbone", str(folder / "clip"))
+        clock = _children if options.cpu_time else timer
+        works = {way: partial(ran, tree, "--help") for way, tree in trees.items()}
+        rows += ratios("start, dear --help", "s", medians(works, options.repeats, 1, clock))
+        works = {
+            way: partial(ran, tree, "predict", str(folder / f"run of {way}"), str(paths[0]))
+            for way, tree in trees.items()
+        }
+        works = {"import torch alone": partial(ran, trees["dear"]), **works}
+        rows += ratios("start, dear predict of one image", "s", medians(works, options.repeats, 1, clock))
+    return rows
+
+
+def _children() -> float:
+    """Processor seconds of all processes that were started and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cpu(options: argparse.Namespace) -> list[Row]:
+    """The image tower alone, batches of 1 and 16."""
+    rows = []
+    for shape in ("small", "ViT-B-16"):
+        with tempfile.TemporaryDirectory() as folder:
+            theirs = transformers_model(shape, Path(folder))
+            clip = dear.load(folder)
+            half, compiled = cast_backbone(clip, torch.bfloat16), _onnx(clip, folder)
+            size = clip.config.vision.image_size
+            for batch in (1, 16):
+                given = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+                ways: dict[str, Callable[[], Any]] = {
+                    "transformers": partial(features_of, theirs, given),
+                    "dear": partial(clip.encode_image, given),
+                    "dear, bfloat16": partial(half.encode_image, given),
+                }
+                if compiled is not None:
+                    ways["onnxruntime"] = partial(compiled, given)
+                with torch.no_grad():
+                    taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
+                    wanted = clip.encode_image(given)
+                    for name, way in ways.items():
+                        off = (torch.as_tensor(way()).float() - wanted).norm() / wanted.norm()
+                        print(f"{shape}, batch {batch}, {name}: {float(off):.1e} from dear in float32")
+                ms = {name: 1e3 * seconds for name, seconds in taken.items()}
+                rows += ratios(f"image tower, {shape}, batch {batch}", "ms", ms)
+    return rows
+
+
+def _onnx(clip: Clip, folder: str) -> Callable[[Tensor], Any] | None:
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    from dear.export.graph import still_clip
+
+    path = str(Path(folder) / "tower.onnx")
+    size = clip.config.vision.image_size
+    torch.onnx.export(
+        still_clip(clip).visual,
+        (torch.zeros(2, 3, size, size),),
+        path,
+        input_names=["pixels"],
+        dynamic_shapes={"pixels": {0: "batch"}},
+        dynamo=True,
+        verbose=False,
+    )
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    return lambda given: session.run(None, {"pixels": given.numpy()})[0]
+
+
+PARTS = {
+    "pixels": pixels, "predict": predict, "embed": embed, "epoch": epoch, "start": start, "cpu": cpu,
+}  # fmt: skip
+
+
+def ratios(work: str, unit: str, values: dict[str, float], rate: bool = False) -> list[Row]:
+    """Rows whose last column says how many times faster ours is than each; the first way is the anchor."""
+    own = values["dear"]
+    return [
+        {
+            "work": work,
+            "way": way,
+            "value": f"{value:.4g}",
+            "unit": unit,
+            "dear_is_faster": f"{(own / value if rate else value / own):.2f}",
+        }
+        for way, value in values.items()
+    ]
+
+
+def main() -> None:
+    """Measure, print, and add rows to a CSV file if one is named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=list(PARTS))
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--images", type=int, default=None, help="default: 1,000 (on a GPU 20,000)")
+    parser.add_argument("--shape", default="small", help="for predict")
+    parser.add_argument("--workers", type=int, default=None, help="of DataLoaders; default: 2 (GPU: 14)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for pixels")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--base", type=Path, help="another source tree, for start")
+    parser.add_argument("--cpu-time", action="store_true", help="processor time, on a machine that does more")
+    parser.add_argument("--csv", type=Path, help="add the rows to this file")
+    options = parser.parse_args()
+    gpu = options.device.type == "cuda"
+    options.images = options.images or (20_000 if gpu else 1_000)
+    options.workers = options.workers or (14 if gpu else 2)
+    options.clock = time.process_time if options.cpu_time else timer
+    for part in options.parts:
+        rows = PARTS[part](options)
+        clock = "processor" if options.cpu_time else "wall"
+        for row in rows:
+            print(
+                f"{row['work']:40} {row['way']:28} {row['value']:>9} {row['unit']:12} {row['dear_is_faster']}"
+            )
+        if options.csv:
+            add_rows(options.csv, [{**machine(options.device), "clock": clock, **row} for row in rows])
+
+
+if __name__ == "__main__":
+    main()

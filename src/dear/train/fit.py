@@ -1,0 +1,111 @@
+"""`fit`: the only way to train. It draws, balances, trains, calibrates, saves and resumes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from dear._io.files import PathLike
+from dear._io.progress import Progress
+from dear.runs.folder import locked, write_calibration
+from dear.runs.spec import Spec
+from dear.train.balance import balanced_rows
+from dear.train.calibrate import calibrate
+from dear.train.crossval import Trials
+from dear.train.frozen import Stages, feature_stages, stages_of
+from dear.train.loop import OnStep
+from dear.train.prepare import Job, prepare
+from dear.train.run import Paused, Trained, train
+
+VIEWS = 4  #: random views per image that the trainings of a calibration share
+
+_log = logging.getLogger("dear")
+
+
+def fit(
+    job: Job | Spec,
+    out: PathLike | None = None,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    log: OnStep | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """Train what a Spec says.
+
+    Args:
+        job: a Spec, or what `prepare` made of one.
+        out: run folder; None keeps the result in memory.
+        resume: continue an interrupted run in `out`.
+        progress: told about each stage of the work.
+        log: told after every step: steps done, steps in all, last line of the training log.
+        stop: asked after every step; True stops.
+
+    Raises:
+        DearError: anything a user can correct, in one sentence.
+        Paused: stopped by Ctrl-C or `stop`; the folder can be resumed.
+    """
+    if isinstance(job, Spec):
+        job = prepare(job, progress=progress)
+
+    def step(done: int, steps: int, line: Mapping[str, float | int]) -> None:
+        if progress is not None:
+            progress("training", done, steps)
+        if log is not None:
+            log(done, steps, line)
+
+    rows = job.rows
+    repeats = rows != list(range(len(job.images)))
+    stages = feature_stages(job.method, job.images, job.recipe, progress)
+    trained = train(
+        job.method,
+        job.images.subset(rows) if repeats else job.images,
+        job.recipe,
+        out,
+        resume,
+        step,
+        stop,
+        spec=job.spec,
+        stages=stages.subset(rows) if stages is not None and repeats else stages,
+    )
+    if job.spec.calibrate and trained.method.calibration is None:
+        _calibrate(trained, job, stages, progress, stop)
+    return trained
+
+
+def trials_of(job: Job, stages: Stages | None, stop: Callable[[], bool] | None = None) -> Trials:
+    """How trainings of a cross-validation are done: as `fit` does, on parts of the job's images."""
+    repeated = balanced_rows if job.spec.balance else None
+    return Trials(job.images, job.recipe, stages, repeated, stop=stop)
+
+
+def _calibrate(
+    trained: Trained,
+    job: Job,
+    stages: Stages | None,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> None:
+    """Calibrate a trained method on its training images; the run folder gets a `calibration.json`.
+
+    Where too few images can be held out, a notice says so. Stopped by the user, the run stays as it is;
+    resuming it calibrates again.
+    """
+    method = trained.method
+    stages = stages_of(method, job.images, job.recipe, VIEWS) if stages is None else stages
+    try:
+        found = calibrate(method, trials_of(job, stages, stop), progress=progress)
+    except Paused:
+        _log.warning("dear: the calibration was stopped; the run is complete without it")
+        return
+    if found is None:
+        _log.warning(
+            "dear: %s: too few images to hold some out, so probabilities stay on CLIP's own scale and no "
+            "threshold for images of no class is known; 10 images of classes with two or more are needed",
+            job.images.name,
+        )
+        return
+    method.calibration = found
+    if trained.path is not None:
+        with locked(trained.path):
+            write_calibration(trained.path, found)

@@ -1,0 +1,202 @@
+"""Everything that a training needs, loaded and checked before it starts: a Spec in, a `Job` out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from dear._io.files import PathLike
+from dear._io.progress import Progress
+from dear.clip.factory import load, pick_device
+from dear.clip.model import Clip
+from dear.clip.tokenizer import clean
+from dear.data.check import check_images
+from dear.data.images import ImageSet
+from dear.data.open import open_data
+from dear.data.shots import few_shot
+from dear.errors import DataError
+from dear.heads.roles import RoleMap
+from dear.heads.without import Removal, Without, remove
+from dear.methods import build_method, find_method
+from dear.methods.base import Method
+from dear.runs.recipe import Recipe
+from dear.runs.spec import Spec
+from dear.train.balance import balanced_rows, counts, enough_steps
+from dear.train.notices import backbone_notices, image_notices
+from dear.train.roles import roles_for
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A training that can start."""
+
+    spec: Spec  #: complete
+    method: Method  #: untrained
+    images: ImageSet  #: each once, all readable
+    recipe: Recipe
+    available: int  #: images of the split, before the draw
+    unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
+    notices: tuple[str, ...] = ()  #: sentences that the user should read first
+    removal: Removal | None = None  #: of concepts, where some were removed
+
+    @property
+    def rows(self) -> list[int]:
+        """What an epoch walks: places of images, those of rare classes more than once."""
+        return balanced_rows(self.images.labels) if self.spec.balance else list(range(len(self.images)))
+
+    @property
+    def steps(self) -> int:
+        """Training steps, none for a method without trained parameters."""
+        if not self.method.trainable_parameters:
+            return 0
+        return self.recipe.epochs * -(-len(self.rows) // self.recipe.batch)
+
+    def on(self, clip: Clip) -> Job:
+        """The same training on another backbone, such as one with another correction."""
+        method = self.method
+        other = type(method)(
+            clip,
+            method.classes,
+            template=method.template,
+            roles=method.roles,
+            allow_other_roles=method.allow_other_roles,
+            ids=method.prompts.given,
+            seed=self.spec.seed,
+            config=method.config,
+        )
+        return replace(self, method=other, spec=Spec.of(other, self.recipe, self.images, self.spec))
+
+
+def prepare(
+    spec: Spec,
+    data: ImageSet | None = None,
+    *,
+    drawn: bool = False,
+    clip: Clip | None = None,
+    roles: RoleMap | None = None,
+    without: Without | None = None,
+    concept_roles: PathLike | RoleMap | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Job:
+    """Load and check everything that a training needs.
+
+    Args:
+        spec: what to train.
+        data: the images; None: `spec.split` of `spec.data`.
+        drawn: `data` are the very images to train on: no shots are drawn from them.
+        clip: the backbone; None: `spec.backbone` is loaded on `device`.
+        roles: role map, instead of `spec.roles`.
+        without: concepts to remove, instead of `spec.without`.
+        concept_roles: role map for their removal; None: the method's.
+        device: "auto", "cpu", "cuda", ...
+        progress: told about each stage of the work.
+
+    Raises:
+        DearError: anything a user can correct, in one sentence.
+    """
+    kind = find_method(spec.method)
+    preset = kind.preset(spec.preset)
+    options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
+    images, available, unreadable = _training_images(spec, data, drawn)
+    clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
+    notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
+    given = spec.roles if roles is None else roles
+    chart = None
+    if kind.uses_roles:
+        chart, more = roles_for(clip, images, given, progress)
+        notices += more
+    removal = None
+    if without is None and spec.without:
+        without = Without.of(spec.without, spec.way, spec.examples or None)
+    if without is not None:
+        removal = remove(
+            clip, images, without, concept_roles or chart or given, heads_first=not kind.reads_feature
+        )
+        clip = removal.clip
+        notices += [f"Removed before training: {removal.repair.title}.", *removal.notices]
+        spec = spec.changed(**_noted(without))
+    method = build_method(
+        spec.method,
+        clip,
+        images.classes,
+        roles=chart,
+        allow_other_roles=spec.allow_other_roles,
+        template=spec.template or images.template,
+        ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
+        seed=spec.seed,
+        **options,
+    )
+    if method.notice:
+        notices.append(method.notice)
+    if kind.reads_feature:
+        changes.setdefault("augment", False)  # the features are then computed once
+    recipe = Recipe.of(method, **{"seed": spec.seed, **changes})
+    if "epochs" not in spec.recipe:
+        walked = len(balanced_rows(images.labels)) if spec.balance else len(images)
+        recipe = enough_steps(recipe, walked)
+    spec = spec.changed(preset=spec.preset or kind.recommended())
+    spec = Spec.of(method, recipe, images, spec)
+    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal)
+
+
+def _noted(without: Without) -> dict[str, object]:
+    """A removal as fields of a Spec; examples that are no folders go by their names."""
+    examples = {
+        concept: source.name if isinstance(source, ImageSet) else os.fspath(source)
+        for concept, source in without.examples.items()
+    }
+    return {"without": without.concepts, "way": without.way, "examples": examples}
+
+
+def _training_images(spec: Spec, data: ImageSet | None, drawn: bool) -> tuple[ImageSet, int, tuple[str, ...]]:
+    """The images to train on, how many there were to draw from, and why some cannot be read."""
+    images = open_training(spec) if data is None else data
+    if spec.classes and spec.classes != images.classes:
+        images = images.select_classes(spec.classes)
+    available = len(images)
+    if not drawn:
+        check_task(images)
+        if spec.shots:
+            images = few_shot(images, spec.shots, spec.seed)
+    report = check_images(images, spec.unreadable)
+    if report.unreadable and not drawn:
+        check_task(report.kept)
+    return report.kept, available, tuple(item.reason for item in report.unreadable)
+
+
+def open_training(spec: Spec) -> ImageSet:
+    """The images that a Spec names, before any draw.
+
+    Raises:
+        DataError: they cannot be opened, or the Spec names none.
+    """
+    if spec.data is None:
+        raise DataError(f"the training does not say where its images are ({spec.dataset or 'in memory'})")
+    # A template of the data is asked for where the Spec has none.
+    return open_data(spec.data, spec.split, root=spec.root, template=spec.template or None)
+
+
+def check_task(images: ImageSet) -> None:
+    """Refuse a training set that no classifier can be made from, with a sentence that says why.
+
+    Raises:
+        DataError: one class, a class without images, or classes that CLIP reads as the same words.
+    """
+    if len(images.classes) < 2:
+        raise DataError(
+            f"{images.name}: has only the class {images.classes[0]!r}; a classifier needs at least two"
+        )
+    for name, count in zip(images.classes, counts(images), strict=True):
+        if count == 0:
+            raise DataError(f"{images.name}: the class {name!r} has no images; add some or remove the class")
+    read: dict[str, str] = {}
+    for name in images.classes:
+        other = read.setdefault(clean(name), name)
+        if other is not name:
+            raise DataError(
+                f"{images.name}: the classes {other!r} and {name!r} are the same words to CLIP, which "
+                "ignores case; rename one or merge them"
+            )

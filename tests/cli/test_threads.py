@@ -1,0 +1,70 @@
+"""`--threads`: on every command that computes, with an effect, before PyTorch and after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from dear.cli import build_app
+from dear.cli.threads import COMPUTING, quota
+
+
+def commands(group, prefix=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+def test_every_computing_command_has_the_option() -> None:
+    names = list(commands(typer.main.get_command(build_app())))
+    found = [words for words in names if words[-1] in COMPUTING or words[-1] in ("bench", "ablate", "serve")]
+    assert len(found) >= 15
+    for words in found:
+        said = CliRunner().invoke(build_app(), [*words, "--help"], env={"COLUMNS": "200"}).output
+        assert "--threads" in said, words
+
+
+def test_it_changes_the_threads_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, str(before))
+    try:
+        result = CliRunner().invoke(build_app(), ["predict", "no-such-run", "a.jpg", "--threads", "3"])
+        assert result.exit_code != 0
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_it_reaches_a_pytorch_that_is_imported_later() -> None:
+    code = (
+        "import sys; sys.argv = ['dear', 'predict', 'none', 'a.jpg', '--threads', '1']\n"
+        "from dear.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "import torch; print(torch.get_num_threads())"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.split()[-1] == "1"
+
+
+def test_zero_threads_are_refused() -> None:
+    assert CliRunner().invoke(build_app(), ["predict", "run", "a.jpg", "--threads", "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("text", "cores"), [("50000 100000", 1), ("max 100000", None), ("99000 10", None)])
+def test_the_quota_of_a_container(tmp_path, text, cores) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    if cores == 1 and os.cpu_count() == 1:
+        pytest.skip("one core")
+    assert quota(tmp_path / "cpu.max") == cores

@@ -1,0 +1,116 @@
+"""The same settings train the same on every surface: images, learned tensors and calibration, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import dear
+from dear.cli import build_app
+from dear.methods.base import Method
+from dear.runs.folder import load_run, read_config
+from dear.runs.spec import Spec
+from dear.studio.desk import Desk
+from dear.studio.training import Trainer
+from dear.workflows.adapt import adapt
+from dear.workflows.repair import repair_run
+
+COUNTS = (3, 5, 8, 8)
+SHOTS, SEED, EPOCHS = 6, 3, 2
+METHODS = ("linear-probe", "dear")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unbalanced folder; one class has fewer images than shots, one file cannot be read."""
+    root = tmp_path_factory.mktemp("data") / "photos"
+    for split in ("train", "test"):
+        images = dear.open_data("world:textures", split)
+        for label, count in enumerate(COUNTS):
+            folder = root / split / images.classes[label]
+            folder.mkdir(parents=True)
+            for number, row in enumerate((images.labels == label).nonzero()[:count, 0].tolist()):
+                images.image(row).save(folder / f"{number}.png")
+            if split == "train" and count == min(COUNTS):
+                (folder / "0.png").write_bytes(b"no image")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of `adapt` by method."""
+    runs = {}
+    for name in METHODS:
+        runs[name] = tmp_path_factory.mktemp("runs") / name
+        adapt(photos, runs[name], **settings(name))
+    return runs
+
+
+def settings(name: str) -> dict[str, object]:
+    return {
+        "method": name,
+        "shots": SHOTS,
+        "seed": SEED,
+        "recipe": {"epochs": EPOCHS},
+        "unreadable": "skip",
+    }
+
+
+def same(one: Method, other: Method) -> None:
+    """Equal learned tensors and calibration."""
+    ours, theirs = one.adapter_state(), other.adapter_state()
+    assert list(ours) == list(theirs)
+    assert ours
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert one.calibration is not None
+    assert msgspec.to_builtins(one.calibration) == msgspec.to_builtins(other.calibration)
+
+
+def test_the_images_are_drawn_skipped_and_repeated(trained: dict[str, Path]) -> None:
+    spec = read_config(trained["dear"])
+    assert (spec.images, spec.shots, spec.balance) == (2 + 5 + 6 + 6, SHOTS, True)
+    assert spec.preset == "strong"
+    steps = len(spec.classes) * 6 / spec.recipe["batch"]  # every class as often as the largest
+    assert (trained["dear"] / "metrics.json").exists()
+    metrics = msgspec.json.decode((trained["dear"] / "metrics.json").read_bytes())
+    assert metrics["steps"] == EPOCHS * -(-steps // 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_classifier_trains_the_same(name: str, photos: Path, trained: dict[str, Path]) -> None:
+    clf = dear.Classifier(name, shots=SHOTS, seed=SEED, epochs=EPOCHS, unreadable="skip").fit(str(photos))
+    same(load_run(trained[name]), clf.method_)
+    assert clf.run_.spec.key == read_config(trained[name]).key
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_studio_trains_the_same(
+    name: str, photos: Path, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    trainer = Trainer(Desk(dear.load("mini"), None, dear.open_data(photos, "test"), tmp_path))
+    trainer.start(Spec().changed(data=str(photos), **settings(name)))
+    assert trainer.wait(120).state == "finished", trainer.watched.message
+    assert trainer.run is not None
+    same(load_run(trained[name]), load_run(trainer.run))
+    assert read_config(trainer.run).key == read_config(trained[name]).key
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_repair_that_removes_nothing_trains_the_same(
+    name: str, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    repair_run(trained[name], None, tmp_path / "again")
+    same(load_run(trained[name]), load_run(tmp_path / "again"))
+    assert read_config(tmp_path / "again").key == read_config(trained[name]).key
+
+
+def test_choose_and_adapt_trains_the_same(photos: Path, tmp_path: Path) -> None:
+    words = f"choose --data {photos} --methods linear-probe --folds 2 --shots {SHOTS} --seed {SEED}"
+    command = f"{words} --unreadable skip --adapt --out {tmp_path / 'chosen'}"
+    build_app()(command.split(), standalone_mode=False)
+    adapt(photos, tmp_path / "run", **{**settings("linear-probe"), "recipe": None})
+    same(load_run(tmp_path / "run"), load_run(tmp_path / "chosen"))
