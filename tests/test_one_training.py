@@ -20,7 +20,7 @@ from dear.workflows.repair import repair_run
 
 COUNTS = (3, 5, 8, 8)
 SHOTS, SEED, EPOCHS = 6, 3, 2
-METHODS = ("linear-probe", "dear")
+METHODS = ("linear-probe", "linear-probe+focus", "dear")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,10 @@ def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def settings(name: str) -> dict[str, object]:
+    name, _, focus = name.partition("+")
     return {
         "method": name,
+        "focus": "texture" if focus else None,
         "shots": SHOTS,
         "seed": SEED,
         "recipe": {"epochs": EPOCHS},
@@ -82,7 +84,8 @@ def test_the_images_are_drawn_skipped_and_repeated(trained: dict[str, Path]) -> 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_classifier_trains_the_same(name: str, photos: Path, trained: dict[str, Path]) -> None:
-    clf = dear.Classifier(name, shots=SHOTS, seed=SEED, epochs=EPOCHS, unreadable="skip").fit(str(photos))
+    named = {"method": settings(name)["method"], "focus": settings(name)["focus"]}
+    clf = dear.Classifier(**named, shots=SHOTS, seed=SEED, epochs=EPOCHS, unreadable="skip").fit(str(photos))
     same(load_run(trained[name]), clf.method_)
     assert clf.run_.spec.key == read_config(trained[name]).key
 

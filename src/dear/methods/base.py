@@ -376,6 +376,10 @@ class Method(nn.Module):
         """Shapes of those tensors of `state` whose size the training set decided (for cache models)."""
         return {}
 
+    def settled_config(self) -> Any:
+        """The options with what training chose by itself, for trainings on parts of the same images."""
+        return self.config
+
     def facts(self) -> dict[str, Any]:
         """Plain values worth keeping beside a run's metrics."""
         return {}

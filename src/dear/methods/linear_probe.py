@@ -50,6 +50,7 @@ class LinearProbe(Method):
     config: LinearProbeConfig
     weight: Tensor
     bias: Tensor
+    strength: Tensor
 
     def build(self, generator: torch.Generator) -> None:
         """W [C, W] and b [C]."""
@@ -57,16 +58,24 @@ class LinearProbe(Method):
         self.reader = FeatureReader(self.clip, self.config)
         self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
         self.register_buffer("bias", text.new_zeros(len(text)))
+        self.register_buffer("strength", text.new_zeros(()))  # C, as it was chosen
 
     def prepare(self, batches: Batches) -> None:
         """Choose C, unless it is given, and fit W and b."""
         features, images, labels = training_features(self.clip, self.reader, batches, views=0)
         features, count = features.to(self.weight.dtype), len(self.classes)
         offset = self._offset(images)
-        if self.config.C is None:
-            self.config = replace(self.config, C=choose_strength(features, labels, count, offset))
-        assert self.config.C is not None
-        self.weight, self.bias = fit_logistic(features, labels, count, self.config.C, offset)
+        strength = self.config.C or choose_strength(features, labels, count, offset)
+        self.strength = self.strength.new_tensor(strength)
+        self.weight, self.bias = fit_logistic(features, labels, count, strength, offset)
+
+    def facts(self) -> dict[str, float]:
+        """The C that was taken."""
+        return {"C": float(self.strength)}
+
+    def settled_config(self) -> LinearProbeConfig:
+        """The options with the C that was chosen."""
+        return replace(self.config, C=float(self.strength) or None)
 
     def _offset(self, images: Tensor) -> Tensor | None:
         """What is added to the logits, [B, C], for unit image features [B, E]."""

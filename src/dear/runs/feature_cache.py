@@ -8,7 +8,7 @@ and the same image in two folders is computed once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from dear._io.feature_store import FeatureStore
 from dear._io.progress import Progress
+from dear.clip.correction import Head
+from dear.clip.focus import focused_features
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
@@ -52,15 +54,7 @@ class FeatureCache:
             rows = compute(missing).float().cpu()
             shape = tuple(rows.shape[1:])
             fresh = dict(zip(missing, rows, strict=True))
-            skipped = getattr(images, "problems", {})  # images that could not be read have no true row
-            if rows[0].numel() * 4 <= _MOST_BYTES:
-                self.store.put(
-                    {
-                        keys[index]: _pack(row)
-                        for index, row in fresh.items()
-                        if index in keys and index not in skipped and bool(row.isfinite().all())
-                    }
-                )
+            self._keep(images, fresh, keys)
         result = []
         for index in indices:
             row = fresh[index] if index in fresh else _unpack(known[keys[index]])
@@ -68,6 +62,30 @@ class FeatureCache:
                 row = compute([index]).float().cpu()[0]
             result.append(row)
         return torch.stack(result)
+
+    def _keep(
+        self,
+        what: bytes,
+        images: ImageSet,
+        indices: list[int],
+        rows: Tensor,
+        keys: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """Store rows [b, ...] of images that are files."""
+        if keys is None:
+            found = {index: content_key(images, index, what) for index in indices}
+            keys = {index: key for index, key in found.items() if key is not None}
+        skipped = getattr(images, "problems", {})  # images that could not be read have no true row
+        self.store.put(
+            {
+                key: _pack(row)
+                for index, row in rows.items()
+                if (key := keys.get(index)) is not None
+                and index not in skipped
+                and row.numel() * 4 <= _MOST_BYTES
+                and bool(row.isfinite().all())
+            }
+        )
 
     def image_features(
         self, clip: Clip, images: ImageSet, progress: Progress | None = None, batch: int = _BATCH
@@ -81,7 +99,40 @@ class FeatureCache:
             )
 
         parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
-        return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
+        return torch.cat([torch.empty(0, clip.feature_width), *parts])
+
+    def focused_features(
+        self,
+        clip: Clip,
+        images: ImageSet,
+        groups: Sequence[Sequence[Head]],
+        progress: Progress | None = None,
+        batch: int = _BATCH,
+    ) -> Tensor:
+        """Image features and what each of G groups of heads adds to them, [n, (1 + G) E], on the CPU.
+
+        One run of the tower per image; each group's part is cached as `image_features` of `Clip.focused`.
+        """
+        clip, width = clip.focused(()), clip.config.embed_dim
+        what = _digest(f"parts of {[list(heads) for heads in groups]}", clip)
+
+        @torch.no_grad()
+        def some(reading: ImageSet, rows: list[int]) -> Tensor:
+            def compute(missing: list[int]) -> Tensor:
+                pixels = pixels_for(clip, reading, missing).to(clip.device)
+                found = focused_features(clip.visual, pixels, groups)
+                first, *parts = found.split(width, dim=1)
+                for heads, part in zip(groups, parts, strict=True):
+                    own = _digest("image feature", clip.focused(heads))
+                    both = torch.cat([first, part], dim=1).float().cpu()
+                    keys = {index: content_key(reading, index, own) for index in missing}
+                    self._keep(reading, dict(zip(missing, both, strict=True)), keys)
+                return found
+
+            return self.rows(what, reading, rows, compute)
+
+        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
+        return torch.cat([torch.empty(0, (1 + len(groups)) * width), *parts])
 
     def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
         """Logits [b, C] in every mode; what `Model` takes.
