@@ -25,8 +25,8 @@ KERNELS = ("tip-adapter", "tip-adapter-f", "proker")
 BIASED = ("linear-probe", "lp-plus-plus", "skip-tuning", "two-stage")
 
 
-def method_of(name: str, clip: Clip) -> Method:
-    method = build_method(name, clip, NAMES, ids=token_ids((20, 18, 19)), roles=mixed_roles())
+def method_of(name: str, clip: Clip, **options: object) -> Method:
+    method = build_method(name, clip, NAMES, ids=token_ids((20, 18, 19)), roles=mixed_roles(), **options)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # as if it had been trained
         for parameter in method.parameters():
@@ -58,6 +58,20 @@ def test_parts_sum_to_the_logit_in_float32(name: str) -> None:
         assert parts.linear == (name not in KERNELS)
         if name not in KERNELS + BIASED:  # nothing is left over: the sum is one of parts that have a name
             assert float(parts.rest.abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.presets])
+def test_parts_sum_to_the_logit_with_every_preset(name: str) -> None:
+    clip, pixels = tiny_clip(dtype=torch.float32), images(3, dtype=torch.float32)
+    for preset in METHODS[name].presets.values():
+        method = method_of(name, clip, **preset.options)
+        for mode in method.modes:
+            parts = trace(method, pixels, mode).parts(each_class(method))
+            logits = method.logits(pixels, mode)
+            torch.testing.assert_close(parts.total().T.float(), logits, atol=1e-4, rtol=0, msg=mode)
+            assert float(parts.rest.abs().max()) < 1e-4
+            start = parts.start[:, :, 0].abs().max(), parts.heads[:, :, 0, :3].abs().max()
+            assert min(map(float, start)) > 0  # the class token is followed back to its embedding
 
 
 def test_what_is_left_of_a_probe_is_its_bias() -> None:
@@ -266,8 +280,9 @@ def test_without_heads_is_the_answer_of_features_with_their_mean(name: str) -> N
 def test_means_are_over_all_traces() -> None:
     method = method_of("dear", tiny_clip())
     pixels = images(5)
-    whole = means_of([trace(method, pixels, "auto")])
-    split = means_of([trace(method, part, "auto") for part in pixels.split(2)])
+    mode = method.modes[0]
+    whole = means_of([trace(method, pixels, mode)])
+    split = means_of([trace(method, part, mode) for part in pixels.split(2)])
     for one, other in zip(whole, split, strict=True):
         for row in one:
             torch.testing.assert_close(one[row], other[row])

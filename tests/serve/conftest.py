@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import shutil
 import sys
@@ -17,6 +18,8 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.methods import build_method
 from dear.runs.recipe import Recipe
+from dear.serve.decode import Upload
+from dear.serve.errors import Refused
 from dear.train.run import train
 
 RUNS = {
@@ -51,3 +54,11 @@ def image_bytes(seed: int = 0, size: int = 40, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels.to(torch.uint8).numpy()).save(file, kind)
     return file.getvalue()
+
+
+def decoded(decoder, content: bytes, name: str = "a") -> torch.Tensor:
+    """One image through the decoder; refusals are raised."""
+    (found,) = asyncio.run(decoder.decode([Upload(name, content)]))
+    if isinstance(found, Refused):
+        raise found
+    return found

@@ -27,14 +27,14 @@ from safetensors.torch import load_file, save_file
 from test_service import MANAGE, OPEN_ALL, OPEN_ONE, QUICK, alone, client_of, file, wait_for
 from tiny import tiny_clip
 
-from conftest import image_bytes
+from conftest import decoded, image_bytes
 from dear._io.image_file import open_image, resize_crop
 from dear._io.image_header import read_header
 from dear.serve import archive
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
 from dear.serve.connections import guarded_protocol
-from dear.serve.decode import Decoder, Decoding, Upload
+from dear.serve.decode import Decoder, Decoding, Task, Upload
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
@@ -76,9 +76,8 @@ def decoder():
 
 
 def pid_of(decoder: Decoder) -> int:
-    wait_for(lambda: decoder._processes)
-    (process,) = decoder._processes.values()
-    return process.pid
+    (worker,) = decoder._workers
+    return worker.pid
 
 
 # -- decoding -----------------------------------------------------------------------------------------
@@ -99,32 +98,32 @@ def test_the_header_says_what_the_decoder_finds(kind, options):
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(decoder):
     with pytest.raises(Refused, match="300 scans of 900 x 900"):
-        decoder.one(Upload("a.jpg", many_scans(900, 300)))
+        decoded(decoder, many_scans(900, 300), "a.jpg")
     usual = encoded(Image.linear_gradient("L").convert("RGB"), "JPEG", progressive=True)
-    assert torch.equal(decoder.one(Upload("b.jpg", usual)), resize_crop(open_image(usual), 24))
+    assert torch.equal(decoded(decoder, usual, "b.jpg"), resize_crop(open_image(usual), 24))
 
 
 def test_a_decoder_that_takes_too_long_is_killed_and_the_next_image_decoded():
     decoder, slow = Decoder(1, Decoding(24, 10**10, seconds=0.4)), many_scans(5000, 60)
     try:
-        decoder.one(Upload("a", image_bytes(1)))  # its process runs
+        decoded(decoder, image_bytes(1), "a")  # its process runs
         began = time.monotonic()
         with pytest.raises(Refused, match=r"slow\.jpg: takes longer than 0\.4 seconds"):
-            decoder.one(Upload("slow.jpg", slow))
+            decoded(decoder, slow, "slow.jpg")
         assert time.monotonic() - began < 8  # a start of a process on busy cores included
-        assert decoder.one(Upload("b", image_bytes(1))).shape == (3, 24, 24)
+        assert decoded(decoder, image_bytes(1), "b").shape == (3, 24, 24)
     finally:
         decoder.close()
 
 
 def test_an_image_whose_decoder_is_killed_by_others_is_decoded_all_the_same(decoder):
     content = image_bytes(1)
-    decoder.one(Upload("a", content))
+    decoded(decoder, content, "a")
     pid = pid_of(decoder)
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(decoder.one, Upload("b", content))
-        wait_for(lambda: decoder._busy)
+        waiting = pool.submit(decoded, decoder, content)
+        wait_for(lambda: decoder._workers[0].task)
         os.kill(pid, signal.SIGKILL)
         assert torch.equal(waiting.result(20), resize_crop(open_image(content), 24))
 
@@ -132,45 +131,52 @@ def test_an_image_whose_decoder_is_killed_by_others_is_decoded_all_the_same(deco
 def test_a_decoder_that_was_stopped_is_replaced():
     decoder = Decoder(1, Decoding(24, 10**6, seconds=0.5))
     try:
-        decoder.one(Upload("a", image_bytes(1)))
+        decoded(decoder, image_bytes(1), "a")
         os.kill(pid_of(decoder), signal.SIGSTOP)
-        assert decoder.one(Upload("b", image_bytes(2))).shape == (3, 24, 24)
+        assert decoded(decoder, image_bytes(2), "b").shape == (3, 24, 24)
     finally:
         decoder.close()
 
 
-def test_more_pixels_than_the_header_said_and_too_much_memory_are_refused():
+def test_more_pixels_than_the_header_said_and_too_much_memory_are_refused(monkeypatch):
     decoder = Decoder(1, Decoding(24, 10**8, most_bytes=100 * 2**20))
     try:
         large = encoded(Image.new("RGB", (600, 600)), "PNG")
+        monkeypatch.setattr(Decoding, "cost", lambda how, content: 1000)
         with pytest.raises(Refused, match="more than its header says"):
-            decoder._put(Upload("a", large), 1000, "").result(20)
+            decoded(decoder, large)
+        monkeypatch.undo()
         with pytest.raises(Refused, match="b: "):
-            decoder.one(Upload("b", empty_webp(7000)))
-        assert decoder.one(Upload("c", large)).shape == (3, 24, 24)
+            decoded(decoder, empty_webp(7000), "b")
+        assert decoded(decoder, large, "c").shape == (3, 24, 24)
     finally:
         decoder.close()
 
 
-def test_pixels_in_flight_are_a_budget_and_large_images_leave_a_place_for_small_ones(monkeypatch):
-    decoder = Decoder(4, Decoding(24, 40_000_000), most_in_flight=50_000_000)
-    seen, free = [], threading.Event()
+def test_pixels_in_flight_are_a_budget_and_large_images_leave_a_place_for_small_ones():
+    seen: list[str] = []
 
-    def decoded(number, task):
-        seen.append(task.upload.name)
-        free.wait(10)
-        return bytearray(3 * 24 * 24)
+    class Worker:
+        idle, task = True, None
 
-    monkeypatch.setattr(decoder, "_decoded", decoded)
-    costs = {"large 1": 24_000_000, "large 2": 24_000_000, "large 3": 9_000_000, "small": 1_000_000}
-    futures = [decoder._put(Upload(name, b""), cost, name) for name, cost in costs.items()]
-    wait_for(lambda: len(seen) == 3)
-    time.sleep(0.1)
-    assert sorted(seen) == ["large 1", "large 2", "small"]  # the third would be beyond the budget
-    free.set()
-    for future in futures:
-        future.result(10)
-    decoder.close()
+        def decode(self, task):
+            self.idle, self.task = False, task
+            seen.append(task.upload.name)
+
+    async def go(costs):
+        seen.clear()
+        decoder = Decoder(3, Decoding(24, 40_000_000), most_in_flight=50_000_000)
+        decoder._workers = [Worker() for _ in range(3)]
+        for name, cost in costs.items():
+            task = Task(Upload(name, b""), cost, name, asyncio.get_running_loop().create_future())
+            decoder._queue.put(name, cost, task)
+        decoder.dispatch()
+        return sorted(seen)
+
+    large = {"a": 24_000_000, "b": 30_000_000, "c": 9_000_000, "small": 1_000_000}
+    assert asyncio.run(go(large)) == ["a", "c", "small"]  # b would be beyond the budget
+    three = {"a": 9_000_000, "b": 9_000_000, "c": 9_000_000, "small": 1_000_000}
+    assert asyncio.run(go(three)) == ["a", "b", "small"]  # the last place is for small ones
 
 
 def test_a_few_bytes_that_stand_for_gigabytes_are_refused_at_once(runs):
@@ -198,7 +204,7 @@ def test_readiness_knows_when_nothing_moves(runs):
             assert waiting.result(20).status_code == 200
         assert client.get("/health/ready").status_code == 200
         free = threading.Event()
-        blocked = client.app.state.service.batcher.call(lambda: free.wait(10))
+        blocked = client.portal.start_task_soon(client.app.state.service.batcher.call, free.wait)
         wait_for(lambda: client.get("/health/ready").status_code == 503, 5)
         free.set()
         blocked.result(5)
@@ -215,7 +221,7 @@ def test_sigterm_ends_the_service_within_the_drain_limit_whatever_hangs(tmp_path
         "from tiny import tiny_clip; from dear.serve.server import run_server; "
         "from dear.serve.service import Service; from dear.serve.settings import ServeSettings; "
         "service = Service(Path(sys.argv[2]), tiny_clip(), ServeSettings(drain_seconds=0.5)); "
-        "import threading; service.batcher.call(threading.Event().wait); "
+        "import threading; service.batcher._compute = lambda jobs: threading.Event().wait(); "
         "run_server(service, '127.0.0.1', int(sys.argv[3]))"
     )
     paths = ":".join(path for path in sys.path if path)
@@ -223,9 +229,9 @@ def test_sigterm_ends_the_service_within_the_drain_limit_whatever_hangs(tmp_path
     try:
         address = f"http://127.0.0.1:{port}"
         wait_for(lambda: _answers(address), 60)
-        body = {"texts": ["waits for ever"]}
+        files = [("files", ("a.png", image_bytes(1)))]
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(_ignore, lambda: httpx.post(f"{address}/v1/embeddings", json=body, timeout=20))
+            pool.submit(_ignore, lambda: httpx.post(f"{address}/v1/embeddings", files=files, timeout=20))
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
             process.wait(6)
@@ -303,7 +309,10 @@ def test_slow_and_endless_headers_are_ended(runs):
                 assert time.monotonic() - began < 3
         with socket.create_connection(("127.0.0.1", port), timeout=5) as line:  # also of a kept connection
             line.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert b" 200 " in line.recv(1000)
+            answer = b""
+            while b"}" not in answer:
+                answer += line.recv(1000)
+            assert b" 200 " in answer
             line.sendall(b"GET /health")
             assert b" 408 " in line.recv(1000)
         sent = 0
@@ -486,15 +495,19 @@ def test_a_caller_with_much_to_do_does_not_delay_another():
         return jobs
 
     batcher = Batcher(compute, largest=4, longest_wait=0, most_queued=200, most_per_caller=100)
-    flood = batcher.submit([f"flood {n}" for n in range(80)], "flood")
-    wait_for(lambda: len(batcher._queue) < 80)  # the first batch is being computed
-    heavy = batcher.call(lambda: order.append("texts"), "heavy", 16)
-    victim = batcher.submit(["victim 1", "victim 2"], "victim")
-    with pytest.raises(Refused, match="of this key"):
-        batcher.submit(["more"] * 30, "flood")
-    free.set()
-    for future in (*flood, heavy, *victim):
-        future.result(5)
+
+    async def ask():
+        flood = asyncio.create_task(batcher.compute([f"flood {n}" for n in range(80)], "flood"))
+        await asyncio.sleep(0.1)  # the first batch is being computed
+        heavy = asyncio.create_task(batcher.call(lambda: order.append("texts"), "heavy", 16))
+        victim = asyncio.create_task(batcher.compute(["victim 1", "victim 2"], "victim"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Refused, match="of this key"):
+            await batcher.compute(["more"] * 30, "flood")
+        free.set()
+        await asyncio.gather(flood, heavy, victim)
+
+    asyncio.run(asyncio.wait_for(ask(), 10))
     assert order.index("victim 2") < 4 + 4 + 1  # in the next batch
     assert order.index("texts") < 4 + 4 + 4
     batcher.close()
@@ -508,9 +521,9 @@ def test_texts_encoded_in_slices_give_the_same_answers(runs, name):
         batcher = client.app.state.service.batcher
         call = batcher.call
 
-        def noted(function, caller="", cost=1.0):
+        async def noted(function, caller="", cost=1.0):
             costs.append(cost)
-            return call(function, caller, cost)
+            return await call(function, caller, cost)
 
         batcher.call = noted
         body = {"top": "43", "classes": "+" + ",".join(names)}
@@ -531,7 +544,7 @@ def test_requests_at_once_and_per_second_are_limited_per_key(runs):
     entries = [KeyEntry(OPEN_ALL, ["*"], requests=1), KeyEntry(OPEN_ONE, ["zero"], rate=0.5)]
     with client_of(runs, keys=Keys(KeyFile(entries))) as client:
         free = threading.Event()
-        client.app.state.service.batcher.call(free.wait)
+        client.portal.start_task_soon(client.app.state.service.batcher.call, free.wait)
         url, slow = "/v1/models/zero/classify", {"Authorization": f"Bearer {OPEN_ONE}"}
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(client.post, url, files=[file(1)], headers=USER)

@@ -6,15 +6,16 @@ import asyncio
 import io
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 from PIL import Image
+from test_service import wait_for
 
+from conftest import decoded
 from dear._io.image_file import View, open_image, resize_crop
 from dear.serve.decode import Decoder, Decoding, Upload
+from dear.serve.decode_process import Template
 from dear.serve.errors import Refused
 
 
@@ -48,32 +49,26 @@ def test_a_bad_file_is_refused_by_its_name_and_the_next_one_decoded() -> None:
             (file(400, 300), 413, "a.jpg: 400 x 300 pixels are more than 100,000"),
         ]:
             with pytest.raises(Refused) as error:
-                decoder.one(Upload("a.jpg", content))
+                decoded(decoder, content, "a.jpg")
             assert error.value.http_status == status
             assert str(error.value).startswith(part)
-            assert decoder.one(Upload("b.jpg", file(40, 30))).shape == (3, 24, 24)
+            assert decoded(decoder, file(40, 30), "b.jpg").shape == (3, 24, 24)
     finally:
         decoder.close()
 
 
 def test_a_process_that_ended_is_replaced(decoder) -> None:
     content = file(40, 30)
-    decoder.one(Upload("a", content))
-    (process,) = decoder._processes.values()
-    os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises((EOFError, ConnectionError)):
-        process.pixels(content, 10**5)
-    assert torch.equal(decoder.one(Upload("b", content)), resize_crop(open_image(content), 24))
+    decoded(decoder, content, "a")
+    os.kill(decoder._workers[0].pid, signal.SIGKILL)
+    assert torch.equal(decoded(decoder, content, "b"), resize_crop(open_image(content), 24))
 
 
-def test_processes_end_with_the_decoder(decoder) -> None:
-    decoder.one(Upload("a", file(40, 30)))
-    started = list(decoder._processes.values())
-    decoder.close()
-    assert started
-    assert all(one.ended for one in started)
-
-
-def test_a_decoding_process_does_not_load_torch() -> None:
-    code = "import sys, dear.serve.decode; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_processes_end_with_the_decoder_and_with_their_template(decoder) -> None:
+    for end in (Template.running().process.kill, decoder.close):
+        decoded(decoder, file(40, 30))
+        pids = [worker.pid for worker in decoder._workers]
+        assert pids
+        assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+        end()
+        wait_for(lambda pids=pids: not any(os.path.exists(f"/proc/{pid}") for pid in pids))

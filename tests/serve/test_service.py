@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -19,7 +20,7 @@ from PIL import Image
 from tiny import tiny_clip
 
 import dear
-from conftest import RUNS, image_bytes, make_run
+from conftest import RUNS, decoded, image_bytes, make_run
 from dear._io.image_file import normalize, open_image, resize_crop
 from dear.data.images import ListedImages
 from dear.data.open import open_data
@@ -96,12 +97,13 @@ def test_a_mixed_batch_gives_every_image_the_answer_of_its_own_adapter(runs):
             answers[name, seed] = reply.json()["answers"][0]
 
         batcher, free = client.app.state.service.batcher, threading.Event()
-        batcher.call(free.wait)
+        blocked = client.portal.start_task_soon(batcher.call, free.wait)
         threads = [threading.Thread(target=ask, args=(n, s)) for s in range(4) for n in RUNS]
         for thread in threads:
             thread.start()
         wait_for(lambda: batcher.queued == 4 * len(RUNS) + 1)
         free.set()
+        blocked.result(5)
         for thread in threads:
             thread.join()
         counted = client.get("/metrics").text
@@ -303,17 +305,48 @@ def test_jobs_wait_for_each_other_and_a_full_queue_refuses():
         return [job * 2 for job in jobs]
 
     batcher = Batcher(compute, largest=3, longest_wait=0.05, most_queued=5)
-    futures = batcher.submit([1, 2, 3, 4, 5])
-    with pytest.raises(Refused, match="try again") as refused:
-        batcher.submit([6])
-    assert refused.value.http_status == 429
-    assert refused.value.retry_after == 1
-    gate.set()
-    assert [future.result(5) for future in futures] == [2, 4, 6, 8, 10]
-    assert sizes == [3, 2]
+
+    async def ask():
+        asked = asyncio.create_task(batcher.compute([1, 2, 3, 4, 5]))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Refused, match="try again") as refused:
+            await batcher.compute([6])
+        assert refused.value.http_status == 429
+        assert refused.value.retry_after == 1
+        gate.set()
+        assert await asked == [2, 4, 6, 8, 10]
+        assert sizes == [3, 2]
+        batcher.close()
+        with pytest.raises(Refused, match="stopping"):
+            await batcher.compute([1])
+
+    asyncio.run(asyncio.wait_for(ask(), 10))
+
+
+def test_an_idle_device_starts_at_once_and_a_busy_one_collects():
+    sizes, gate, started = [], threading.Event(), threading.Event()
+
+    def compute(jobs):
+        sizes.append(len(jobs))
+        started.set()
+        gate.wait(5)
+        return jobs
+
+    batcher = Batcher(compute, largest=8, longest_wait=3.0, most_queued=99)
+
+    async def ask():
+        first = asyncio.create_task(batcher.compute(["first"]))
+        await asyncio.to_thread(started.wait, 5)  # long before the longest wait is over
+        others = [asyncio.create_task(batcher.compute([n])) for n in range(8)]
+        await asyncio.sleep(0.01)
+        gate.set()
+        await asyncio.gather(first, *others)
+
+    began = time.monotonic()
+    asyncio.run(asyncio.wait_for(ask(), 10))
+    assert time.monotonic() - began < 2.5
+    assert sizes == [1, 8]
     batcher.close()
-    with pytest.raises(Refused, match="stopping"):
-        batcher.submit([1])
 
 
 def test_a_failed_batch_fails_alone_and_closing_answers_what_waits():
@@ -323,11 +356,16 @@ def test_a_failed_batch_fails_alone_and_closing_answers_what_waits():
         return jobs
 
     batcher = Batcher(compute, largest=1, longest_wait=0, most_queued=9)
-    bad, good = batcher.submit(["bad", "good"])
-    batcher.close()
-    with pytest.raises(ValueError, match="bad job"):
-        bad.result(5)
-    assert good.result(5) == "good"
+
+    async def ask():
+        bad, good = (asyncio.create_task(batcher.compute([job])) for job in ("bad", "good"))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(batcher.close)
+        with pytest.raises(ValueError, match="bad job"):
+            await bad
+        assert await good == ["good"]
+
+    asyncio.run(asyncio.wait_for(ask(), 10))
     assert batcher.queued == 0
 
 
@@ -421,7 +459,7 @@ def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
         images.image(number).resize((512, 512), Image.Resampling.BICUBIC).save(content, "JPEG", quality=92)
         upload = Upload("a.jpg", content.getvalue())
         for reduced, found in views.items():
-            found.append(decoders[reduced].one(upload))
+            found.append(decoded(decoders[reduced], upload.content))
         whole = resize_crop(open_image(upload.content), config.vision.image_size)
         assert torch.equal(views[False][-1], whole)
     features = []

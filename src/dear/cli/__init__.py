@@ -16,7 +16,19 @@ from typer.core import TyperGroup
 
 #: Modules of the commands, in the order of `dear --help`.
 GROUPS = (
-    *("demo", "zeroshot", "roles", "choose", "adapt", "audit", "evaluate", "predict", "retrieve", "embed"),
+    *(
+        "demo",
+        "zeroshot",
+        "roles",
+        "choose",
+        "adapt",
+        "audit",
+        "evaluate",
+        "predict",
+        "explain",
+        "retrieve",
+        "embed",
+    ),
     *("bench", "export", "report", "studio", "serve", "pretrain", "backbones", "methods", "data", "cache"),
     *("drift", "share", "speed"),
 )

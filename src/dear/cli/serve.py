@@ -156,7 +156,6 @@ def serve(
     _show_log()
     clip = load(backbone, device=device_named(device))
     service = Service(runs, clip, settings, galleries, keys=known)
-    service.decoder.start()
     for name, reason in service.store.problems().items():
         typer.echo(f"not served: {name}: {reason}", err=True)
     if service.recorded:

@@ -88,6 +88,7 @@ class Trace:
         self._segments: list[Segment] = []
         self.clip, self.visual = traced(clip, self._segments)
         self._answer = answer
+        self._back: Tensor | None = None  # pseudoinverse of the projection
         self._constants = self._leaf_constants()
         with torch.enable_grad(), Held() as held:
             logits = answer(self.clip)
@@ -210,6 +211,7 @@ class Trace:
 
     # -- parts of a score -------------------------------------------------------------------------
 
+    @torch.enable_grad()
     def parts(self, questions: Tensor, patches: bool = False) -> Parts:
         """Take `sum over classes of questions[q, b, c] * logits[b, c]` apart.
 
@@ -235,21 +237,20 @@ class Trace:
         """One question, without its axis."""
         scores = (weights * self._logits).sum(-1)  # [B]
         count, vision = len(scores), self.visual.config
-        # One gradient per image: constants are shared by the images, rows are not.
         leaves = self._leaves
         wide = scores.detach().double().cpu()
+        slopes = [
+            torch.zeros_like(leaf).double().cpu() if slope is None else slope.double().cpu()
+            for leaf, slope in zip(leaves, self._slopes(scores.sum(), leaves), strict=True)
+        ]
         constants = {name: torch.zeros(count, dtype=torch.float64) for name in self._constants}
-        slopes = [torch.zeros(leaf.shape, dtype=torch.float64) for leaf in leaves]
-        for image in range(count):
-            found = torch.autograd.grad(
-                scores[image], [*leaves, *self._constants.values()], retain_graph=True, allow_unused=True
-            )
-            for slope, leaf in zip(slopes, found[: len(leaves)], strict=True):
-                if leaf is not None:
-                    slope[image] = leaf[image].double().cpu()
-            for (name, value), slope_ in zip(self._constants.items(), found[len(leaves) :], strict=True):
-                if slope_ is not None:
-                    constants[name][image] = (value.detach() * slope_).double().sum().cpu()
+        # Images share the biases, so that each needs a gradient of its own.
+        each = torch.eye(count, dtype=scores.dtype, device=scores.device)
+        for (name, value), slope in zip(
+            self._constants.items(), self._slopes(scores, list(self._constants.values()), each), strict=True
+        ):
+            if slope is not None:
+                constants[name] = (slope * value.detach()).double().sum(-1).cpu()
         shape = (count, self.rows, vision.layers, vision.heads)
         start, mlps = torch.zeros(shape[:2], dtype=torch.float64), torch.zeros(shape[:3], dtype=torch.float64)
         heads, biases = torch.zeros(shape, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
@@ -268,6 +269,15 @@ class Trace:
         constants["output biases"] = biases
         known = start.sum(-1) + heads.sum((1, 2, 3)) + mlps.sum((1, 2)) + sum(constants.values())
         return Parts(wide, start, heads, mlps, constants, wide - known, self.linear, maps)
+
+    @staticmethod
+    def _slopes(of: Tensor, by: Sequence[Tensor], each: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """Gradients; with `each` [n, ...] one per row of it. None: it does not depend on that."""
+        if not by:
+            return ()
+        return torch.autograd.grad(
+            of, by, each, retain_graph=True, allow_unused=True, is_grads_batched=each is not None
+        )
 
     def _ways(self, terms: Terms, at: Tensor) -> Tensor:
         """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
@@ -340,37 +350,78 @@ class Trace:
         return (rows.var(-1, unbiased=False) + self.visual.ln_post.eps).sqrt()
 
     @torch.no_grad()
-    def without(self, heads: Iterable[Head], means: Sequence[Mapping[int, Tensor]]) -> Tensor:
-        """Logits [B, C] with what these heads add to the rows replaced by its mean: their direct effect.
+    def without(
+        self,
+        heads: Iterable[Head] = (),
+        means: Sequence[Mapping[int, Tensor]] = (),
+        affine: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Logits [B, C] without something.
 
         Args:
-            heads: (layer, head) pairs.
+            heads: (layer, head) pairs: what they add to the rows is replaced by its mean (direct effect).
             means: `head_states` averaged over reference images, [L, H, d] per run and row.
+            affine: A [E, E] and b [E]: every feature f becomes `f A + b`.
         """
-        chosen = [head for head in heads if head not in set(self.visual.left_out)]
-        changed = []
-        for segment in self._segments:
-            if segment.leaf is None:
-                changed.append(segment.out)
-                continue
-            number = next(i for i, final in enumerate(self._finals) if final is segment)
-            spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
-            for row, (place, terms) in self._terms[number].items():
-                for layer, head in chosen:
-                    mean = spread[:, place, None] * means[number][row][layer - 1, head]
-                    weight, _ = _output(self._block(layer), terms.changes[layer - 1])
-                    own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
-                    change = (mean - terms.heads[:, layer - 1, head]) @ own.T
-                    change = change - change.mean(-1, keepdim=True)
-                    delta[:, place] += terms.weights[layer - 1] * change
-            changed.append(segment.out + delta.to(segment.out))
+        outputs = [self._without_heads(s, tuple(heads), means) for s in self._segments]
         spreads = {
             id(out): self._spread(segment).to(out)[..., None]
-            for segment, out in zip(self._segments, changed, strict=True)
+            for segment, out in zip(self._segments, outputs, strict=True)
             if segment.leaf is not None
         }
-        with self._scripted(changed, spreads):
+        with self._scripted(outputs, spreads), self._corrected(affine):
             return self._answer(self.clip)
+
+    def _without_heads(
+        self, segment: Segment, heads: tuple[Head, ...], means: Sequence[Mapping[int, Tensor]]
+    ) -> Tensor:
+        """What a run gave, with the means of some heads in the place of what they added."""
+        chosen = [head for head in heads if head not in set(self.visual.left_out)]
+        if segment.leaf is None or not chosen:
+            return segment.out.clone()  # a tensor of its own: spreads are found by it
+        number = next(i for i, final in enumerate(self._finals) if final is segment)
+        spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
+        for row, (place, terms) in self._terms[number].items():
+            for layer, head in chosen:
+                mean = spread[:, place, None] * means[number][row][layer - 1, head]
+                weight, _ = _output(self._block(layer), terms.changes[layer - 1])
+                own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
+                change = (mean - terms.heads[:, layer - 1, head]) @ own.T
+                change = change - change.mean(-1, keepdim=True)
+                delta[:, place] += terms.weights[layer - 1] * change
+        return segment.out + delta.to(segment.out)
+
+    @contextmanager
+    def _corrected(self, affine: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+        """Within this every feature is changed, after the backbone's own correction."""
+        if affine is None:
+            yield
+            return
+        visual, (A, b) = self.visual, (part.double().cpu() for part in affine)
+        names = ("correction_matrix", "correction_bias", "carried_matrix", "carried_bias")
+        before = {name: visual._buffers[name] for name in names}
+        if visual.correction_matrix is not None and visual.correction_bias is not None:
+            A0, b0 = visual.correction_matrix.double().cpu(), visual.correction_bias.double().cpu()
+            A, b = A0 @ A, b0 @ A + b
+        P = visual.space_matrix().double().cpu()
+        p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.double().cpu()
+        if self._back is None:
+            self._back = torch.linalg.pinv(P)
+        new = (A, b, P @ A @ self._back, (p @ A + b - p) @ self._back)
+        try:
+            for name, value in zip(names, new, strict=True):
+                visual._buffers[name] = value.to(visual.space_matrix())
+            yield
+        finally:
+            visual._buffers.update(before)
+
+    @torch.no_grad()
+    def features(self) -> Tensor:
+        """Features [B, E] of the first row that is read (the class token's, where it is), in float32."""
+        final = self._finals[0]
+        place, _ = self._terms[0][min(self._terms[0])]
+        rows = self.visual.norm_rows(final.out)[:, place]
+        return self.visual.correct(self.visual.into_space(rows)).float().cpu()
 
     @contextmanager
     def _scripted(self, outputs: list[Tensor], spreads: dict[int, Tensor]) -> Iterator[None]:
@@ -403,7 +454,7 @@ def _depends(x: Tensor, leaves: Sequence[Tensor]) -> bool:
     """Whether x was computed from one of the leaves."""
     if not x.requires_grad or not leaves:
         return False
-    found = torch.autograd.grad(x.sum(), leaves, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(x, leaves, torch.ones_like(x), retain_graph=True, allow_unused=True)
     return any(slope is not None for slope in found)
 
 

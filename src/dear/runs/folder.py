@@ -258,10 +258,12 @@ def load_run(
     if not (folder / "adapter.safetensors").is_file():
         raise RunError(f"{folder}: this run was not completed; resume it", hint="adapt-resume")
     clip = backbone if isinstance(backbone, Clip) else _backbone(folder, config, backbone, device)
-    if clip.fingerprint != config.fingerprint and not allow_other:
+    if clip.identity != config.identity and not allow_other:
+        same = clip.fingerprint == config.fingerprint
+        what = "the same image tower with another text tower, temperature, architecture or preprocessing"
         raise RunError(
-            f"{folder}: was trained on {config.backbone} ({config.fingerprint[:19]}…), but this is "
-            f"{clip.name} ({clip.fingerprint[:19]}…); load the one it was trained on"
+            f"{folder}: was trained on {config.backbone} ({config.identity[:19]}…), but {clip.name} "
+            f"({clip.identity[:19]}…) is {what if same else 'another backbone'}; load the one it had"
         )
     clip = corrected_backbone(clip, read_correction(folder, config.correction))
     try:

@@ -31,11 +31,18 @@ _CLOSE_SECONDS = 2.0  # for what is left when the server has answered or given u
 T = TypeVar("T")
 
 
-def make_app(service: Service) -> FastAPI:
-    """The application of a service; it closes the service when it stops."""
+def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
+    """The application of a service; it closes the service when it stops.
+
+    Args:
+        service: what answers.
+        start_decoders: start the processes that decode images before the first request.
+    """
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
+        if start_decoders:
+            service.decoder.start()
         yield
         await anyio.to_thread.run_sync(service.close, _CLOSE_SECONDS)
 

@@ -1,17 +1,18 @@
 """Continuous batching: a batch starts as soon as the device is free, with what waits for it.
 
 Images of many requests wait in one queue that is fair between callers, and one thread computes, so that a
-device is never asked for two things at once; whoever waits gets a future. Other work for the device (class
+device is never asked for two things at once. Other work for the device (class
 texts, in slices) waits in the same queue and is computed between two batches.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,14 +24,36 @@ R = TypeVar("R")
 V = TypeVar("V")
 
 
+class _Request:
+    """Jobs that are answered together, on the event loop that asked."""
+
+    def __init__(self, count: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[list[Any]] = self.loop.create_future()
+        self._results: list[Any] = [None] * count
+        self._left = count
+
+    def set(self, number: int, result: Any) -> None:
+        """Note a result, or the exception in its place."""
+        self._results[number] = result
+        self._left -= 1
+        if self.future.done():
+            return
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        elif not self._left:
+            self.future.set_result(self._results)
+
+
 @dataclass
 class _Waiting:
     """A job in the queue, or a function that is called by itself."""
 
     caller: str
+    request: _Request
+    number: int = 0
     job: Any = None
     function: Callable[[], Any] | None = None
-    future: Future[Any] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
 
@@ -77,25 +100,28 @@ class Batcher(Generic[J, R]):
         with self._changed:
             return self._held.total() > 0 and time.monotonic() - self._progress > seconds
 
-    def submit(self, jobs: Sequence[J], caller: str = "", cost: float = 1.0) -> list[Future[R]]:
-        """Put all jobs of a request into the queue, or none of them.
+    async def compute(self, jobs: Sequence[J], caller: str = "", cost: float = 1.0) -> list[R]:
+        """Results of all jobs of a request, in their order.
 
         Raises:
-            Refused: the queue is full (429) or the service is stopping (503).
+            Refused: the queue is full (429) or the service is stopping (503); then none is computed.
         """
-        waiting = [_Waiting(caller, job) for job in jobs]
-        self._put(waiting, caller, cost)
-        return [one.future for one in waiting]
+        if not jobs:
+            return []
+        request = _Request(len(jobs))
+        self._put([_Waiting(caller, request, n, job) for n, job in enumerate(jobs)], caller, cost)
+        return await request.future
 
-    def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> Future[V]:
+    async def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> V:
         """Call a function in the computing thread when it is the caller's turn.
 
         Raises:
-            Refused: as `submit`.
+            Refused: as `compute`.
         """
-        waiting = _Waiting(caller, function=function)
-        self._put([waiting], caller, cost)
-        return waiting.future
+        request = _Request(1)
+        self._put([_Waiting(caller, request, function=function)], caller, cost)
+        result: V = (await request.future)[0]
+        return result
 
     def _put(self, waiting: list[_Waiting], caller: str, cost: float) -> None:
         with self._changed:
@@ -121,9 +147,7 @@ class Batcher(Generic[J, R]):
         self._thread.join(seconds)
         with self._changed:
             left = self._queue.clear()
-        for one in left:
-            if one.future.set_running_or_notify_cancel():
-                one.future.set_exception(Refused(503, "the service is stopping; ask another one"))
+        _deliver([(one, Refused(503, "the service is stopping; ask another one")) for one in left])
 
     def _work(self) -> None:
         while batch := self._collect():
@@ -150,7 +174,7 @@ class Batcher(Generic[J, R]):
             return batch
 
     def _run(self, batch: list[_Waiting]) -> None:
-        live = [one for one in batch if one.future.set_running_or_notify_cancel()]
+        live = [one for one in batch if not one.request.future.done()]
         began = time.perf_counter()
         results: Sequence[Any] = []
         try:
@@ -158,20 +182,31 @@ class Batcher(Generic[J, R]):
                 results = [live[0].function()]
             elif live:
                 results = self._compute([one.job for one in live])
-            for one, result in zip(live, results, strict=True):
-                one.future.set_result(result)
         except BaseException as error:
-            for one in live:
-                if not one.future.done():
-                    one.future.set_exception(error)
-        finally:
-            with self._changed:
-                self._progress = self._free = time.monotonic()
-                for one in batch:
-                    self._held[one.caller] -= 1
-                self._held = +self._held
+            results = [error] * len(live)
+        _deliver(list(zip(live, results, strict=True)))
+        with self._changed:
+            self._progress = self._free = time.monotonic()
+            for one in batch:
+                self._held[one.caller] -= 1
+            self._held = +self._held
         if self._observe is not None and batch[0].function is None:
             self._observe(len(live), time.perf_counter() - began)
+
+
+def _deliver(answers: Sequence[tuple[_Waiting, Any]]) -> None:
+    """Hand results to the event loops that wait for them, each woken once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Any]]] = {}
+    for one, result in answers:
+        by_loop.setdefault(one.request.loop, []).append((one, result))
+    for loop, own in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(_set_all, own)
+
+
+def _set_all(answers: Sequence[tuple[_Waiting, Any]]) -> None:
+    for one, result in answers:
+        one.request.set(one.number, result)
 
 
 def _is_job(waiting: _Waiting) -> bool:

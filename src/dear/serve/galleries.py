@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +27,7 @@ from dear.serve.store import Adapter
 WAYS = ("features", "heads")
 _CHUNK = 32  # gallery images that wait in the queue at once, so that requests pass between them
 _MOST_KEPT = 32  # galleries times ways to search them that are kept
-Submit = Callable[[Sequence[ImageJob]], list[Future[Tensor]]]
+Compute = Callable[[Sequence[ImageJob]], Awaitable[list[Tensor]]]
 Near = Callable[[str, Tensor], Tensor]  #: cosines [n] of a gallery with a query, in a space; -2: left out
 
 
@@ -143,14 +142,14 @@ class Galleries:
     Args:
         images: of each gallery.
         size: side of CLIP's view of an image.
-        submit: puts jobs into the service's queue.
+        compute: answers jobs in the service's queue.
         most: galleries times ways to search that are kept; the least recently used makes room.
     """
 
     def __init__(
-        self, images: Mapping[str, ImageSet], size: Size, submit: Submit, most: int = _MOST_KEPT
+        self, images: Mapping[str, ImageSet], size: Size, compute: Compute, most: int = _MOST_KEPT
     ) -> None:
-        self._images, self._size, self._submit, self._most = dict(images), size, submit, most
+        self._images, self._size, self._compute_jobs, self._most = dict(images), size, compute, most
         self._kept: OrderedDict[tuple[Hashable, ...], asyncio.Task[Near]] = OrderedDict()
 
     @property
@@ -201,7 +200,7 @@ class Galleries:
     async def _answers(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
         while True:
             try:
-                return list(await asyncio.gather(*map(asyncio.wrap_future, self._submit(jobs))))
+                return await self._compute_jobs(jobs)
             except Refused as error:
                 if error.http_status != 429:
                     raise

@@ -68,7 +68,7 @@ def build(service: RayService) -> Any:
 
     clip = load(service.backbone, device=service.device)
     keys = Keys.load(service.keys) if service.keys is not None else Keys()
-    return make_app(Service(Path(service.runs), clip, service.settings, service.galleries, keys=keys))
+    return make_app(Service(Path(service.runs), clip, service.settings, service.galleries, keys=keys), True)
 
 
 def start(service: RayService, host: str, port: int, address: str | None = None) -> Any:

@@ -34,7 +34,7 @@ def run_server(service: Service, host: str, port: int, **options: Any) -> None:
     """Answer until the process is told to stop; further options are uvicorn's."""
     drain = service.settings.drain_seconds
     config = uvicorn.Config(
-        make_app(service),
+        make_app(service, start_decoders=True),
         host=host,
         port=port,
         http=guarded_protocol(service.settings.limits),

@@ -7,10 +7,11 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from dear.serve.engine import Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
-from dear.serve.keys import Keys
+from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
@@ -83,7 +84,10 @@ class Service:
         recover(folder)
         self.store.refresh()
         size = clip.config.view
-        how = Decoding(size, limits.pixels, settings.reduced_jpeg, limits.decode_seconds, limits.decode_bytes)
+        how = Decoding(
+            size, limits.pixels, settings.reduced_jpeg, limits.decode_seconds,
+            limits.body_bytes, limits.decode_bytes,
+        )  # fmt: skip
         self.decoder = Decoder(settings.decoding(device), how, limits.decoding_pixels)
         engine = Engine(clip, settings.precision, recorder)
         largest, wait = settings.batching(device)
@@ -100,7 +104,7 @@ class Service:
             max(limits.images, queued // 2) if self.keys.required and self.keys.several else None,
             self.metrics.observe_batch,
         )
-        self.galleries = Galleries(galleries or {}, size, self.batcher.submit)
+        self.galleries = Galleries(galleries or {}, size, self.batcher.compute)
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
         self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Method] = OrderedDict()
@@ -134,7 +138,7 @@ class Service:
                 adapter.rows = await prepare_texts(adapter.method, self._in_turn(caller))
             adapter.prepared = True
 
-    def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Future[Any]]:
+    def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
         return lambda function, cost: self.batcher.call(function, caller, cost)
 
     async def on_classes(self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = "") -> Method:
@@ -243,8 +247,7 @@ class Service:
     ) -> list[Tensor | Refused]:
         decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
         good = [one for one in decoded if not isinstance(one, Refused)]
-        futures = self.batcher.submit([job(one) for one in good], caller)
-        computed = iter(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+        computed = iter(await self.batcher.compute([job(one) for one in good], caller))
         return [one if isinstance(one, Refused) else next(computed) for one in decoded]
 
     async def text_features(self, texts: Sequence[str], caller: str = "") -> Tensor:
@@ -262,8 +265,7 @@ class Service:
         with self._in_time():
             for start in range(0, len(texts), _TEXTS_AT_ONCE):
                 some = list(texts[start : start + _TEXTS_AT_ONCE])
-                future = self.batcher.call(lambda some=some: encode(some), caller, len(some))  # type: ignore[misc]
-                parts.append(await asyncio.wrap_future(future))
+                parts.append(await self.batcher.call(partial(encode, some), caller, len(some)))
         return torch.cat(parts)
 
     # -- management -------------------------------------------------------------------------------
@@ -283,9 +285,10 @@ class Service:
     def _try(self, adapter: Adapter) -> None:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
-        (future,) = self.batcher.submit([ImageJob(blank, adapter.method)], "management")
         try:
-            _require_finite(future.result(self.settings.limits.seconds), adapter.card.name)
+            asked = self.batcher.compute([ImageJob(blank, adapter.method)], MANAGEMENT)
+            answer = asyncio.run(asyncio.wait_for(asked, self.settings.limits.seconds))
+            _require_finite(answer[0], adapter.card.name)
         except Exception as error:  # whatever its values make of an image
             raise Refused(400, f"the run cannot be served: it does not answer an image ({error})") from error
 

@@ -7,10 +7,9 @@ keeps.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from dear.methods.calibration import distance_ratio
 
 SLICE = 16  #: classes whose texts are encoded at once on a CPU, between two batches
 SLICE_ON_GPU = 64
-Call = Callable[[Callable[[], Any], float], Future[Any]]  #: runs a function of some cost in its turn
+Call = Callable[[Callable[[], Any], float], Awaitable[Any]]  #: runs a function of some cost in its turn
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,13 @@ async def prepare_texts(method: Method, call: Call, base: Rows | None = None) ->
     """
     size = SLICE if method.clip.device.type == "cpu" else SLICE_ON_GPU
     if not method.open_classes:
-        await asyncio.wrap_future(call(lambda: _answer(method), 1.0))
+        await call(partial(_answer, method), 1.0)
         return None
     parts: list[Rows] = []
     for start in range(0, len(method.classes), size):
         names = method.classes[start : start + size]
-        parts.append(await asyncio.wrap_future(call(lambda names=names: _rows(method, names), len(names))))  # type: ignore[misc]
-    found: Rows = await asyncio.wrap_future(call(lambda: _fill(method, parts, base), 1.0))
+        parts.append(await call(partial(_rows, method, names), len(names)))
+    found: Rows = await call(partial(_fill, method, parts, base), 1.0)
     return found
 
 

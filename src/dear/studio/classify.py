@@ -92,20 +92,22 @@ def open_uploads(paths: Sequence[str]) -> list[tuple[str, Image.Image]]:
     if len(paths) > MOST_IMAGES:
         raise InputError(f"{len(paths)} images at once are too many; choose at most {MOST_IMAGES}")
     found: list[tuple[str, Image.Image]] = []
-    pixels = 0
     for path in paths:
         name = Path(path).name
         try:
-            image = open_image(path)
+            found.append((name, open_image(path)))
         except InputError as error:
             raise InputError(str(error).replace(str(path), name)) from None
-        pixels += image.width * image.height
-        if pixels > MAX_PIXELS:
-            raise InputError(
-                f"{name}: with it the images have more than {MAX_PIXELS:,} pixels together; choose fewer"
-            )
-        found.append((name, image))
+        _check_total(found)
     return found
+
+
+def _check_total(images: Sequence[tuple[str, Image.Image]]) -> None:
+    """Refuse images that are too large together."""
+    if sum(image.width * image.height for _, image in images) > MAX_PIXELS:
+        raise InputError(
+            f"{images[-1][0]}: with it the images have more than {MAX_PIXELS:,} pixels together; choose fewer"
+        )
 
 
 def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]], list[str]]:
@@ -126,6 +128,7 @@ def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]
             found += open_uploads([path])
         except InputError as error:
             complaints.append(str(error))
+        _check_total(found)
     if not found or not complaints:  # nothing to show, or too large together
         raise first
     return found, complaints

@@ -1,0 +1,662 @@
+"""Why a model answers as it does: its score as a sum over heads, tokens and patches, and other answers.
+
+The score of a class is compared with that of another, the runner-up unless one is named. Both are taken apart
+exactly (`dear.heads.parts`) and shown above the mean of all classes, which changes no answer. Answers without
+something are computed, not guessed: without the heads of a role (what they add to the feature replaced by its
+mean over reference images), and without a concept (its heads, and the span of its words in the feature).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear._io.progress import Progress
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.errors import UsageError
+from dear.heads.contributions import head_maps
+from dear.heads.groups import Head, HeadGroups, head_groups
+from dear.heads.known_roles import known_roles
+from dear.heads.parts import Parts, Trace, means_of
+from dear.heads.repair import span_basis
+from dear.heads.roles import RoleMap
+from dear.heads.values import known_concepts, readable_words, value_features
+from dear.methods.calibration import apply_scales
+from dear.runs.batches import Images, image_set, over_batches, pixels_for
+
+if TYPE_CHECKING:
+    from dear.runs.model import Model
+
+REFERENCE = 96  #: reference images at most
+BATCH = 16
+MLPS, EMBEDDING, CONSTANTS, CALIBRATION, UNKNOWN = (
+    "MLPs",
+    "Embedding",
+    "Constants",
+    "Calibration",
+    "Not taken apart",
+)
+_TOP_HEADS, _NEIGHBORS = 6, 6
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A part of the score, for the class and for the one it is compared with, above the mean of all."""
+
+    name: str
+    kind: str  #: "role", "layer", "heads", "token" or "rest"
+    answer: float
+    other: float
+
+    @property
+    def decides(self) -> float:
+        """What it adds to the difference of the two."""
+        return self.answer - self.other
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """One head's part."""
+
+    layer: int  #: counted from 1
+    head: int  #: counted from 0
+    group: str
+    answer: float
+    other: float
+    phrases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """The answer without something."""
+
+    name: str  #: of a group of heads, or of a concept
+    lost: float  #: of the difference between the two classes
+    beyond: float  #: the same beyond what as many random directions would take on average
+    answer: str
+    probability: float
+    value: str = ""  #: of a concept: the word nearest to the image
+    heads: int = 0  #: how many are left out
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why one image is answered as it is: the bars sum to `score`, for the class and for the other."""
+
+    image: str
+    answer: str  #: the class that is explained
+    other: str  #: the class it is compared with
+    probabilities: tuple[tuple[str, float], ...]  #: likeliest first
+    scores: tuple[float, float]  #: of both, above the mean of all classes
+    bars: tuple[Bar, ...]
+    heads: tuple[HeadPart, ...]  #: the most telling ones
+    maps: Mapping[str, Tensor]  #: by group, and "" for all heads: [2, S, S], parts of both scores by patch
+    roles: tuple[Otherwise, ...] = ()  #: answers without the heads of a group
+    concepts: tuple[Otherwise, ...] = ()  #: answers without a concept; what the answer rests on most, first
+    neighbors: tuple[int, ...] = ()  #: reference images most alike in the heads that decide
+    exact: float = 1.0  #: share of the parts that is taken apart exactly
+    notices: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The explanation in words."""
+        sure = dict(self.probabilities)
+        told = f"Answered {self.answer} ({_percent(sure[self.answer])}) rather than {self.other}"
+        if self.answer != self.probabilities[0][0]:
+            told = (
+                f"The answer is {self.probabilities[0][0]}; {self.answer} ({_percent(sure[self.answer])}) is"
+            )
+            told += f" compared with {self.other}"
+        first = next((c for c in self.concepts if c.beyond > 0), None)
+        if first is not None:
+            told += f", mostly by {first.name} ({first.value})."
+            same = first.answer == self.answer
+            without = "stays" if same else "would be"
+            told += (
+                f" Without {first.name} the answer {without} {first.answer} ({_percent(first.probability)})."
+            )
+            return told
+        bar = max((bar for bar in self.bars if bar.kind != "rest"), key=lambda b: b.decides)
+        return f"{told}, mostly by {bar.name}."
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON, without the maps."""
+        return {
+            "image": self.image,
+            "answer": self.answer,
+            "against": self.other,
+            "probabilities": {name: round(p, 6) for name, p in self.probabilities},
+            "scores": [round(score, 6) for score in self.scores],
+            "sentence": self.sentence,
+            "bars": [
+                {"name": b.name, "kind": b.kind, "answer": round(b.answer, 6), "against": round(b.other, 6)}
+                for b in self.bars
+            ],
+            "heads": [
+                {
+                    "layer": h.layer,
+                    "head": h.head,
+                    "group": h.group,
+                    "answer": round(h.answer, 6),
+                    "against": round(h.other, 6),
+                    "phrases": list(h.phrases[:5]),
+                }
+                for h in self.heads
+            ],
+            "without_heads": [_otherwise(o) for o in self.roles],
+            "without_concepts": [_otherwise(o) for o in self.concepts],
+            "exact_share": round(self.exact, 4),
+            "notices": list(self.notices),
+        }
+
+
+def _otherwise(found: Otherwise) -> dict[str, Any]:
+    known: dict[str, Any] = {"value": found.value} if found.value else {}
+    return {
+        "name": found.name,
+        "lost": round(found.lost, 6),
+        "beyond_chance": round(found.beyond, 6),
+        "answer": found.answer,
+        "probability": round(found.probability, 6),
+        "heads": found.heads,
+        **known,
+    }
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is known of reference images: means of heads, mean feature, and heads' outputs."""
+
+    images: ImageSet
+    means: list[dict[int, Tensor]]
+    center: Tensor  #: [E], mean feature
+    states: Tensor  #: [n, L, H, d], of the class token, divided by its spread
+
+
+class Explainer:
+    """Explains the answers of a model.
+
+    Args:
+        model: what answers.
+        reference: images whose means heads are replaced with, and in which neighbors are looked for (the
+            training images, usually); None: no answer without something can be given.
+        roles: role map; None: the method's, or the backbone's own.
+        mode: way to predict; None: the usual one.
+        progress: called with ("reference", images done, images in all).
+
+    Raises:
+        UsageError: the backbone pools its tokens by attention.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        reference: ImageSet | None = None,
+        roles: RoleMap | None = None,
+        mode: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model = model
+        self.method = model.bound
+        self.mode = model.pick_mode(mode)
+        self.role_map = roles or self.method.roles or known_roles(model.clip.plain)
+        self.groups: HeadGroups = head_groups(model.clip.config.vision, self.role_map)
+        self.images = None if reference is None else _some(reference, REFERENCE)
+        self._progress = progress
+
+    # -- computing --------------------------------------------------------------------------------
+
+    def trace(self, pixels: Tensor) -> Trace:
+        """The model's calibrated logits of normalized pixels [B, 3, S, S], to be taken apart."""
+        scales, bound = self.model.scales(self.mode), {}
+
+        def answer(clip: Clip) -> Tensor:
+            if clip not in bound:  # bound once: texts are kept
+                bound[clip] = self.method.bound(clip)
+            logits = bound[clip](pixels)[self.mode]
+            return logits if scales is None else apply_scales(logits, scales.to(logits))
+
+        return Trace(self.method.clip, answer)
+
+    @cached_property
+    def reference(self) -> Reference | None:
+        """The reference images, run once."""
+        if self.images is None:
+            return None
+
+        def run(some: ImageSet, rows: list[int]) -> tuple[Trace, Tensor, Tensor]:
+            trace = self.trace(pixels_for(self.method.clip, some, rows))
+            states = trace.head_states()[0]
+            return trace, trace.features(), states[min(states)].float()
+
+        parts, _ = over_batches(
+            self.images,
+            run,
+            self.method.clip.device,
+            unreadable="skip",
+            progress=self._progress,
+            stage="reference",
+            batch=BATCH,
+        )
+        means = means_of(trace for trace, _, _ in parts)
+        features = torch.cat([features for _, features, _ in parts])
+        return Reference(self.images, means, features.mean(0), torch.cat([states for *_, states in parts]))
+
+    @cached_property
+    def concepts(self) -> dict[str, tuple[tuple[str, ...], Tensor, Tensor]]:
+        """Per concept the words that the backbone reads, their features [K, E], and their span [E, E]."""
+        clip, found = self.model.clip, {}
+        for name, concept in known_concepts().items():
+            if clip.tokenizer is not None and len(readable_words(clip, concept.words)) > 1:
+                words, features = value_features(clip, concept)
+                basis = span_basis(features)
+                found[name] = (words, features, (basis.T @ basis).float())
+        return found
+
+    # -- explanations -----------------------------------------------------------------------------
+
+    def explain(
+        self,
+        images: Images,
+        answer: str | None = None,
+        against: str | None = None,
+        progress: Progress | None = None,
+    ) -> list[Explanation]:
+        """Explain the answers for images.
+
+        Args:
+            images: files or Pillow images, or an image set.
+            answer: the class to explain; None: the answer.
+            against: the class to compare with; None: the likeliest other one.
+            progress: called with ("images", images done, images in all).
+
+        Raises:
+            UsageError: a class is not the model's, or it has one class only.
+        """
+        chosen = [None if name is None else self._class(name) for name in (answer, against)]
+        if len(self.model.classes) < 2:
+            raise UsageError("with one class there is nothing to compare an answer with; add another class")
+        if chosen[0] is not None and chosen[0] == chosen[1]:
+            raise UsageError(f"{answer!r} cannot be compared with itself; name another class to compare with")
+        found = image_set(images)
+
+        def run(some: ImageSet, rows: list[int]) -> list[Explanation]:
+            trace = self.trace(pixels_for(self.method.clip, some, rows))
+            return self._explained(trace, [found.key(row) for row in rows], chosen)
+
+        parts, _ = over_batches(images, run, self.method.clip.device, progress=progress, batch=BATCH)
+        return [explanation for part in parts for explanation in part]
+
+    def _class(self, name: str) -> int:
+        classes = self.model.classes
+        same = [c for c, known in enumerate(classes) if known.casefold() == name.casefold()]
+        if not same:
+            raise UsageError(f"the model has no class {name!r}; it has {', '.join(classes[:12])}")
+        return same[0]
+
+    def pairs(self, logits: Tensor, chosen: Sequence[int | None] = (None, None)) -> Tensor:
+        """The class to explain and the one to compare with, [B, 2]."""
+        order = logits.argsort(dim=1, descending=True, stable=True).tolist()
+        found = []
+        for row in order:
+            first = chosen[0] if chosen[0] is not None else next(c for c in row if c != chosen[1])
+            second = chosen[1] if chosen[1] is not None else next(c for c in row if c != first)
+            found.append([first, second])
+        return torch.tensor(found)
+
+    def questions(self, pairs: Tensor) -> Tensor:
+        """Both classes above the mean of all, [2, B, C]."""
+        return F.one_hot(pairs.T, len(self.model.classes)).double() - 1 / len(self.model.classes)
+
+    def _explained(
+        self, trace: Trace, names: Sequence[str], chosen: Sequence[int | None]
+    ) -> list[Explanation]:
+        logits = trace.logits.cpu()
+        pairs = self.pairs(logits, chosen)
+        questions = self.questions(pairs)
+        parts = trace.parts(questions, patches=True)
+        assert parts.patches is not None
+        table = self.table(parts, questions)
+        everything = parts.patches.sum(2)  # [2, B, L, H, S, S], over the rows
+        by_head = parts.heads.sum(2)  # [2, B, L, H]
+        probabilities = logits.float().softmax(-1)
+        roles, concepts = self._otherwise(trace, pairs, logits)
+        near = self._neighbors(trace, by_head)
+        lost = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
+        whole = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
+        notices = tuple(self.notices(trace))
+        found = []
+        for b, name in enumerate(names):
+            order = probabilities[b].argsort(descending=True, stable=True).tolist()
+            maps = {"": everything[:, b].sum((1, 2))}
+            for group, heads in self.groups.heads.items():
+                maps[group] = sum((everything[:, b, layer - 1, h] for layer, h in heads), torch.zeros(()))
+            found.append(
+                Explanation(
+                    image=name,
+                    answer=self.model.classes[int(pairs[b, 0])],
+                    other=self.model.classes[int(pairs[b, 1])],
+                    probabilities=tuple((self.model.classes[c], float(probabilities[b, c])) for c in order),
+                    scores=(float(parts.score[0, b]), float(parts.score[1, b])),
+                    bars=tuple(
+                        Bar(key, self._kind(key), float(value[0, b]), float(value[1, b]))
+                        for key, value in table.items()
+                    ),
+                    heads=self._heads(by_head[:, b]),
+                    maps=maps,
+                    roles=tuple(each[b] for each in roles),
+                    concepts=tuple(sorted((each[b] for each in concepts), key=lambda c: -c.beyond)),
+                    neighbors=near[b] if near else (),
+                    exact=1 - float(lost[b] / whole[b]) if float(whole[b]) else 1.0,
+                    notices=notices,
+                )
+            )
+        return found
+
+    def table(self, parts: Parts, questions: Tensor) -> dict[str, Tensor]:
+        """The parts by name, [Q, B] each: their sum is the score."""
+        heads = parts.heads[:, :, 0]
+        found = {
+            name: sum((heads[:, :, layer - 1, head] for layer, head in keys), torch.zeros(()))
+            for name, keys in self.groups.heads.items()
+        }
+        found[MLPS] = parts.mlps[:, :, 0].sum(-1)
+        found[EMBEDDING] = parts.start[:, :, 0]
+        votes = parts.rows()
+        for name, places in self._tokens(votes.shape[-1] - 1).items():
+            found[name] = votes[:, :, places].sum(-1)
+        removed = {key: value for key, value in parts.constants.items() if key.startswith("correction")}
+        if removed:
+            found[self._removal] = sum(removed.values(), torch.zeros(()))
+        constant = sum((v for key, v in parts.constants.items() if key not in removed), torch.zeros(()))
+        scales = self.model.scales(self.mode)
+        shift = torch.zeros_like(parts.score)
+        if scales is not None and bool((scales[2] != 0).any()):
+            shift = questions.to(torch.float64) @ scales[2].double().cpu()
+            found[CALIBRATION] = shift
+        rest = parts.rest - shift
+        if parts.linear:
+            constant = constant + rest
+        else:
+            found[UNKNOWN] = rest
+        found[CONSTANTS] = constant
+        return {name: value.expand_as(parts.score) for name, value in found.items()}
+
+    @property
+    def _removal(self) -> str:
+        correction = self.model.clip.correction
+        return f"Removal of {correction.note}" if correction is not None and correction.note else "Removal"
+
+    def _tokens(self, count: int) -> dict[str, list[int]]:
+        """Extra tokens by name: their rows."""
+        names = getattr(self.method, "attributes", None)
+        if not count:
+            return {}
+        if names and count % len(names) == 0:
+            each = count // len(names)
+            return {
+                f"Token {name}": list(range(1 + i * each, 1 + (i + 1) * each)) for i, name in enumerate(names)
+            }
+        return {"Tokens": list(range(1, 1 + count))}
+
+    def _kind(self, name: str) -> str:
+        if name in self.groups.named:
+            return "role" if self.groups.by_role else "layer"
+        if name in self.groups.heads:
+            return "heads"
+        return "token" if name.startswith("Token") else "rest"
+
+    def _heads(self, parts: Tensor) -> tuple[HeadPart, ...]:
+        """The heads that decide most, from parts [2, L, H]."""
+        owner = {key: name for name, keys in self.groups.heads.items() for key in keys}
+        size = parts.shape[-1]
+        order = (parts[0] - parts[1]).abs().flatten().argsort(descending=True)[:_TOP_HEADS].tolist()
+        found = []
+        for place in order:
+            key = (place // size + 1, place % size)
+            known = self.role_map is not None and key in self.role_map.table
+            phrases = self.role_map[key].phrases if known and self.role_map is not None else ()
+            values = parts[:, key[0] - 1, key[1]]
+            found.append(HeadPart(*key, owner[key], float(values[0]), float(values[1]), tuple(phrases)))
+        return tuple(found)
+
+    def notices(self, trace: Trace) -> list[str]:
+        """What a reader should know."""
+        found = [self.groups.notice] if self.groups.notice else []
+        if self.images is None:
+            found.append("There are no reference images, so answers without something cannot be computed.")
+        if not trace.linear:
+            found.append(
+                f"{self.method.title} compares an image with its training images by a kernel: that part of "
+                "the score cannot be taken apart exactly and is one bar."
+            )
+        return found
+
+    # -- other answers ----------------------------------------------------------------------------
+
+    def _otherwise(
+        self, trace: Trace, pairs: Tensor, logits: Tensor
+    ) -> tuple[list[list[Otherwise]], list[list[Otherwise]]]:
+        """Answers without the heads of each group, and without each concept: [..][B]."""
+        known = self.reference
+        if known is None:
+            return [], []
+        roles = [
+            self._changed(name, trace.without(heads, known.means), pairs, logits, len(heads))
+            for name, heads in self.groups.named.items()
+        ]
+        concepts = []
+        features = trace.features() - known.center  # [B, E]
+        for name, (words, texts, span) in self.concepts.items():
+            heads = () if self.role_map is None else self.role_map.select(concept=name)
+            affine = torch.eye(len(span)) - span, known.center @ span
+            new = trace.without(heads, known.means, affine)
+            nearest = (features @ (texts - texts.mean(0)).T).argmax(-1).tolist()
+            values = [words[place] for place in nearest]
+            share = float(span.trace()) / len(span)
+            concepts.append(self._changed(name, new, pairs, logits, len(heads), share, values))
+        return roles, concepts
+
+    def _changed(
+        self,
+        name: str,
+        new: Tensor,
+        pairs: Tensor,
+        logits: Tensor,
+        heads: int,
+        share: float = 0.0,
+        values: Sequence[str] | None = None,
+    ) -> list[Otherwise]:
+        """What new logits change; `share` of the feature's directions was removed for them."""
+        new = new.float().cpu()
+        best = new.softmax(-1).max(-1)
+        margins = [(own.gather(1, pairs)[:, 0] - own.gather(1, pairs)[:, 1]) for own in (logits.float(), new)]
+        return [
+            Otherwise(
+                name,
+                float(margins[0][b] - margins[1][b]),
+                float(margins[0][b] * (1 - share) - margins[1][b]),
+                self.model.classes[int(best.indices[b])],
+                float(best.values[b]),
+                "" if values is None else values[b],
+                heads,
+            )
+            for b in range(len(new))
+        ]
+
+    @cached_property
+    def _maps(self) -> Tensor:
+        clip = self.method.clip
+        return head_maps(clip, range(1, clip.config.vision.layers + 1)).float().cpu()
+
+    def _neighbors(self, trace: Trace, parts: Tensor) -> list[tuple[int, ...]]:
+        """Reference images most alike in the heads of the group that decides, for parts [2, B, L, H]."""
+        known = self.reference
+        if known is None:
+            return []
+        states = trace.head_states()[0]
+        own = states[min(states)].float()
+        found = []
+        for b in range(len(own)):
+            decides = parts[0, b] - parts[1, b]
+            named = self.groups.named
+            best = max(named, key=lambda g: float(sum(decides[layer - 1, h] for layer, h in named[g])))
+            spaces = [self._space(states_, named[best]) for states_ in (known.states, own[b : b + 1])]
+            center = spaces[0].mean(0)
+            alike = F.normalize(spaces[0] - center, dim=-1) @ F.normalize(spaces[1] - center, dim=-1).T
+            found.append(tuple(alike[:, 0].argsort(descending=True)[:_NEIGHBORS].tolist()))
+        return found
+
+    def _space(self, states: Tensor, heads: Sequence[Head]) -> Tensor:
+        """What heads add to the feature, side by side, [n, heads x E]."""
+        terms = [states[:, layer - 1, h] @ self._maps[layer - 1, h] for layer, h in heads]
+        return torch.cat(terms, dim=-1)
+
+
+def _some(images: ImageSet, most: int) -> ImageSet:
+    """At most so many images, as many of each class as there is room for."""
+    if len(images) <= most:
+        return images
+    order: list[int] = []
+    places = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
+    for turn in range(max(len(own) for own in places)):
+        order += [own[turn] for own in places if turn < len(own)]
+    return images.subset(sorted(order[:most]))
+
+
+@dataclass(frozen=True)
+class SetExplanation:
+    """Which parts carry the answers for a labeled set."""
+
+    name: str
+    classes: tuple[str, ...]
+    parts: tuple[str, ...]  #: names of the parts
+    labels: Tensor  #: [n]
+    answers: Tensor  #: [n]
+    values: Tensor  #: [n, parts], of the answer's score above the mean of all classes
+    images: tuple[str, ...]
+    unusual: tuple[int, ...] = field(default=())  #: images answered for an unusual reason, the oddest first
+    distances: tuple[float, ...] = field(default=())  #: how unusual they are
+    notices: tuple[str, ...] = ()
+
+    def mixture(self, label: int, right: bool) -> Tensor | None:
+        """Mean parts of the right (or wrong) answers for images of a class, [parts]; None: there are none."""
+        chosen = (self.labels == label) & ((self.answers == self.labels) == right)
+        return self.values[chosen].mean(0) if bool(chosen.any()) else None
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        rows: dict[str, dict[str, dict[str, float]]] = {}
+        for label, name in enumerate(self.classes):
+            for right in (True, False):
+                mixture = self.mixture(label, right)
+                if mixture is not None:
+                    values = {part: round(float(v), 4) for part, v in zip(self.parts, mixture, strict=True)}
+                    rows.setdefault(name, {})["right" if right else "wrong"] = values
+        return {
+            "images": len(self.labels),
+            "accuracy": round(float((self.answers == self.labels).float().mean()), 6),
+            "classes": rows,
+            "unusual": [
+                {
+                    "image": self.images[place],
+                    "answer": self.classes[int(self.answers[place])],
+                    "class": self.classes[int(self.labels[place])],
+                    "distance": round(distance, 3),
+                }
+                for place, distance in zip(self.unusual, self.distances, strict=True)
+            ],
+            "notices": list(self.notices),
+        }
+
+
+def explain_set(
+    explainer: Explainer, images: ImageSet, progress: Progress | None = None, most: int = 12
+) -> SetExplanation:
+    """Take the answers for a labeled set apart, and find those with an unusual mixture of parts.
+
+    The mixture of an image is compared with those of all images that got the same answer: how far each part
+    lies from their mean, in their standard deviations, and the root of the mean square of that.
+
+    Raises:
+        UsageError: the model does not know the set's classes.
+    """
+    model = explainer.model
+    known, labels = model.for_labels(images)
+    if known is not model:
+        raise UsageError(
+            f"{images.name}: has classes that the model does not know; explain images of its own classes "
+            f"({', '.join(model.classes[:8])})"
+        )
+    notices: list[str] = []
+
+    def run(some: ImageSet, rows: list[int]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        trace = explainer.trace(pixels_for(explainer.method.clip, some, rows))
+        notices[:] = explainer.notices(trace)
+        pairs = explainer.pairs(trace.logits.cpu())
+        questions = explainer.questions(pairs)[:1]
+        table = explainer.table(trace.parts(questions), questions)
+        return pairs[:, 0], torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
+
+    parts, problems = over_batches(
+        images, run, explainer.method.clip.device, unreadable="skip", progress=progress, batch=BATCH
+    )
+    keep = [row for row in range(len(images)) if row not in problems]
+    answers = torch.cat([part[0] for part in parts])[keep]
+    values = torch.cat([part[1] for part in parts])[keep]
+    distances = torch.zeros(len(keep), dtype=torch.float64)
+    for answer in answers.unique().tolist():
+        own = answers == answer
+        if int(own.sum()) > 2:
+            spread = values[own].std(0).clamp(min=1e-9)
+            distances[own] = ((values[own] - values[own].mean(0)) / spread).square().mean(-1).sqrt()
+    order = distances.argsort(descending=True, stable=True)[:most].tolist()
+    return SetExplanation(
+        images.name,
+        model.classes,
+        parts[0][2],
+        labels.cpu()[keep],
+        answers,
+        values,
+        tuple(images.key(row) for row in keep),
+        tuple(order),
+        tuple(float(distances[place]) for place in order),
+        tuple(dict.fromkeys(notices)),
+    )
+
+
+@torch.no_grad()
+def where(clip: Clip, image: Any, phrase: str) -> Tensor:
+    """Where in an image a phrase is seen, [S, S]: parts of its score above other words', by patch.
+
+    The score is the cosine with the phrase minus the mean cosine with the words of all known concepts; no
+    training is needed.
+
+    Raises:
+        UsageError: the phrase is empty, or the backbone pools its tokens by attention.
+    """
+    if not phrase.strip():
+        raise UsageError("say what to look for, in a word or a short phrase")
+    words = [word for concept in known_concepts().values() for word in readable_words(clip, concept.words)]
+    texts = F.normalize(clip.encode_text([f"a photo of {phrase.strip()}", *words[::3]]).float(), dim=-1)
+    pixels = pixels_for(clip, image_set([image]), [0])
+    trace = Trace(
+        clip,
+        lambda other: clip.logit_scale * F.normalize(other.encode_image(pixels).float(), dim=-1) @ texts.T,
+    )
+    question = torch.full((1, len(texts)), -1 / (len(texts) - 1), dtype=torch.float64)
+    question[0, 0] = 1.0
+    patches = trace.parts(question, patches=True).patches
+    assert patches is not None
+    return patches[0, 0].sum((0, 1, 2))

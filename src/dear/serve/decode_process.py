@@ -1,0 +1,402 @@
+"""Processes that decode images: forked from one that has loaded the decoders, limited, and killed when late.
+
+They also free the service from the decoders' Python parts, which hold the interpreter's lock: threads of one
+process decode a few hundred files a second however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import io
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+from PIL import Image
+
+from dear._io import jpeg
+from dear._io.image_file import FORMATS, Size, Source, open_image, side_of, view_pixels
+from dear._io.image_header import read_header
+from dear.errors import InputError
+from dear.serve.errors import Refused
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dear.serve.decode import Decoder, Task
+
+# A JPEG may be decoded at a scale that leaves at least this many times the wanted side. Features then stay
+# within a cosine distance of 2e-4 of those of the whole decoding (benchmarks/serve.py draft).
+REDUCED = 4
+_SHORT = 2**20  # bytes; memory of longer files is given back
+_MOST_SENTENCE = 4000  # bytes
+_ENDED = "the image ended the program that was to decode it"
+_REQUEST = struct.Struct("<IQ")  # length of the file, pixels that it may have
+_REPLY = struct.Struct("<HId")  # status (0: pixels), length of the answer, processor time so far
+_START = "from dear.serve.decode_process import template; template()"
+# Memory of a large image goes back to the system when it is freed.
+_MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+}
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a file becomes pixels."""
+
+    size: Size  #: side S of the square, or the whole rule
+    most_pixels: int  #: of an image before it is resized
+    reduced: bool = False  #: decode large JPEG files at a reduced scale: faster, pixels a little off
+    seconds: float = 3.0  #: after which a decoding process is killed
+    most_content: int = 32 * 2**20  #: bytes of a file
+    most_bytes: int = 2**30  #: of memory that a decoding process may take beyond what it has at its start
+
+    def cost(self, content: bytes) -> int:
+        """Pixels to decode, as the header says; the most that are allowed where it cannot be read.
+
+        Raises:
+            Refused: the image is too large, or a JPEG of too many scans.
+        """
+        header = read_header(content)
+        if header is None:
+            return self.most_pixels if len(content) > 64 else 0
+        if header.pixels > self.most_pixels:
+            raise Refused(
+                413,
+                f"{header.width} x {header.height} pixels are more than {self.most_pixels:,}; "
+                "make it smaller",
+            )
+        if header.cost > self.most_pixels:
+            raise Refused(
+                413,
+                f"{header.scans} scans of {header.width} x {header.height} pixels take too long to decode; "
+                "save it as an ordinary JPEG",
+            )
+        return header.cost
+
+    def pixels(self, content: bytes, most_pixels: int) -> bytes:
+        """The bytes of uint8 [3, S, S].
+
+        Raises:
+            Refused: it is no image, damaged, or has more pixels than its header said.
+        """
+        try:
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                if image.width * image.height > most_pixels:
+                    raise Refused(413, f"{image.width} x {image.height} pixels are more than its header says")
+                if self.reduced and image.format == "JPEG":  # the decoder can halve, quarter and eighth
+                    image.draft("RGB", (REDUCED * side_of(self.size),) * 2)
+                    return self._view(open_image(image))
+        except Refused:
+            raise
+        except Exception:  # the library's own reader has the better sentence
+            pass
+        try:
+            return self._view(open_image(content))
+        except InputError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise Refused(413, "takes too much memory to decode; make it smaller") from None
+            raise Refused(400, _reason(error)) from None
+        except MemoryError:
+            raise Refused(413, "takes too much memory to decode; make it smaller") from None
+
+    def _checked(self, content: bytes, most_pixels: int) -> Source:
+        """The file, or an image at a reduced scale; refused where it is larger than its header said."""
+        header = None if self.reduced else jpeg.read_header(content)
+        try:
+            if header is not None:
+                width, height = header.width, header.height
+            else:
+                width, height, reduced = self._opened(content)
+                if reduced is not None:
+                    return reduced
+        except Exception:  # the library's reader has the better sentence
+            return content
+        if width * height > most_pixels:
+            raise Refused(413, f"{width} x {height} pixels are more than its header says")
+        return content
+
+    def _opened(self, content: bytes) -> tuple[int, int, Image.Image | None]:
+        """Width and height by Pillow, and the image where it is decoded at a reduced scale."""
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            width, height = image.size
+            if self.reduced and image.format == "JPEG":  # the decoder can halve, quarter and eighth
+                image.draft("RGB", (REDUCED * side_of(self.size),) * 2)
+                if image.size != (width, height):
+                    return width, height, open_image(image)
+        return width, height, None
+
+    def _view(self, source: Source) -> bytes:
+        found: bytes = view_pixels(source, self.size).transpose(2, 0, 1).tobytes()
+        return found
+
+
+class Worker:
+    """A process that decodes one file after another; it ends with this one, whichever way that ends.
+
+    File and pixels are in memory that both have; the line between them carries a few bytes for each.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._how = decoder.how
+        self.task: Task | None = None
+        self.pid = 0  #: known when it is ready
+        self._handle = -1
+        self._ready = False
+        self._heard = b""
+        self._used = 0.0  # processor time until its last answer
+        self._timer: asyncio.TimerHandle | None = None
+        self._memory, descriptor = _shared_memory(_room(self._how))
+        self.line, other = socket.socketpair()
+        self.line.setblocking(False)
+        try:
+            Template.running().fork(other, descriptor)
+            how = msgspec.json.encode(self._how)
+            self.line.send(_REQUEST.pack(len(how), 0) + how)
+        finally:
+            other.close()
+            os.close(descriptor)
+        decoder.loop.add_reader(self.line, self.hear)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for a file."""
+        return self._ready and self.task is None
+
+    def decode(self, task: Task) -> None:
+        """Begin with a file; `hear` is called when it is done."""
+        content = task.upload.content
+        self.task = task
+        self._timer = self._decoder.loop.call_later(self._how.seconds, self._late)
+        try:
+            self._memory[: len(content)] = content
+            self.line.send(_REQUEST.pack(len(content), max(task.cost, 1)))
+        except ValueError:  # longer than the room for it
+            self._done(Refused(413, "the file is too long"))
+        except OSError:
+            self._end(Refused(400, _ENDED), again=True)
+
+    def hear(self) -> None:
+        """Take what the process says."""
+        try:
+            data = self.line.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(Refused(400, _ENDED), again=True)
+            return
+        self._heard += data
+        while len(self._heard) >= _REPLY.size:
+            status, length, self._used = _REPLY.unpack(self._heard[: _REPLY.size])
+            self._heard = self._heard[_REPLY.size :]
+            if self._ready:
+                self._done(self._found(status, length))
+            else:
+                self._greet(length)
+        self._decoder.dispatch()
+
+    def _greet(self, pid: int) -> None:
+        """The process is ready."""
+        self.pid, self._ready = pid, True
+        with contextlib.suppress(OSError, AttributeError):  # not on every system
+            self._handle = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        """End the process; one that is gone is not mistaken for another."""
+        with contextlib.suppress(OSError):
+            if self._handle >= 0:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            elif self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _found(self, status: int, length: int) -> Tensor | Refused:
+        import torch  # not above: a decoding process has no use for it
+
+        place = _answer_at(self._how)
+        if status:
+            return Refused(status, self._memory[place : place + length].decode())
+        side = side_of(self._how.size)
+        found = torch.frombuffer(self._memory, dtype=torch.uint8, count=length, offset=place)
+        return found.clone().view(3, side, side)
+
+    def _done(self, found: Tensor | Refused) -> None:
+        """The file was decoded or refused; the process waits for the next."""
+        task, self.task = self.task, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if task is not None:
+            if len(task.upload.content) > _SHORT and hasattr(mmap, "MADV_REMOVE"):
+                self._memory.madvise(mmap.MADV_REMOVE, 0, _answer_at(self._how))
+            self._decoder.released(task)
+            self._decoder.finish(task, found)
+
+    def _late(self) -> None:
+        """The file took too long: the process is killed."""
+        seconds = self._how.seconds
+        reason = Refused(413, f"takes longer than {seconds:g} seconds to decode; make it smaller")
+        # With hardly any processor time it was stopped, or others were busy: not the image's fault.
+        self._end(reason, again=_cpu_seconds(self.pid) - self._used < seconds / 2)
+
+    def _end(self, reason: Refused, again: bool) -> None:
+        """End the process; its file is refused, or tried once more by another."""
+        self._decoder.loop.remove_reader(self.line)
+        self.kill()
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        self.line.close()
+        task, self.task, started, self._ready = self.task, None, self._ready, False
+        if self._timer is not None:
+            self._timer.cancel()
+        if task is not None:
+            self._decoder.released(task)
+            if again:
+                self._decoder.again(task, reason)
+            else:
+                self._decoder.finish(task, reason)
+        self._decoder.ended(self, started)
+
+
+def _answer_at(how: Decoding) -> int:
+    """Where the answer begins in the shared memory; before it lies the file."""
+    return -(-how.most_content // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _room(how: Decoding) -> int:
+    """Bytes of the shared memory; taken from the system only as far as they are used."""
+    return _answer_at(how) + max(3 * side_of(how.size) ** 2, _MOST_SENTENCE)
+
+
+def _shared_memory(length: int) -> tuple[mmap.mmap, int]:
+    """Memory that a child process can have, too, and the descriptor by which it gets it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("dear-serve")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, length)
+    return mmap.mmap(descriptor, length), descriptor
+
+
+class Template:
+    """A process that has loaded what decoding needs; decoding processes are forked from it in an instant.
+
+    One serves all decoders of this process and ends with it (`Template.running`).
+    """
+
+    _one: ClassVar[Template | None] = None
+
+    @classmethod
+    def running(cls) -> Template:
+        """The template; one that ended is replaced."""
+        if cls._one is None or cls._one.process.poll() is not None:
+            cls._one = cls()
+        return cls._one
+
+    def __init__(self) -> None:
+        self._line, other = socket.socketpair()
+        self._line.setblocking(False)
+        paths = os.pathsep.join(path for path in sys.path if path)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START],
+                stdin=other.fileno(),
+                env={**os.environ, **_MALLOC, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            )
+        finally:
+            other.close()
+
+    def fork(self, line: socket.socket, memory: int) -> None:
+        """Make a decoding process that uses a line and the memory of a descriptor."""
+        with contextlib.suppress(OSError):  # it ended: the line ends, too
+            socket.send_fds(self._line, [b"f"], [line.fileno(), memory])
+
+
+def template() -> None:
+    """Fork a decoding process whenever the socket at standard input asks for one; started by `Template`."""
+    import torch  # resizes images: the same pixels as elsewhere in the library
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which drains
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a decoding process ended
+    line = socket.socket(fileno=os.dup(0))
+    while True:
+        asked, descriptors, _, _ = socket.recv_fds(line, 1, 2)
+        if not asked:
+            return
+        if os.fork() == 0:
+            line.close()
+            try:
+                work(*descriptors)
+            finally:
+                os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def work(descriptor: int, memory_descriptor: int) -> None:
+    """Decode files in shared memory, as a line asks for, until it ends."""
+    _end_with_parent()
+    with socket.socket(fileno=descriptor) as line, contextlib.suppress(OSError, msgspec.DecodeError):
+        length, _ = _REQUEST.unpack(line.recv(_REQUEST.size, socket.MSG_WAITALL))
+        how = msgspec.json.decode(line.recv(length, socket.MSG_WAITALL), type=Decoding)
+        place, memory = _answer_at(how), mmap.mmap(memory_descriptor, _room(how))
+        _limit_memory(how.most_bytes)
+        line.sendall(_REPLY.pack(0, os.getpid(), time.process_time()))
+        while len(asked := line.recv(_REQUEST.size, socket.MSG_WAITALL)) == _REQUEST.size:
+            length, most_pixels = _REQUEST.unpack(asked)
+            try:
+                status, found = 0, how.pixels(memory[:length], most_pixels)
+            except Refused as error:
+                status, found = error.http_status, str(error).encode()[:_MOST_SENTENCE]
+            memory[place : place + len(found)] = found
+            line.sendall(_REPLY.pack(status, len(found), time.process_time()))
+
+
+def _end_with_parent() -> None:
+    """Have this process killed when the one that forked it ends (Linux)."""
+    with contextlib.suppress(OSError, TypeError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _limit_memory(more: int) -> None:
+    """Let this process take so many bytes more than it has."""
+    try:
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as file:
+            own = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (own + more, own + more))
+    except (ImportError, OSError, ValueError):  # not on every system
+        pass
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor time of a process; infinite where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return float("inf")
+
+
+def _reason(error: InputError) -> str:
+    """The sentence without the library's own name for bytes in memory."""
+    return str(error).partition(": ")[2] or str(error)

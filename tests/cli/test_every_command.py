@@ -1,0 +1,90 @@
+"""Every method through every command: adapt, evaluate, predict, report, export and serve, on one training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import dear
+from dear.cli import build_app
+from dear.data import open_data
+from dear.methods import METHODS, list_methods
+
+TASK = "world:textures"
+SMALL = ("--shots", "2", "--epochs", "1", "--batch", "24", "--device", "cpu", "--no-check")
+
+
+def command(*words: str) -> str:
+    result = CliRunner().invoke(build_app(), list(words))
+    assert result.exit_code == 0, f"{' '.join(words)}: {result.output} {result.exception!r}"
+    return result.stdout
+
+
+@pytest.fixture(scope="session")
+def few_images(tmp_path_factory) -> Path:
+    """Six test images as class folders."""
+    images, folder = open_data(TASK, "test"), tmp_path_factory.mktemp("few")
+    for index in range(0, 300, 50):
+        path = folder / "test" / images.classes[int(images.labels[index])] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images.image(index).save(path)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs_of_all(tmp_path_factory) -> Path:
+    """A folder of runs, each made by the first test that needs it."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def adapted(folder: Path, name: str) -> Path:
+    if not (folder / name).exists():
+        command("adapt", "--data", TASK, "--method", name, "--out", str(folder / name), *SMALL)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_a_method_goes_through_every_command(
+    name: str, runs_of_all: Path, few_images: Path, tmp_path
+) -> None:
+    run = adapted(runs_of_all, name)
+    shown = ("--device", "cpu")
+    for _ in range(2):  # the second time from the cache
+        found = json.loads(command("evaluate", str(run), "--data", str(few_images), "--json", *shown))
+    assert found["images"] == 6
+    answers = json.loads(command("predict", str(run), str(few_images), "--reject", "--json", *shown))
+    for answer in answers["predictions"]:
+        values = [one["probability"] for one in answer["classes"]]
+        assert len(values) == 5
+        assert 0 < values[0] <= sum(values) <= 1 + 1e-6
+        assert "rejected" in answer
+    command("report", str(run), "--data", str(few_images), "--out", str(tmp_path / "page.html"), *shown)
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    if METHODS[name].mergeable:
+        command("export", str(run), "--merged", str(tmp_path / "merged"))
+        assert dear.load(tmp_path / "merged").config == dear.load("mini").config
+
+
+def test_all_runs_are_served_together(runs_of_all: Path, few_images: Path) -> None:
+    testclient = pytest.importorskip("fastapi.testclient")
+    from dear.serve.app import make_app
+    from dear.serve.service import Service
+
+    for name in list_methods():
+        adapted(runs_of_all, name)
+    image = next(few_images.rglob("*.png"))
+    with testclient.TestClient(make_app(Service(runs_of_all, dear.load("mini")))) as client:
+        for name in list_methods():
+            files = [("files", (image.name, image.read_bytes()))]
+            reply = client.post(f"/v1/models/{name}/classify", files=files)
+            assert reply.status_code == 200, f"{name}: {reply.text}"
+            said = json.loads(
+                command("predict", str(runs_of_all / name), str(image), "--json", "--device", "cpu")
+            )
+            wanted = said["predictions"][0]["classes"][0]
+            best = reply.json()["answers"][0]["classes"][0]
+            assert best["name"] == wanted["name"]
+            assert best["probability"] == pytest.approx(wanted["probability"], abs=1e-4)
