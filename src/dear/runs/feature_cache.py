@@ -45,7 +45,7 @@ class FeatureCache:
 
     def rows(self, what: bytes, images: ImageSet, indices: list[int], compute: Rows) -> Tensor:
         """Rows [b, ...] in float32 on the CPU; `what` says what they are and by which weights."""
-        keys = {index: key for index in indices if (key := content_key(images, index, what)) is not None}
+        keys = _keys(images, indices, what)
         known = self.store.get(keys.values())
         missing = [index for index in indices if keys.get(index) not in known]
         fresh: dict[int, Tensor] = {}
@@ -63,24 +63,14 @@ class FeatureCache:
             result.append(row)
         return torch.stack(result)
 
-    def _keep(
-        self,
-        what: bytes,
-        images: ImageSet,
-        indices: list[int],
-        rows: Tensor,
-        keys: Mapping[int, bytes] | None = None,
-    ) -> None:
-        """Store rows [b, ...] of images that are files."""
-        if keys is None:
-            found = {index: content_key(images, index, what) for index in indices}
-            keys = {index: key for index, key in found.items() if key is not None}
+    def _keep(self, images: ImageSet, rows: Mapping[int, Tensor], keys: Mapping[int, bytes]) -> None:
+        """Store rows of images, by their places, that have a key."""
         skipped = getattr(images, "problems", {})  # images that could not be read have no true row
         self.store.put(
             {
-                key: _pack(row)
+                keys[index]: _pack(row)
                 for index, row in rows.items()
-                if (key := keys.get(index)) is not None
+                if index in keys
                 and index not in skipped
                 and row.numel() * 4 <= _MOST_BYTES
                 and bool(row.isfinite().all())
@@ -109,30 +99,26 @@ class FeatureCache:
         progress: Progress | None = None,
         batch: int = _BATCH,
     ) -> Tensor:
-        """Image features and what each of G groups of heads adds to them, [n, (1 + G) E], on the CPU.
-
-        One run of the tower per image; each group's part is cached as `image_features` of `Clip.focused`.
-        """
-        clip, width = clip.focused(()), clip.config.embed_dim
+        """Image features and what each of G groups of heads adds to them, [n, (1 + G) E], on the CPU."""
+        clip = clip.focused(())
         what = _digest(f"parts of {[list(heads) for heads in groups]}", clip)
 
         @torch.no_grad()
         def some(reading: ImageSet, rows: list[int]) -> Tensor:
             def compute(missing: list[int]) -> Tensor:
-                pixels = pixels_for(clip, reading, missing).to(clip.device)
-                found = focused_features(clip.visual, pixels, groups)
-                first, *parts = found.split(width, dim=1)
-                for heads, part in zip(groups, parts, strict=True):
-                    own = _digest("image feature", clip.focused(heads))
-                    both = torch.cat([first, part], dim=1).float().cpu()
-                    keys = {index: content_key(reading, index, own) for index in missing}
-                    self._keep(reading, dict(zip(missing, both, strict=True)), keys)
-                return found
+                pixels = pixels_for(clip, reading, missing)
+                return focused_features(clip.visual, pixels.to(clip.device), groups)
 
             return self.rows(what, reading, rows, compute)
 
         parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
-        return torch.cat([torch.empty(0, (1 + len(groups)) * width), *parts])
+        return torch.cat([torch.empty(0, (1 + len(groups)) * clip.config.embed_dim), *parts])
+
+    def remember(self, clip: Clip, images: ImageSet, features: Tensor) -> None:
+        """Cache image features [n, W] that are known already, for `image_features` of the same backbone."""
+        indices = list(range(len(images)))
+        keys = _keys(images, indices, _digest("image feature", clip))
+        self._keep(images, dict(zip(indices, features, strict=True)), keys)
 
     def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
         """Logits [b, C] in every mode; what `Model` takes.
@@ -186,6 +172,11 @@ def learned_digest(kind: str, method: Method, *words: str) -> bytes:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.digest()
+
+
+def _keys(images: ImageSet, indices: list[int], what: bytes) -> dict[int, bytes]:
+    """The keys of those images that are files."""
+    return {index: key for index in indices if (key := content_key(images, index, what)) is not None}
 
 
 def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -70,11 +72,17 @@ def find_focus(
                 name, heads[name], 1.0, "one image per class is too few to measure what it gains"
             )
         return focus_by_names(clip, images.classes, heads)
-    rows = FeatureCache().focused_features(clip, images, list(heads.values()), progress)  # [n, (1 + R) E]
+    cache = FeatureCache()
+    rows = cache.focused_features(clip, images, list(heads.values()), progress)  # [n, (1 + R) E]
     features, *parts = rows.chunk(1 + len(heads), dim=1)
+    by_role = dict(zip(heads, parts, strict=True))
     if wanted == AUTO:
-        return choose_focus(features, dict(zip(heads, parts, strict=True)), labels, heads)
-    return choose_weight(features, parts[0], labels, name, heads[name])
+        found = choose_focus(features, by_role, labels, heads)
+    else:
+        found = choose_weight(features, by_role[name], labels, name, heads[name])
+    if found.role is not None:  # training finds them there
+        cache.remember(clip.focused(found.heads), images, torch.cat([features, by_role[found.role]], dim=1))
+    return found
 
 
 def _concept(wanted: str) -> str:
