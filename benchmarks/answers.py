@@ -52,6 +52,8 @@ from typing import Any
 
 import torch
 from answers_rows import append, hardware, recorded, rows_of, show
+from dear.workflows.calibrate import VIEWS
+from dear.workflows.options import AdaptOptions
 from torch import Tensor
 
 import dear
@@ -68,9 +70,7 @@ from dear.train.calibrate import CLASS_FOLDS, FOLDS
 from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
 from dear.train.frozen import Stages, stages_of
 from dear.train.run import train
-from dear.workflows.calibrate import VIEWS
 from dear.workflows.choose import METHODS, ChooseOptions, candidate, choose
-from dear.workflows.options import AdaptOptions
 from dear.workflows.verdict import recommend
 
 WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
@@ -122,7 +122,7 @@ class Task:
                 ]
             save(torch.cat(parts).cpu(), file)
         tokens: Tensor = torch.load(file).to(self.clip.device)
-        if not method.reads_feature:
+        if method.cut != "feature":
             return Stages(((tokens,),), (tokens,))
         return Stages.of_features(self.clip.visual.correct(self.clip.visual.into_space(tokens)))
 

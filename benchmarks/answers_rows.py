@@ -172,7 +172,10 @@ def show_choices(runs: Any, fair: Any) -> None:
     """How good the picks of `dear choose` are on the test images, of two tables of pandas."""
     import pandas as pd
 
-    fair = fair[fair["mode"].isin(["default", "auto"])]
+    usual = fair["mode"].isin(["default", "auto"]) | (
+        (fair["method"] == "dear@strong") & (fair["mode"] == "fused")
+    )
+    fair = fair[usual]
     fair = fair.assign(method=fair.method.str.replace("dear@strong", "dear"))
     both = runs.merge(
         fair[["dataset", "seed", "method", "base", "novel"]], on=["dataset", "seed", "method"], how="left"

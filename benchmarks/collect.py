@@ -20,8 +20,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dear.bench.cells import Cell, as_configured
-from dear.bench.grid import Grid, find_protocol
+from dear.bench.cells import Cell
+from dear.bench.plan import find_protocol
+from dear.bench.store import Grid
 from dear.bench.tables import preset_of, shown_names
 from dear.methods import find_method
 from dear.runs.recipe import Recipe
@@ -52,12 +53,12 @@ def changed(cell: Cell) -> str:
     kind = find_method(cell.method)
     usual = json.loads(json.dumps(dataclasses.asdict(kind.Config())))
     recipe = json.loads(json.dumps(dataclasses.asdict(Recipe.of(kind))))
-    options, training = as_configured(kind.Config, cell.options), as_configured(Recipe, cell.recipe)
+    options, training = cell.spec.options, cell.spec.recipe
     pairs = [(name, value) for name, value in options.items() if value != usual.get(name)]
     pairs += [
         (f"recipe.{name}" if name in options else name, value)
         for name, value in training.items()
-        if value != recipe.get(name)
+        if value != recipe.get(name) and name != "seed"
     ]
     return " ".join(f"{name}={value}" for name, value in sorted(pairs))
 
@@ -70,10 +71,10 @@ def rows_of(
     preset = preset_of(cell)
     common = {
         "date": date, "hardware": made["hardware"], "torch": made["torch"], "dear": made["dear"],
-        "backbone": backbone or cell.backbone, "protocol": cell.protocol,
+        "backbone": backbone or cell.spec.backbone, "protocol": cell.protocol,
         "method": f"{cell.method}@{preset}" if preset else cell.method,
-        "changed": "" if preset else changed(cell), "roles": cell.roles.get("spec", ""),
-        "template": cell.setting.get("template", ""), "held_out": cell.setting.get("held_out", ""),
+        "changed": "" if preset else changed(cell), "roles": cell.roles,
+        "template": cell.spec.template, "held_out": cell.setting.get("held_out", ""),
         "shots": cell.shots, "seed": cell.seed,
         "trainable_parameters": result["trainable_parameters"], "adapter_bytes": result["adapter_bytes"],
         "steps": result.get("steps", 0), "train_s": seconds["train"],
@@ -98,7 +99,7 @@ def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list
         for cell, result in grid.documents():
             stamp = datetime.date.fromtimestamp(grid.path(cell).stat().st_mtime).isoformat()
             for row in rows_of(cell, result, backbone, stamp):
-                if cell.roles and not row["roles"]:
+                if cell.spec.roles_digest and not row["roles"]:
                     row["roles"] = roles
                 rows.append({k: f"{v:.4g}" if k in METRICS and v is not None else v for k, v in row.items()})
     shown = shown_names(row["dataset"] for row in rows)  # paths of one machine mean nothing on another

@@ -25,9 +25,11 @@ from typing import TYPE_CHECKING
 
 import collect
 
-from dear.bench.cells import Cell, Place, backbone, starting_roles
+from dear.bench.cells import Cell, Place
 from dear.bench.engines import Local, compute
-from dear.bench.grid import Grid, Request, Summary, plan
+from dear.bench.plan import Request, plan
+from dear.bench.session import backbone, starting_roles
+from dear.bench.store import Grid, Summary
 from dear.data.open import BENCHMARKS, open_data
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, find_method
@@ -98,7 +100,7 @@ def plan_part(part: Part, methods: Sequence[str], seeds: Sequence[int], device: 
     clip = backbone(part.backbone, device)
     request = Request(
         backbone=part.name,
-        fingerprint=clip.fingerprint,
+        identity=clip.identity,
         roles=starting_roles(clip, part.roles),
         methods=methods,
         datasets=list(part.datasets),

@@ -44,7 +44,8 @@ from torch.utils.benchmark import timer
 
 import dear
 from dear._io.image_file import normalize, read_views, resize_crop
-from dear.clip.model import Clip, cast_backbone, matrix_dtype
+from dear.clip.model import Clip
+from dear.clip.precision import cast_backbone, matrix_dtype
 from dear.methods import build_method
 from dear.runs.model import Model
 from dear.workflows.speed import add_rows, machine, photo_folder
@@ -377,12 +378,12 @@ def _onnx(clip: Clip, folder: str) -> Callable[[Tensor], Any] | None:
         import onnxruntime
     except ImportError:
         return None
-    from dear.export.graph import still_clip
+    from dear.export.graph import traceable_clip
 
     path = str(Path(folder) / "tower.onnx")
     size = clip.config.vision.image_size
     torch.onnx.export(
-        still_clip(clip).visual,
+        traceable_clip(clip).visual,
         (torch.zeros(2, 3, size, size),),
         path,
         input_names=["pixels"],

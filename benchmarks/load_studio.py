@@ -102,11 +102,13 @@ class Visit:
 
 def cell() -> dict[str, Any]:
     """A result file for the Compare tab."""
-    from dear.bench.cells import SCHEMA, Cell
+    from dear.bench.cells import Cell
+    from dear.bench.store import SCHEMA
+    from dear.runs.spec import Spec
 
-    one = Cell("base-to-novel", "zeroshot", "world:textures", 1, 16, "mini", "sha256:00")
+    one = Cell(protocol="base-to-novel", spec=Spec(method="zeroshot", data="world:textures", shots=16))
     result = {"modes": {"default": {"base": 0.6, "novel": 0.5, "hm": 0.54}}}
-    return {"schema": SCHEMA, "key": one.key, "cell": one.plain(), "result": result}
+    return {"schema": SCHEMA, "key": one.key, "cell": one.document(), "result": result}
 
 
 def resident(pid: int) -> tuple[float, int, int]:

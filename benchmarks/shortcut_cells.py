@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dear.workflows.options import AdaptOptions
 from shortcut_parts import backbone, draw_of, example_features, rows, scored, seen, true_heads
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from dear.methods import build_method
 from dear.runs.evaluate import evaluate
 from dear.runs.recipe import Recipe
 from dear.workflows.adapt import adapt
-from dear.workflows.options import AdaptOptions
 from dear.workflows.speed import machine
 from dear.world.shortcuts import KINDS
 

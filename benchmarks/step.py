@@ -19,7 +19,7 @@ import torch
 from measure.steps import matrix_rate, step_rows
 
 import dear
-from dear.clip.model import matrix_dtype
+from dear.clip.precision import matrix_dtype
 from dear.workflows.speed import add_rows, machine
 
 

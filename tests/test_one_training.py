@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,11 @@ import pytest
 import torch
 
 import dear
+from dear.bench.cells import Place
+from dear.bench.plan import Request, find_protocol, plan
+from dear.bench.session import Session
 from dear.cli import build_app
+from dear.heads.known_roles import known_roles
 from dear.methods.base import Method
 from dear.runs.folder import load_run, read_config
 from dear.runs.spec import Spec
@@ -117,3 +122,31 @@ def test_choose_and_adapt_trains_the_same(photos: Path, tmp_path: Path) -> None:
     build_app()(command.split(), standalone_mode=False)
     adapt(photos, tmp_path / "run", **{**settings("linear-probe"), "recipe": None})
     same(load_run(tmp_path / "run"), load_run(tmp_path / "chosen"))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_bench_cell_trains_the_same(name: str, photos: Path, trained: dict[str, Path]) -> None:
+    spec = read_config(trained[name])
+    request = Request(
+        "mini",
+        spec.identity,
+        known_roles(dear.load("mini")),
+        methods=[name],
+        datasets=[str(photos)],
+        seeds=[SEED],
+        shots=[SHOTS],
+        recipe={key: value for key, value in spec.recipe.items() if key != "seed"},
+        training=Spec(unreadable="skip"),
+    )
+    (cell,) = plan("few-shot", request)
+    assert cell.spec.key == spec.key
+    session = Session(cell, Place("mini"))
+    same(load_run(trained[name]), session.fit(find_protocol("few-shot").training(session.data)))
+
+
+def test_dear_is_the_recommended_preset_on_a_bench_too() -> None:
+    request = Request("mini", "sha256:0", known_roles(dear.load("mini")), ["dear"], ["nowhere"], [1], [1])
+    (usual,) = plan("few-shot", request)
+    (paper,) = plan("few-shot", replace(request, methods=["dear@paper"]))
+    assert (usual.spec.preset, paper.spec.preset) == ("strong", "paper")
+    assert usual.spec.options["token_start"] != paper.spec.options["token_start"]

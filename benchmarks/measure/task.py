@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dear.clip.config import ClipConfig, last_third
-from dear.clip.model import Clip, matrix_dtype
+from dear.clip.model import Clip
+from dear.clip.precision import matrix_dtype
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Loss, in_precision

@@ -92,7 +92,7 @@ def test_a_grid_killed_in_the_middle_is_continued_with_the_same_numbers(
     )
     assert json.loads(whole.stdout)["computed"] == 6
     code = (
-        "import os, signal; from dear.bench.grid import Grid; from dear.cli import build_app\n"
+        "import os, signal; from dear.bench.store import Grid; from dear.cli import build_app\n"
         "store = Grid.store\n"
         "def die(self, outcome):\n"
         "    store(self, outcome)\n"

@@ -4,15 +4,16 @@ import runpy
 from pathlib import Path
 
 import pytest
+from made_cells import make_cell
 
-from dear.bench.cells import Cell, Outcome
-from dear.bench.grid import Grid
+from dear.bench.cells import Outcome
+from dear.bench.store import Grid
 
 COLLECT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "collect.py"))
 
 
 def fill(folder, method, seed, base, novel, **options):
-    cell = Cell("base-to-novel", method, "/far/away/eurosat/index.csv", seed, 16, "mini", "sha256:0", options)
+    cell = make_cell("base-to-novel", method, "/far/away/eurosat/index.csv", seed, options=options)
     hm = 2 * base * novel / (base + novel)
     result = {
         "modes": {"default": {"base": base, "novel": novel, "hm": hm}},

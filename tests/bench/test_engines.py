@@ -5,30 +5,32 @@ import sys
 import textwrap
 
 import pytest
+from made_cells import make_cell
 
 from dear.bench import engines
-from dear.bench.cells import Cell, Place
-from dear.bench.engines import Local, OnRay, make_engine
-from dear.bench.grid import Grid
+from dear.bench.cells import Place
+from dear.bench.engines import Local, make_engine
+from dear.bench.on_ray import OnRay
+from dear.bench.store import Grid
 from dear.errors import UsageError
 
-CELLS = [Cell("base-to-novel", "dear", "d", seed, 16, "mini", "f") for seed in range(1, 7)]
+CELLS = [make_cell("base-to-novel", "dear", "d", seed) for seed in range(1, 7)]
 MODULE = """
     import os, random, signal, time
     from pathlib import Path
 
     def value(cell, place):
-        return {"number": random.Random(cell["seed"]).random(), "place": place["data_root"]}
+        return {"number": random.Random(cell["spec"]["seed"]).random(), "place": place["data_root"]}
 
     def fragile(cell, place):
-        mark = Path(place["data_root"]) / f"killed-{cell['seed']}"
-        if cell["seed"] in (2, 5) and not mark.exists():
+        mark = Path(place["data_root"]) / f"killed-{cell['spec']['seed']}"
+        if cell["spec"]["seed"] in (2, 5) and not mark.exists():
             mark.write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
         return value(cell, place)
 
     def doomed(cell, place):
-        if cell["seed"] == 3:
+        if cell["spec"]["seed"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"deaf": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
 """
@@ -70,25 +72,6 @@ def test_processes_write_the_same_bytes_as_one_process_and_survive_a_kill(tmp_pa
     assert summary.failed == {}
     assert (tmp_path / "killed-2").exists()
     assert (tmp_path / "killed-5").exists()
-
-
-def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path, work, monkeypatch):
-    """Its pipe is broken before a cell is sent: the cell goes to a new process, the grid goes on."""
-    made = []
-
-    class Dead(engines._Worker):
-        def __init__(self, work):
-            super().__init__(work)
-            made.append(self)
-            if len(made) == 1:
-                self.process.kill()
-                self.process.join()
-
-    monkeypatch.setattr(engines, "_Worker", Dead)
-    files, summary = _numbers(tmp_path / "out", Local(work.value, workers=2), Place("mini", str(tmp_path)))
-    assert summary.failed == {}
-    assert len(files) == 6
-    assert len(made) == 3
 
 
 def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):
@@ -146,12 +129,12 @@ def test_wrong_engines_are_refused(name, options, message):
 def test_real_cells_on_ray_agree_with_this_process(tmp_path, backbone, table, roles_file, ray):
     import dear
     from dear.bench.engines import compute
-    from dear.bench.grid import Request, plan
+    from dear.bench.plan import Request, plan
     from dear.heads.roles import RoleMap
 
     request = Request(
         backbone="tiny",
-        fingerprint=dear.load(backbone).fingerprint,
+        identity=dear.load(backbone).identity,
         roles=RoleMap.load(roles_file),
         methods=["zeroshot", "dear"],
         datasets=[table],

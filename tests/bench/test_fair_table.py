@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from made_cells import make_cell
 
-from dear.bench.cells import Cell, Outcome
-from dear.bench.grid import Grid
+from dear.bench.cells import Outcome
+from dear.bench.store import Grid
 
 TEMPLATES = {
     "caltech101": "a photo of a {}.",
@@ -34,7 +35,7 @@ def test_every_dataset_has_its_own_template(fair, backbone, table, tmp_path, cap
     words += ["--small", backbone, "--methods", "zeroshot", "--seeds", "1"]
     assert fair.main(words) == 0
     cells = [json.loads(path.read_text())["cell"] for path in (tmp_path / "out/small/cells").iterdir()]
-    found = {Path(cell["dataset"]).parent.name: cell["setting"]["template"] for cell in cells}
+    found = {Path(cell["spec"]["data"]).parent.name: cell["spec"]["template"] for cell in cells}
     assert found == TEMPLATES
     assert "4 computed" in capsys.readouterr().err
     assert fair.main(words) == 0
@@ -70,7 +71,7 @@ def test_tables_are_made_from_the_csv_alone(fair, tmp_path):
             "modes": {"default": row}, "trainable_parameters": 1, "adapter_bytes": 4, "steps": 1,
             "seconds": {"train": 1.0}, "made_with": made,
         }  # fmt: skip
-        cell = Cell("base-to-novel", method, dataset, seed, 16, "mini", "sha256:0")
+        cell = make_cell("base-to-novel", method, dataset, seed)
         Grid(tmp_path / "out" / "mini").store(Outcome(cell, result))
     path = str(tmp_path / "fair.csv")
     fair.main(["csv", "--out", str(tmp_path / "out"), "--csv", path])

@@ -1,17 +1,22 @@
 """Protocols on a tiny backbone and real files: what is trained on, what is tested on, and the numbers."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import dear
 from dear.bench.ablations import STUDIES, study
-from dear.bench.cells import Place, Session
+from dear.bench.cells import Place
 from dear.bench.engines import Local, compute
-from dear.bench.grid import Grid, Request, plan, plan_study
+from dear.bench.plan import Request, plan, plan_study
 from dear.bench.protocols import held_out
+from dear.bench.session import Session
+from dear.bench.store import Grid
 from dear.bench.tables import variant_names
 from dear.data.open import open_data
 from dear.errors import DataError, RoleError, RunError, UsageError
@@ -28,7 +33,7 @@ def asked(backbone, table, roles_file):
     def make(**changes):
         fields = {
             "backbone": "tiny",
-            "fingerprint": clip.fingerprint,
+            "identity": clip.identity,
             "roles": RoleMap.load(roles_file),
             "methods": ["zeroshot", "dear"],
             "datasets": [table],
@@ -47,7 +52,7 @@ def place(backbone, roles_file):
 
 
 def run(cell, place):
-    return compute(cell.plain(), place.plain())
+    return compute(cell.document(), place.plain())
 
 
 def frozen_accuracy(backbone, images):
@@ -135,8 +140,8 @@ def test_protocols_that_train_on_all_classes_share_their_adapters(table, place, 
     place = replace(place, adapters=str(tmp_path))
     (few,) = plan("few-shot", asked(methods=["dear"]))
     (cross,) = plan("cross-dataset", asked(methods=["dear"], targets=[__file__]))
-    assert few.training_key == cross.training_key
-    assert few.training_key != plan("few-shot", asked(methods=["dear"], shots=[2]))[0].training_key
+    assert few.spec.key == cross.spec.key
+    assert few.spec.key != plan("few-shot", asked(methods=["dear"], shots=[2]))[0].spec.key
     fresh = run(few, place)
     (file,) = tmp_path.iterdir()
     taken = run(few, place)
@@ -149,15 +154,44 @@ def test_protocols_that_train_on_all_classes_share_their_adapters(table, place, 
     assert run(few, place)["modes"] == fresh["modes"]
 
 
+def test_another_template_is_another_training(table, place, asked, tmp_path):
+    """An adapter that was trained with other prompts is not taken."""
+    place = replace(place, adapters=str(tmp_path))
+    one, two = (
+        plan("few-shot", asked(methods=["coop"], templates={table: template}))[0]
+        for template in ("a photo of a {}.", "{}")
+    )
+    assert one.spec.key != two.spec.key
+    run(one, place)
+    assert "trained_before" not in run(two, place)
+
+
+def test_changed_images_are_another_cell(table, asked, tmp_path):
+    """An image that was replaced, of the training or of the test split, changes the key."""
+    folder = tmp_path / "copy"
+    shutil.copytree(Path(table).parent, folder)
+    copy = str(folder / "colors.csv")
+
+    def key():
+        return plan("few-shot", asked(methods=["zeroshot"], datasets=[copy], shots=[8]))[0].key
+
+    keys = [key(), key()]
+    for split in ("train", "test"):
+        Image.new("RGB", (9, 9)).save(folder / f"{split}-day-red-0.png")
+        keys.append(key())
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
 def test_leave_one_domain_out_never_sees_the_target(table, place, asked, monkeypatch):
     cells = plan("leave-one-domain-out", asked(methods=["zeroshot"], shots=None))
     assert [cell.setting["held_out"] for cell in cells] == ["day", "dusk", "night"]
     seen = {}
     fit, test = Session.fit, Session.test
 
-    def spy_fit(self, images, keep=False):
-        seen["train"] = images
-        return fit(self, images, keep)
+    def spy_fit(self, pool, keep=False):
+        seen["train"] = self.draw(pool)
+        return fit(self, pool, keep)
 
     def spy_test(self, method, images):
         seen.setdefault("tests", []).append(images)
@@ -212,7 +246,7 @@ def test_every_study_plans_distinct_variants_that_run(name, place, asked):
 
 
 def test_studies_share_the_papers_cell(asked):
-    usual = plan("base-to-novel", asked(methods=["dear"]))[0].key
+    usual = plan("base-to-novel", asked(methods=["dear@paper"]))[0].key
     for name, which in (("masks", "dear"), ("losses", "ce+reg+fusion"), ("beta", "beta = 0.9")):
         cells = {variant.name: cells[0].key for variant, cells in plan_study(study(name), asked())}
         assert cells[which] == usual
@@ -260,9 +294,10 @@ def test_wrong_requests_are_refused_before_anything_runs(asked, protocol, change
 def test_names_of_methods_are_the_same_in_upper_and_lower_case(asked):
     """`DeAR.beta=0.1` was ignored: the options were looked up under `dear`."""
     cells = [
-        plan("base-to-novel", asked(methods=[m], options={m: {"beta": 0.1}}))[0] for m in ("dear", "DeAR")
+        plan("base-to-novel", asked(methods=[f"{m}@paper"], options={m: {"beta": 0.1}}))[0]
+        for m in ("dear", "DeAR")
     ]
-    assert [cell.options["beta"] for cell in cells] == [0.1, 0.1]
+    assert [cell.spec.options["beta"] for cell in cells] == [0.1, 0.1]
     (study_cell,) = plan_study(study("inference"), asked(options={"DEAR": {"beta": 0.1}}))[0][1]
     assert study_cell.key == cells[0].key
 
@@ -274,10 +309,10 @@ def test_presets_of_a_method_are_planned_and_named(asked, monkeypatch):
     }
     monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)
     cells = plan("base-to-novel", asked(methods=["dear@paper", "dear@quick"], recipe={}))
-    assert [(cell.options["beta"], cell.recipe["batch"]) for cell in cells] == [(0.9, 16), (0.5, 4)]
+    assert [(cell.spec.options["beta"], cell.spec.recipe["batch"]) for cell in cells] == [(0.9, 16), (0.5, 4)]
     assert list(variant_names(cells).values()) == ["dear@paper", "dear@quick"]
     (changed,) = plan("base-to-novel", asked(methods=["dear@quick"], options={"dear": {"beta": 0.2}}))
-    assert changed.options["beta"] == 0.2
+    assert changed.spec.options["beta"] == 0.2
     with pytest.raises(UsageError, match="no preset 'slow'; it has paper, quick"):
         plan("base-to-novel", asked(methods=["dear@slow"]))
     with pytest.raises(UsageError, match="it has none"):

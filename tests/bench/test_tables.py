@@ -1,19 +1,21 @@
 """Tables and pages: arithmetic over seeds by hand, both harmonic means, formats that can be read back."""
 
 import csv
-import dataclasses
 import io
 import statistics
 import subprocess
 import sys
 
+import msgspec
 import pytest
+from made_cells import make_cell
 
 from dear.bench.ablations import STUDIES
 from dear.bench.ablations import table as ablation
-from dear.bench.cells import Cell, Outcome
-from dear.bench.grid import PROTOCOLS, Grid
+from dear.bench.cells import Outcome
 from dear.bench.outputs import fusion_weights, write_protocol, write_studies
+from dear.bench.plan import PROTOCOLS
+from dear.bench.store import Grid
 from dear.bench.tables import average, latex, markdown, to_csv
 from dear.report import results_plots as plots
 
@@ -32,7 +34,7 @@ def hm(base, novel):
 
 
 def cell(protocol, dataset, seed, method="dear", shots=16, **setting):
-    return Cell(protocol, method, dataset, seed, shots, "mini", "sha256:1", setting=setting)
+    return make_cell(protocol, method, dataset, seed, shots, setting=setting)
 
 
 def base_novel(dataset, seed, base, novel, method="dear"):
@@ -217,10 +219,14 @@ def test_tables_of_equal_file_names_stay_apart():
     assert list(fusion_weights(weighed)) == ["pets", "birds"]
 
 
+def changed(cell, **changes):
+    return msgspec.structs.replace(cell, spec=cell.spec.changed(**changes))
+
+
 def test_configurations_of_one_method_are_rows_of_their_own():
     one, result = base_novel("EuroSAT", 1, 0.9, 0.5)
-    other = dataclasses.replace(one, options={**one.options, "beta": 0.1})
-    again = dataclasses.replace(one, options={**one.options, "beta": 0.9})
+    other = changed(one, options={"beta": 0.1})
+    again = changed(one, options={"beta": 0.9})
     lines = gather([(other, result), (again, result)])
     assert [line.method for line in lines] == ["dear (beta=0.1)", "dear (beta=0.9)"]
 
@@ -228,12 +234,10 @@ def test_configurations_of_one_method_are_rows_of_their_own():
 def test_options_and_recipe_of_one_name_are_told_apart():
     """clip-lora's option `scale` was hidden by the recipe's `scale`, and two variants became one row."""
     one, result = base_novel("EuroSAT", 1, 0.9, 0.5, method="clip-lora")
-    cells = [
-        dataclasses.replace(one, options={"scale": scale}, recipe={"scale": [0.5, 1.0]}) for scale in (1, 2)
-    ]
+    cells = [changed(one, options={"scale": scale}, recipe={"scale": [0.5, 1.0]}) for scale in (1, 2)]
     lines = gather([(cell, result) for cell in cells])
     assert [line.method for line in lines] == ["clip-lora (scale=1)", "clip-lora (scale=2)"]
-    both = [cells[0], dataclasses.replace(cells[1], recipe={"scale": [0.1, 1.0]})]
+    both = [cells[0], changed(cells[1], recipe={"scale": [0.1, 1.0]})]
     names = [line.method for line in gather([(cell, result) for cell in both])]
     assert names == [
         "clip-lora (scale=1, recipe scale=[0.5, 1.0])",
@@ -244,15 +248,15 @@ def test_options_and_recipe_of_one_name_are_told_apart():
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"fingerprint": "sha256:2"}, "backbone=2"),
-        ({"setting": {"template": "a {}."}}, "template=a {}."),
-        ({"setting": {"draw": "abc"}}, "draw=abc"),
+        ({"identity": "sha256:2"}, "backbone=2"),
+        ({"template": "a {}."}, "template=a {}."),
+        ({"data_digest": "abc"}, "images=abc"),
         ({"shots": 4}, "4 shots"),
     ],
 )
 def test_no_two_experiments_share_a_row(change, word):
     one, result = base_novel("EuroSAT", 1, 0.9, 0.5)
-    other = dataclasses.replace(one, **change)
+    other = changed(one, **change)
     lines = gather([(one, result), (other, result)])
     assert len(lines) == 2
     assert word in lines[1].method
@@ -260,17 +264,14 @@ def test_no_two_experiments_share_a_row(change, word):
 
 def test_a_template_for_each_dataset_is_no_variant():
     pairs = [base_novel(name, 1, 0.9, 0.5) for name in ("EuroSAT", "DescribableTextures")]
-    results = [
-        (dataclasses.replace(cell, setting={"template": f"{cell.dataset} {{}}."}), result)
-        for cell, result in pairs
-    ]
+    results = [(changed(cell, template=f"{cell.dataset} {{}}."), result) for cell, result in pairs]
     assert {line.method for line in gather(results)} == {"dear"}
 
 
 def test_fusion_weights_of_other_attributes_are_rows_of_their_own():
     """Two cells of one dataset with other attributes raised a KeyError."""
     one, result = base_novel("EuroSAT", 1, 0.9, 0.5)
-    other = dataclasses.replace(one, options={"attributes": ["Color"]})
+    other = changed(one, options={"attributes": ["Color"]})
     results = [
         (one, {**result, "facts": {"fusion_weights": {"class": 0.6, "Color": 0.2, "Shape": 0.2}}}),
         (other, {**result, "facts": {"fusion_weights": {"class": 0.5, "Color": 0.5}}}),
@@ -304,7 +305,7 @@ def test_a_study_whose_variant_failed_shows_the_others(tmp_path):
     grid = Grid(tmp_path)
     planned = []
     for number, variant in enumerate(study.variants):
-        one = dataclasses.replace(cell("base-to-novel", "d", 1), options={"number": number})
+        one = changed(cell("base-to-novel", "d", 1), options={"number": number})
         if number:
             grid.store(Outcome(one, {"modes": {"fused": {"base": 0.5, "novel": 0.5, "hm": 0.5}}}))
         planned.append((variant, [one]))

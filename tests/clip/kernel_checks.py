@@ -98,25 +98,27 @@ def test_activation(kind: str) -> None:
 
 
 @pytest.mark.parametrize("change", [True, False])
-@pytest.mark.parametrize("enter", [True, False, None])
+@pytest.mark.parametrize("inserting", [True, False, None])
 @pytest.mark.parametrize(("at", "batched"), [(None, False), (1, True)])
-def test_residual_tokens_and_norm(change: bool, enter: bool | None, at: int | None, batched: bool) -> None:
-    batch, length, width, count, anchor = 2, 5, 37, 2, 0.7
+def test_residual_tokens_and_norm(
+    change: bool, inserting: bool | None, at: int | None, batched: bool
+) -> None:
+    batch, length, width, count, token_weight = 2, 5, 37, 2, 0.7
     x, added = normal(batch, length, width), normal(batch, length, width)
     tokens = normal(batch, count, width) if batched else normal(count, width)
     norm = LayerNorm(width, 1e-5).to(DEVICE)
     with torch.no_grad():
         norm.weight.normal_()
         norm.bias.normal_()
-    mix = None if enter is None else fast.Mix(tokens, at, anchor, enter)
+    mix = None if inserting is None else fast.Mix(tokens, at, token_weight, inserting)
     stream, normed = fast.add_norm(x, added if change else None, norm, torch.float32, mix)
     plain = x + added if change else x
     fresh = tokens if batched else tokens.expand(batch, -1, -1)
-    if enter is not None:
-        start = at if at is not None else length - (0 if enter else count)
-        stop = start if enter else start + count
-        if not enter:
-            fresh = anchor * fresh + (1 - anchor) * plain[:, start:stop]
+    if inserting is not None:
+        start = at if at is not None else length - (0 if inserting else count)
+        stop = start if inserting else start + count
+        if not inserting:
+            fresh = token_weight * fresh + (1 - token_weight) * plain[:, start:stop]
         plain = torch.cat([plain[:, :start], fresh, plain[:, stop:]], 1)
     inputs = [x, *([added] if change else []), *([tokens] if mix else [])]
     same(torch.cat([stream, normed], -1), torch.cat([plain, norm(plain)], -1), inputs)

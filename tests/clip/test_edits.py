@@ -7,8 +7,8 @@ import torch
 from test_towers import block_mask, small_clip, texts
 
 from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, LowRank, Record, TextConfig, VisionConfig
-from dear.clip.model import Patches
 from dear.clip.tower import Attention
+from dear.clip.towers import Patches
 from dear.errors import InputError, UsageError
 from dear.methods.headtools import fold, head_gates, head_masks
 

@@ -75,7 +75,7 @@ def test_metaclip_2(tmp_path: Path) -> None:
         ("vision_config", {"num_attention_heads": 7}, "7 heads do not divide the width 40"),
         ("vision_config", {"num_hidden_layers": 10**6}, "not a size of a transformer"),
         ("vision_config", {"image_size": -3}, "image_size"),
-        ("vision_config", {"hidden_size": "40"}, "whole number"),
+        ("vision_config", {"hidden_size": "40"}, "integer"),
         ("text_config", {"projection_size": 17}, "without a projection features have the width 40, not 17"),
         ("text_config", {"vocab_size": 10**9}, "vocab"),
         ("text_config", {"layer_norm_eps": 0}, "layer_norm_eps"),

@@ -8,7 +8,7 @@ import torch
 from dear import Clip, ClipConfig
 from dear.clip.config import TextConfig, VisionConfig
 from dear.clip.correction import Correction
-from dear.clip.model import cast_backbone
+from dear.clip.precision import cast_backbone
 from dear.export.graph import traceable_clip
 
 CONFIG = ClipConfig(

@@ -131,11 +131,12 @@ def test_tokens_that_every_head_ignores_leave_the_class_token_unchanged(
     clip.use_fused(fused)
     tokens = torch.randn(2, 40).double()
     apart = Edit(
-        {layer: LayerEdit(tokens=tokens, anchor=0.9, mask=block_mask()) for layer in (5, 6, 7)}, count=2
+        {layer: LayerEdit(tokens=tokens, token_weight=0.9, mask=block_mask()) for layer in (5, 6, 7)}, count=2
     )
     torch.testing.assert_close(clip.visual(pixels, apart), clip.visual(pixels), rtol=1e-10, atol=1e-10)
     one_open = Edit(
-        {layer: LayerEdit(tokens=tokens, anchor=0.9, mask=block_mask((2,))) for layer in (5, 6, 7)}, count=2
+        {layer: LayerEdit(tokens=tokens, token_weight=0.9, mask=block_mask((2,))) for layer in (5, 6, 7)},
+        count=2,
     )
     assert (clip.visual(pixels, one_open) - clip.visual(pixels)).abs().max() > 1e-3
 
@@ -148,7 +149,7 @@ def test_block_mask_equals_the_written_out_mask(clip: Clip, pixels: torch.Tensor
         for h in range(5):
             for i in range(n + 2):
                 for j in range(n + 2):
-                    if not mask.see[h, max(0, i - n + 1), max(0, j - n + 1)]:
+                    if not mask.visible[h, max(0, i - n + 1), max(0, j - n + 1)]:
                         full[h, i, j] = float("-inf")
         blocks = Edit({6: LayerEdit(tokens=tokens, mask=mask), 7: LayerEdit(mask=mask)}, count=2)
         plainly = Edit({6: LayerEdit(tokens=tokens, mask=full), 7: LayerEdit(mask=full)}, count=2)
@@ -160,7 +161,10 @@ def test_anchor_mixes_the_raw_token_with_the_output_of_the_layer_before(
     clip: Clip, pixels: torch.Tensor
 ) -> None:
     tokens, n = torch.randn(2, 40).double(), clip.config.vision.positions
-    edit = Edit({6: LayerEdit(tokens=tokens, anchor=0.9), 7: LayerEdit(tokens=tokens, anchor=0.9)}, count=2)
+    edit = Edit(
+        {6: LayerEdit(tokens=tokens, token_weight=0.9), 7: LayerEdit(tokens=tokens, token_weight=0.9)},
+        count=2,
+    )
     x = clip.visual.embed(pixels)
     sixth = clip.visual.run(x, last=6, edit=edit)
     mixed = sixth.clone()
@@ -171,7 +175,7 @@ def test_anchor_mixes_the_raw_token_with_the_output_of_the_layer_before(
 
 def test_prefix_and_suffix_make_the_whole(clip: Clip, pixels: torch.Tensor) -> None:
     tokens = torch.randn(2, 40).double()
-    edit = Edit({layer: LayerEdit(tokens=tokens, anchor=0.7) for layer in (4, 5, 6, 7)}, count=2)
+    edit = Edit({layer: LayerEdit(tokens=tokens, token_weight=0.7) for layer in (4, 5, 6, 7)}, count=2)
     x = clip.visual.embed(pixels)
     whole = clip.visual.run(x, edit=edit)
     for cut in (2, 3, 5):  # before, at and inside the edited layers
@@ -197,7 +201,7 @@ def test_short_last_layer_equals_the_full_one(clip: Clip, pixels: torch.Tensor) 
 
 def test_cut_text_equals_full_text_also_with_tokens_after_bot(clip: Clip) -> None:
     ids, tokens = texts(), torch.randn(2, 24).double()
-    edit = Edit({2: LayerEdit(tokens=tokens), 3: LayerEdit(tokens=tokens, anchor=0.9)}, count=2, at=1)
+    edit = Edit({2: LayerEdit(tokens=tokens), 3: LayerEdit(tokens=tokens, token_weight=0.9)}, count=2, at=1)
     full = clip.text.run(clip.text.embed(ids), edit=edit)
     ends = ids.argmax(-1) + 2
     torch.testing.assert_close(clip.text(ids, edit), clip.text.project(full[torch.arange(3), ends]))
@@ -214,7 +218,7 @@ def test_fused_and_eager_agree_forward_and_backward(clip: Clip, pixels: torch.Te
         words = torch.randn(2, 24, generator=generator).double().requires_grad_()
         image = Edit(
             {
-                layer: LayerEdit(tokens=tokens, anchor=0.9, mask=block_mask((1,)), gate=gate)
+                layer: LayerEdit(tokens=tokens, token_weight=0.9, mask=block_mask((1,)), gate=gate)
                 for layer in (6, 7)
             },
             count=2,

@@ -7,18 +7,20 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import mutate
 import numpy as np
 import onnx
 import safetensors.torch
 import torch
 from fuzzing import Target
+from made_cells import make_cell
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear._io.text import unprintable
-from dear.bench.cells import Cell
-from dear.bench.grid import Grid, Outcome
+from dear.bench.cells import Cell, Outcome
+from dear.bench.store import Grid
 from dear.export.runtime import OnnxModel, _parse
 from dear.methods import DeAR
 from dear.runs.folder import load_run, read_log, read_metrics
@@ -148,11 +150,9 @@ def cell(folder: Path) -> Target:
         "facts": {"fusion_weights": {"class": 0.5, "Color": 0.5}}, "seconds": {"train": 1.0},
         "made_with": made,
     }  # fmt: skip
-    one = Cell(
-        "base-to-novel", "dear", "world:textures", 1, 16, "mini", "sha256:0", {"beta": 0.9}, {"epochs": 1}
-    )
-    few = Cell("few-shot", "dear", "world:textures", 1, 4, "mini", "sha256:0")
-    cross = Cell("cross-dataset", "dear", "A", 1, 4, "mini", "sha256:0", setting={"targets": ["B"]})
+    one = make_cell("base-to-novel", "dear", "world:textures", options={"beta": 0.9}, recipe={"epochs": 1})
+    few = make_cell("few-shot", "dear", "world:textures", 1, 4)
+    cross = make_cell("cross-dataset", "dear", "A", 1, 4, setting={"targets": ["B"]})
     seeds = []
     for each, modes in (
         (one, result["modes"]),
@@ -172,7 +172,7 @@ def cell(folder: Path) -> Target:
         changed = mutate.json_text(data, rng, pool, words)
         try:
             document = json.loads(changed)
-            document["key"] = Cell(**document["cell"]).key
+            document["key"] = msgspec.convert(document["cell"], Cell).key
             return json.dumps(document).encode("utf-8", "surrogatepass")
         except (TypeError, ValueError, KeyError, RecursionError, AttributeError):
             return changed

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_cells import make_cell
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear._io.text import fill_template
-from dear.bench.cells import Cell
-from dear.bench.grid import Grid, Outcome
+from dear.bench.cells import Outcome
 from dear.bench.outputs import write_protocol
+from dear.bench.store import Grid
 from dear.clip.tokenizer import tokenize
 from dear.data import open_data
 from dear.data.images import readable
@@ -236,7 +237,7 @@ def test_files_with_names_of_markup(tmp_path: Path) -> None:
 def test_the_results_page(tmp_path: Path) -> None:
     grid, cells = Grid(tmp_path), []
     for number, name in enumerate(MARKUP):
-        cell = Cell("base-to-novel", f"method {name}", f"set {name}", number, 16, name, "sha256:0")
+        cell = make_cell("base-to-novel", f"method {name}", f"set {name}", number, 16, name)
         weights = {"class": 0.5, name: 0.5}
         made = {"dear": name, "torch": name, "hardware": name}
         modes = {name: {"base": 0.5, "novel": 0.5, "hm": 0.5}}

@@ -7,7 +7,7 @@ import torch
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
-from dear.clip.model import cast_backbone
+from dear.clip.precision import cast_backbone
 from dear.errors import RunError, UsageError
 from dear.methods import METHODS, DeAR, Method, build_method, find_method
 from dear.methods.base import in_precision
@@ -197,7 +197,7 @@ def test_attributes_by_another_name_have_the_masks_of_their_own() -> None:
     assert named.attributes == named.config.attributes == ("Color", "Location", "Texture")
     for layer, mask in named.masks.items():
         expected = layer_mask(mixed_roles(), layer, ("Color", "Location", "Texture"))
-        assert torch.equal(mask.see, expected.see)
+        assert torch.equal(mask.visible, expected.visible)
     assert torch.equal(named.logits(pixels()), plain.logits(pixels()))
     with pytest.raises(UsageError, match="twice"):
         build("dear", attributes=("colour", "Color"))

@@ -86,13 +86,13 @@ def test_what_carries_a_corrected_feature() -> None:
     clip = corrected()
     visual, generator = clip.visual, torch.Generator().manual_seed(4)
     pooled = torch.randn(5, visual.config.width, generator=generator)
-    carried = visual.carry_corrected(pooled)
+    carried = visual.correct_pooled(pooled)
     assert torch.allclose(visual.into_space(carried), visual.correct(visual.into_space(pooled)), atol=1e-4)
     hidden = torch.linalg.svd(visual.space_matrix())[0][:, 20:]  # what the projection does not see
     assert hidden.shape[1] > 0
-    assert torch.allclose(visual.carry_corrected(pooled + 3 * hidden[:, 0]), carried, atol=1e-4)
+    assert torch.allclose(visual.correct_pooled(pooled + 3 * hidden[:, 0]), carried, atol=1e-4)
     plain = clip.plain.visual
-    assert plain.carry_corrected(pooled) is pooled
+    assert plain.correct_pooled(pooled) is pooled
 
 
 def test_prolip_reads_the_corrected_feature_alone() -> None:

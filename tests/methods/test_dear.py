@@ -80,6 +80,7 @@ CASES = {
         "tokens_per_layer": True,
     },
     "strong": dict(DeAR.presets["strong"].options),
+    "quick": dict(DeAR.presets["quick"].options),
 }
 
 

@@ -117,9 +117,9 @@ def test_edits_combine_and_fold() -> None:
     torch.testing.assert_close(plain.encode_image(pixels), changed)
     assert not np.allclose(changed, clip.encode_image(pixels))
     assert torch.equal(plain.encode_text(["a cat"]), clip.encode_text(["a cat"]))
-    tokens = Edit({2: LayerEdit(tokens=torch.zeros(1, 36, dtype=torch.float64), anchor=0.5)}, count=1)
+    tokens = Edit({2: LayerEdit(tokens=torch.zeros(1, 36, dtype=torch.float64), token_weight=0.5)}, count=1)
     both = combine(tokens, edit)
-    assert (both.count, both.first, both.layers[2].anchor) == (1, 2, 0.5)
+    assert (both.count, both.first, both.layers[2].token_weight) == (1, 2, 0.5)
     with pytest.raises(UsageError, match="two edits change gate in layer 3"):
         combine(edit, head_gates(config, {(3, 2): 0.0}))
     with pytest.raises(UsageError, match="extra tokens"):

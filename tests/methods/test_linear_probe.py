@@ -14,7 +14,7 @@ from dear.heads import decompose
 from dear.methods import build_method
 from dear.methods.base import FeatureBatch
 from dear.methods.logistic import STRENGTHS, USUAL, choose_strength, fit_logistic
-from dear.methods.together import answer_together
+from dear.methods.mixed_batch import answer_together
 
 HEADS = ((5, 0), (6, 1))
 

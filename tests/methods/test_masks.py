@@ -47,7 +47,7 @@ def test_the_image_shows_every_cell() -> None:
     lines = draw_mask(mask).splitlines()
     assert len(lines) == 4 * (2 + 6)
     assert [line for line in lines if line.startswith("head")] == [f"head {i}" for i in range(4)]
-    assert "".join(lines).count("#") == int(mask.see.sum())
+    assert "".join(lines).count("#") == int(mask.visible.sum())
     assert lines[1].split() == ["or", "Co", "Sh", "Te", "Ob", "Lo"]
 
 

@@ -32,7 +32,7 @@ def method_of(name: str, clip: Clip, **options: object) -> Method:
         for parameter in method.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.1 * noise.to(parameter))
-    features = clip.encode_image(images(6, dtype=clip.dtype, seed=7))
+    features = method.clip.encode_image(images(6, dtype=clip.dtype, seed=7))
     method.prepare(lambda augment: iter([FeatureBatch(features, torch.arange(6) % 3)]))
     return method
 
@@ -72,6 +72,39 @@ def test_parts_sum_to_the_logit_with_every_preset(name: str) -> None:
             assert float(parts.rest.abs().max()) < 1e-4
             start = parts.start[:, :, 0].abs().max(), parts.heads[:, :, 0, :3].abs().max()
             assert min(map(float, start)) > 0  # the class token is followed back to its embedding
+
+
+def test_a_focus_is_part_of_its_heads() -> None:
+    """Heads that a focus reads beside the feature count with both."""
+    clip, pixels = tiny_clip(), images(5)
+    focus = ((6, 1), (5, 2))
+    method = method_of("lp-plus-plus", clip, focus=focus, focus_weight=0.7, views=0, steps=20)
+    found = trace(method, pixels, "default")
+    parts = found.parts(each_class(method))
+    assert parts.linear
+    torch.testing.assert_close(parts.total().T, method.logits(pixels).double(), atol=1e-5, rtol=0)
+    # written out: z and c_r less their means, both of unit length, beside the text's part of z
+    state = {name: tensor.double() for name, tensor in method.state_dict().items()}
+    features = method.clip.encode_image(pixels).double()
+    whole, heads = (features - state["reader.mean"]).chunk(2, dim=-1)
+    first, second = (state["weight"] / (1 + 0.7**2) ** 0.5).chunk(2, dim=-1)
+    length = features[:, : clip.config.embed_dim].norm(dim=-1, keepdim=True)
+    texts = state["alpha"][:, None] * method.prompts.frozen.double()
+    frozen = decompose(clip, pixels).heads.double()
+    for layer, head in (*focus, (6, 0)):
+        own = frozen[:, layer - 1, head]  # [B, E]
+        expected = (own / whole.norm(dim=-1, keepdim=True)) @ first.T + own / length @ texts.T
+        if (layer, head) in focus:
+            expected = expected + 0.7 * (own / heads.norm(dim=-1, keepdim=True)) @ second.T
+        torch.testing.assert_close(parts.heads[:, :, 0, layer - 1, head], expected.T, atol=1e-3, rtol=1e-3)
+    # without the heads, the focus sees their mean
+    without = found.without(focus, means_of([found]))
+    changed = features.clone()
+    terms = features.chunk(2, dim=-1)[1]
+    changed[:, : clip.config.embed_dim] += terms.mean(0) - terms
+    changed[:, clip.config.embed_dim :] = terms.mean(0)
+    expected = method.logits_from_frozen((changed,))["default"]
+    torch.testing.assert_close(without, expected.detach(), atol=1e-4, rtol=1e-3)
 
 
 def test_what_is_left_of_a_probe_is_its_bias() -> None:
@@ -173,9 +206,9 @@ def test_patches_are_attention_times_value(name: str) -> None:
         change = final.edit.layers.get(layer)
     x = final.record[f"blocks.{layer - 1}.out"]
     if final.edit is not None and final.edit.count:
-        from dear.clip.tower import bring_in
+        from dear.clip.tower import insert_tokens
 
-        x = bring_in(x, final.edit, layer)
+        x = insert_tokens(x, final.edit, layer)
     normed = block.ln_1(x)
     pattern = final.record[f"blocks.{layer}.attn.pattern"]
     width = clip.config.vision.head_width

@@ -61,15 +61,15 @@ def test_what_strong_learns_on_vit_b_16() -> None:
 
 
 def test_the_recommended_preset_is_strong_and_paper_changes_nothing() -> None:
-    for kind in (DeAR, Purify):
-        assert list(kind.presets) == ["strong", "paper"]
+    for kind, names in ((DeAR, ["strong", "quick", "paper"]), (Purify, ["strong", "paper"])):
+        assert list(kind.presets) == names
         assert kind.recommended() == "strong"
         paper = kind.preset("paper")
         assert (dict(paper.options), dict(paper.recipe)) == ({}, {})
         assert kind.configure(kind.preset().options) != kind.Config()
     assert find_method("coop").recommended() is None
     assert dict(find_method("coop").preset().options) == {}
-    with pytest.raises(UsageError, match="'dear' has no preset 'weak'; it has strong, paper"):
+    with pytest.raises(UsageError, match="'dear' has no preset 'weak'; it has strong, quick, paper"):
         DeAR.preset("weak")
 
 
@@ -104,7 +104,7 @@ def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> 
     found = {name: multiple[id(p)] for name, p in model.named_parameters()}
     assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 1.0, "early_tokens": 7.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
-    assert gates.rates() == {"scalars": 20.0}
+    assert gates.scalars.lr_scale == 20.0
 
 
 def test_auto_of_mmrl_is_its_authors_rule() -> None:

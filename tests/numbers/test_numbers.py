@@ -21,10 +21,10 @@ from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 import dear
-from dear._io import image_file
+from dear._io import batches
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
-from dear.clip.model import cast_backbone
+from dear.clip.precision import cast_backbone
 from dear.data import open_data
 from dear.errors import CheckpointError, DearError, InputError, RunError, TrainingError, UsageError
 from dear.heads.discover import discover_roles
@@ -261,7 +261,7 @@ def test_results_do_not_depend_on_the_number_of_threads_that_decode(
 ) -> None:
     expected = trained(photos, tmp_path / "a")
     pixels = open_data(photos, "all").pixels(range(21), 24)
-    monkeypatch.setattr(image_file.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(batches, "usable_cores", lambda: cores)
     assert torch.equal(open_data(photos, "all").pixels(range(21), 24), pixels)
     assert trained(photos, tmp_path / "b") == expected
 

@@ -9,7 +9,7 @@ from tiny import mixed_roles, tiny_clip, token_ids
 import dear
 from dear.clip.config import TextConfig
 from dear.clip.gpu import tower as fast
-from dear.clip.model import cast_backbone
+from dear.clip.precision import cast_backbone
 from dear.clip.tower import Attention
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR

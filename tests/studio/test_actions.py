@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_cells import make_cell
 from PIL import Image
 from studio_desk import backbone, desk, images, model, roles
 
@@ -404,10 +405,10 @@ def test_two_models_are_compared_on_the_same_images(tmp_path):
 
 
 def cell_file(folder, method, base, novel, seed=1):
-    from dear.bench.cells import Cell, Outcome
-    from dear.bench.grid import Grid
+    from dear.bench.cells import Outcome
+    from dear.bench.store import Grid
 
-    cell = Cell("base-to-novel", method, "world:vehicles", seed, 16, "mini", "sha256:0")
+    cell = make_cell("base-to-novel", method, "world:vehicles", seed)
     hm = 2 * base * novel / (base + novel)
     result = {"modes": {"default": {"base": base, "novel": novel, "hm": hm}}, "facts": {}}
     grid = Grid(folder)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.clip.model import cast_backbone, matrix_dtype
+from dear.clip.precision import cast_backbone, matrix_dtype
 from dear.errors import CheckpointError, DataError, InputError, RunError, UsageError
 from dear.methods.base import in_precision
 from dear.runs.folder import add_metrics, read_config

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import dear
 from dear.clip.gpu import tower as fast
-from dear.clip.model import cast_backbone
+from dear.clip.precision import cast_backbone
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.runs.evaluate import evaluate

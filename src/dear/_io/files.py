@@ -203,7 +203,7 @@ def read_safetensors(
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except Exception as error:  # the bytes are a stranger's: shapes and types may fail in any way
+    except Exception as error:  # untrusted bytes: shapes and types may fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DearError(f"{path}: is not a whole {what} ({reason})") from error
     for name, tensor in tensors.items():

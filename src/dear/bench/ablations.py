@@ -12,7 +12,6 @@ from dear.bench.protocols.base_to_novel import column_headings, column_notes, en
 from dear.bench.tables import Line, Row, Sheet, average
 from dear.clip.config import last_third
 from dear.errors import UsageError
-from dear.methods import find_method
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,11 @@ class Variant:
 
     Attributes:
         name: as in tables.
-        options: options of the method that differ from the defaults.
+        options: options of the method that differ from the preset's, whatever a user asks for.
         roles: change of the role map, see `dear.heads.rules.derive_roles`; "{seed}" stands for the seed.
         mode: the way to predict; None: the study's.
-        recipe: parts of the training recipe that differ from the method's own.
-        fixed: whether options and recipe hold against what a user asks for, as in a study.
+        recipe: parts of the training recipe that differ from the preset's.
+        preset: the setting that is changed; None: the recommended one.
     """
 
     name: str
@@ -33,7 +32,7 @@ class Variant:
     roles: str = ""
     mode: str | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    fixed: bool = True
+    preset: str | None = "paper"
 
 
 @dataclass(frozen=True)
@@ -165,9 +164,7 @@ ISOLATION = Study(
 
 def _strong(name: str, options: Mapping[str, Any] | None = None, **changes: Any) -> Variant:
     """DeAR's preset `strong` with some options changed; `changes` are fields of `Variant`."""
-    preset = find_method("dear").preset("strong")
-    recipe = {**preset.recipe, **changes.pop("recipe", {})}
-    return Variant(name, {**preset.options, **(options or {})}, recipe=recipe, **changes)
+    return Variant(name, options or {}, preset="strong", **changes)
 
 
 STRONG = Study(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing as mp
 import os
 import signal
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
+import msgspec
 import torch
 
-from dear.bench.cells import Cell, Outcome, Place, Session
-from dear.bench.grid import PROTOCOLS, Engine, Report
+from dear.bench.cells import Cell, Outcome, Place
+from dear.bench.plan import PROTOCOLS
+from dear.bench.session import Session
+from dear.bench.store import Engine, Report
 from dear.errors import DearError, UsageError
 from dear.train.run import Paused
 
@@ -31,7 +34,7 @@ def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         DearError: what the user can correct (missing data, a role map that does not fit).
         KeyboardInterrupt: the user stopped training.
     """
-    task, where = Cell(**cell), Place(**place)
+    task, where = msgspec.convert(cell, Cell), Place(**place)
     before = torch.get_num_threads()
     torch.set_num_threads(where.threads)  # the order of sums depends on it
     try:
@@ -57,11 +60,13 @@ def attempt(work: Work, cell: dict[str, Any], place: dict[str, Any]) -> dict[str
         return {"error": {"type": type(error).__name__, "message": message, "trace": trace}}
 
 
-def _outcome(cell: Cell, answer: Mapping[str, Any]) -> Outcome:
+def outcome(cell: Cell, answer: Mapping[str, Any]) -> Outcome:
+    """What an answer of `attempt` says of a cell."""
     return Outcome(cell, answer.get("result"), answer.get("error"))
 
 
-def _died(cell: Cell, how: str) -> Outcome:
+def died(cell: Cell, how: str) -> Outcome:
+    """A cell whose process was lost."""
     return Outcome(cell, error={"type": "WorkerDied", "message": how, "trace": ""})
 
 
@@ -83,63 +88,61 @@ class Local:
         """Compute every cell and report each once."""
         if self.workers == 1:
             for cell in cells:
-                report(_outcome(cell, attempt(self.work, cell.plain(), place.plain())))
+                report(outcome(cell, attempt(self.work, cell.document(), place.plain())))
             return
-        todo = deque((cell, 0) for cell in cells)
-        crew = [_Worker(self.work) for _ in range(min(self.workers, len(cells)))]
-        try:
-            self._drive(crew, todo, place, report)
-        finally:
-            for worker in crew:
-                worker.stop()
+        todo = list(cells)
+        while todo:
+            lost = self._compute(todo, place, report, min(self.workers, len(todo)))
+            todo = todo[todo.index(lost[-1]) + 1 :] if lost else []
+            for cell in lost:  # one of them ended its process: alone, it is known which
+                self._alone(cell, place, report)
 
-    def _drive(
-        self, crew: list[_Worker], todo: deque[tuple[Cell, int]], place: Place, report: Report
-    ) -> None:
-        """Keep every worker busy; a worker that died is replaced and its cell tried again."""
-        busy: dict[Connection, tuple[_Worker, Cell, int]] = {}
-        while todo or busy:
-            for worker in crew:
-                if todo and worker.pipe not in busy:
-                    cell, tries = todo.popleft()
-                    busy[worker.pipe] = (worker, cell, tries)
-                    with suppress(OSError):  # it died while it had no work: `wait` then finds its pipe closed
-                        worker.pipe.send((cell.plain(), place.plain()))
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                worker, cell, tries = busy.pop(ready)
-                try:
-                    answer = ready.recv()
-                except (EOFError, OSError):
-                    code = worker.stop()
-                    crew[crew.index(worker)] = _Worker(self.work)
-                    if tries < self.retries:
-                        todo.append((cell, tries + 1))
-                    else:
-                        report(_died(cell, f"its process died {tries + 1} times (exit status {code})"))
-                else:
-                    report(_outcome(cell, answer))
+    def _compute(self, cells: Sequence[Cell], place: Place, report: Report, workers: int) -> list[Cell]:
+        """Compute cells in order; returns those that were begun when a process died."""
+        running: dict[Future[dict[str, Any]], Cell] = {}
+        waiting = iter(cells)
+        with _pool(workers) as pool:
+            while True:
+                with _interrupts_held():  # the first submission starts the processes
+                    for cell in islice(waiting, workers - len(running)):
+                        try:
+                            future = pool.submit(attempt, self.work, cell.document(), place.plain())
+                        except BrokenProcessPool:  # a process died just now
+                            return [*running.values(), cell]
+                        running[future] = cell
+                if not running:
+                    return []
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                whole = [future for future in done if not isinstance(future.exception(), BrokenProcessPool)]
+                for future in whole:
+                    report(outcome(running.pop(future), future.result()))
+                if len(whole) < len(done):
+                    return list(running.values())
+
+    def _alone(self, cell: Cell, place: Place, report: Report) -> None:
+        """Compute a cell whose process may have died, as often as is allowed."""
+        for _ in range(self.retries):
+            if not self._compute([cell], place, report, 1):
+                return
+        report(died(cell, f"its process died {self.retries + 1} times"))
 
 
-class _Worker:
-    """A process that computes the cells it is sent."""
-
-    def __init__(self, work: Work) -> None:
-        context = mp.get_context("spawn")  # a forked PyTorch may hang
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
-        with _interrupts_held():
-            self.process.start()
-        theirs.close()
-
-    def stop(self) -> int | None:
-        """End the process; returns its exit status."""
-        self.pipe.close()
-        self.process.join(timeout=0.2)
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join()
-        return self.process.exitcode
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes of our own that end with this block, whatever they are doing."""
+    before = set(mp.active_children())
+    pool = ProcessPoolExecutor(
+        workers, mp.get_context("spawn"), initializer=leave_with_parent
+    )  # forks may hang
+    try:
+        yield pool
+    finally:
+        ours = [child for child in mp.active_children() if child not in before]
+        for child in ours:
+            child.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in ours:
+            child.join()
 
 
 @contextmanager
@@ -158,18 +161,6 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: Connection, work: Work) -> None:
-    """Compute the cells that come through the pipe until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    leave_with_parent()
-    while True:
-        try:
-            cell, place = pipe.recv()
-            pipe.send(attempt(work, cell, place))
-        except (EOFError, OSError):
-            return
-
-
 def leave_with_parent() -> None:
     """End this process when the one that started it has ended, even if that one was killed."""
     parent = mp.parent_process()
@@ -181,78 +172,6 @@ def leave_with_parent() -> None:
 
     if parent is not None:
         threading.Thread(target=watch, name="dear-parent", daemon=True).start()
-
-
-class OnRay:
-    """A Ray cluster, or a Ray started on this machine: cells as tasks with CPU and GPU resources.
-
-    A killed worker loses the cell it was computing, which Ray starts again elsewhere.
-
-    Args:
-        work: computes one cell; importable on every node.
-        address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
-        cpus: CPUs a cell takes.
-        gpus: GPUs a cell takes; parts of one are allowed.
-        retries: how often a cell is started again whose worker died.
-
-    Raises:
-        UsageError: Ray is not installed.
-    """
-
-    def __init__(
-        self, work: Work, address: str | None = None, cpus: float = 1, gpus: float = 0, retries: int = 3
-    ) -> None:
-        self.ray = _import_ray()
-        self.work, self.address = work, address
-        self.cpus, self.gpus, self.retries = cpus, gpus, retries
-
-    def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
-        """Compute every cell and report each once.
-
-        Raises:
-            UsageError: no cluster answers at the address.
-        """
-        ray = self.ray
-        mine = not ray.is_initialized()
-        if mine:
-            try:
-                ray.init(
-                    address=self.address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    **({} if self.address else {"include_dashboard": False}),
-                )
-            except ConnectionError as error:
-                raise UsageError(f"{self.address}: no Ray cluster answers ({error})") from None
-        try:
-            task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries, max_calls=0)(
-                attempt
-            )
-            pending = {task.remote(self.work, cell.plain(), place.plain()): cell for cell in cells}
-            while pending:
-                ready, _ = ray.wait(list(pending), num_returns=1)
-                for reference in ready:
-                    cell = pending.pop(reference)
-                    try:
-                        answer = ray.get(reference)
-                    except ray.exceptions.RayError as error:
-                        report(_died(cell, f"its Ray worker was lost: {str(error).splitlines()[0]}"))
-                    else:
-                        report(_outcome(cell, answer))
-        finally:
-            if mine:
-                ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise UsageError(
-            "the engine ray needs Ray, which is not installed: pip install '.[cluster]' in your clone"
-        ) from None
-    return ray
 
 
 def make_engine(
@@ -284,5 +203,7 @@ def make_engine(
     if name == "ray":
         if workers is not None:
             raise UsageError("a number of workers belongs to the engine local; Ray has its own")
+        from dear.bench.on_ray import OnRay
+
         return OnRay(work, address, cpus, gpus or 0)
     raise UsageError(f"no engine is called {name!r}; choose local or ray")

@@ -11,8 +11,9 @@ from dear._io.files import write_atomic
 from dear.bench.ablations import Study, Variant
 from dear.bench.ablations import table as study_table
 from dear.bench.cells import Cell
-from dear.bench.grid import Grid, find_protocol
+from dear.bench.plan import find_protocol
 from dear.bench.protocols import Shown
+from dear.bench.store import Grid
 from dear.bench.tables import Line, Result, Sheet, shown_names, text, variant_names, write_tables
 from dear.errors import RunError
 from dear.report import results_plots as plots
@@ -136,7 +137,7 @@ def _facts(results: Sequence[tuple[Cell, Result]], command: str) -> dict[str, st
     made = [result["made_with"] for _, result in results if "made_with" in result]
     facts = {"Command": command} if command else {}
     facts |= {
-        "Backbone": all_of([f"{cell.backbone} ({cell.fingerprint})" for cell, _ in results]),
+        "Backbone": all_of([f"{cell.spec.backbone} ({cell.spec.identity})" for cell, _ in results]),
         "Methods": all_of([cell.method for cell, _ in results]),
         "Seeds": all_of([cell.seed for cell, _ in results]),
     }

@@ -12,14 +12,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from dear._io.files import write_atomic
-from dear.bench.cells import Cell, as_written
+from dear.bench.cells import Cell
 from dear.bench.published import Number
-from dear.runs.spec import canonical
+from dear.runs.spec import plain
 
 Result = Mapping[str, Any]
 Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value
@@ -113,8 +113,8 @@ def gather(
 def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
     """Name of each cell's row by cell key: the method, and what differs between its cells.
 
-    >>> one = Cell("few-shot", "purify", "x", 1, 0, "mini", "sha256:0", {"rank": 2, "gates": True})
-    >>> two = Cell("few-shot", "purify", "x", 1, 0, "mini", "sha256:0", {"rank": 2, "gates": False})
+    >>> one = Cell(protocol="few-shot", spec=Spec(method="purify", options={"rank": 2, "gates": True}))
+    >>> two = Cell(protocol="few-shot", spec=Spec(method="purify", options={"rank": 2, "gates": False}))
     >>> sorted(variant_names([one, two]).values()), variant_names([one])[one.key]
     (['purify (gates=False)', 'purify (gates=True)'], 'purify')
     """
@@ -128,7 +128,12 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
         same_run: dict[Any, list[Configuration]] = defaultdict(list)
         for cell in group:
             run = (cell.dataset, cell.setting.get("held_out"), cell.shots, cell.seed)
-            same_run[run].append({("setting", k): cell.setting.get(k) for k in ("draw", "template")})
+            same_run[run].append(
+                {
+                    ("setting", "template"): cell.spec.template,
+                    ("setting", "images"): cell.spec.data_digest[:8],
+                }
+            )
         differing += sorted({key for settings in same_run.values() for key in _differing(settings)})
         options = {name for part, name in differing if part == "options"}
         inside = {key for key in differing if key[0] in ("options", "recipe")}
@@ -138,7 +143,7 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
                 rest = ", ".join(f"{key[1]}={known.get(key)}" for key in differing if key not in inside)
                 names[cell.key] = f"{method}@{preset}" + (f" ({rest})" if rest else "")
                 continue
-            values = {**known, **{("setting", k): v for k, v in cell.setting.items()}}
+            values = {**known, **_drawn(cell)}
             words = ", ".join(
                 f"{'recipe ' if part == 'recipe' and name in options else ''}{name}={values.get(key)}"
                 for key in differing
@@ -153,26 +158,29 @@ def preset_of(cell: Cell) -> str | None:
     from dear.methods import METHODS
     from dear.runs.recipe import Recipe
 
-    if cell.method not in METHODS:
-        return None
-    kind = METHODS[cell.method]
-    for name, chosen in kind.presets.items():
-        recipe = as_written(Recipe.of(kind, **chosen.recipe))
-        recipe.pop("seed")
-        wanted = {"options": as_written(kind.configure(chosen.options)), "recipe": recipe}
-        if canonical(wanted) == canonical({"options": dict(cell.options), "recipe": dict(cell.recipe)}):
+    kind = METHODS.get(cell.method)
+    for name, chosen in {} if kind is None else kind.presets.items():
+        recipe = plain(asdict(Recipe.of(kind, **{**chosen.recipe, "seed": cell.seed})))
+        options = plain(asdict(kind.configure(chosen.options)))
+        if (options, recipe) == (cell.spec.options, cell.spec.recipe):
             return str(name)
     return None
 
 
 def _configuration(cell: Cell) -> Configuration:
     """Everything that makes two cells of a method different experiments, by part and name."""
-    parts = {"options": cell.options, "recipe": cell.recipe}
+    parts = {"options": cell.spec.options, "recipe": cell.spec.recipe}
     found: Configuration = {(part, name): v for part, values in parts.items() for name, v in values.items()}
-    found["backbone", "backbone"] = cell.fingerprint.removeprefix("sha256:")[:8]
-    if cell.roles:
-        found["roles", "roles"] = _roles(cell)
+    found.pop(("recipe", "seed"), None)
+    found["backbone", "backbone"] = cell.spec.identity.removeprefix("sha256:")[:8]
+    if cell.spec.roles_digest is not None:
+        found["roles", "roles"] = f"{cell.roles} {cell.spec.roles_digest[:8]}".strip()
     return found
+
+
+def _drawn(cell: Cell) -> Configuration:
+    """What may differ between cells of one dataset, number of shots and seed beside the method."""
+    return {("setting", "template"): cell.spec.template, ("setting", "images"): cell.spec.data_digest[:8]}
 
 
 def _differing(settings: Sequence[Configuration]) -> list[tuple[str, str]]:
@@ -180,11 +188,6 @@ def _differing(settings: Sequence[Configuration]) -> list[tuple[str, str]]:
     keys = {key for setting in settings for key in setting}
     differing = [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
     return sorted(differing, key=lambda key: (key[1], key[0]))
-
-
-def _roles(cell: Cell) -> str:
-    """A word for a cell's role map: how it was made, and its hash."""
-    return " ".join(filter(None, (str(cell.roles.get("spec", "")), str(cell.roles.get("digest", ""))[:8])))
 
 
 def shown_names(datasets: Iterable[str]) -> dict[str, str]:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dear.bench.cells import Cell, Outcome, Place
-    from dear.bench.grid import Engine, Grid, Request, Summary
+    from dear.bench.plan import Request
+    from dear.bench.store import Engine, Grid, Summary
 
 Out = Annotated[
     Path, typer.Option("--out", "-o", help="Folder of the grid; what is there is not computed again.")
@@ -128,8 +129,8 @@ def bench(
     """
     from dataclasses import replace
 
-    from dear.bench.grid import find_protocol, plan
     from dear.bench.outputs import write_protocol
+    from dear.bench.plan import find_protocol, plan
 
     find_protocol(protocol)
     asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
@@ -182,9 +183,9 @@ def ablate(
     """
     from dear.bench.ablations import STUDIES
     from dear.bench.ablations import study as find
-    from dear.bench.cells import backbone as open_backbone
-    from dear.bench.grid import plan_study
     from dear.bench.outputs import write_studies
+    from dear.bench.plan import plan_study
+    from dear.bench.session import backbone as open_backbone
 
     names = list(STUDIES) if study == "all" else _names(study)
     methods = [find(name).method for name in names]
@@ -238,9 +239,10 @@ def _prepare(
     templates: Sequence[str] | None,
 ) -> tuple[Request, Place]:
     """What is asked for, and where it is computed; wrong use is refused before the backbone is loaded."""
-    from dear.bench.cells import Place, starting_roles
-    from dear.bench.cells import backbone as open_backbone
-    from dear.bench.grid import Request
+    from dear.bench.cells import Place
+    from dear.bench.plan import Request
+    from dear.bench.session import backbone as open_backbone
+    from dear.bench.session import starting_roles
     from dear.errors import UsageError
     from dear.methods import find_method
 
@@ -269,7 +271,7 @@ def _prepare(
         raise UsageError("--template: write DATASET=TEMPLATE")
     request = Request(
         backbone=clip.name,
-        fingerprint=clip.fingerprint,
+        identity=clip.identity,
         roles=starting_roles(clip, place.roles_file),
         datasets=_datasets(asked.datasets),
         seeds=seeds,
@@ -330,7 +332,7 @@ def _compute(
     out: Path, cells: list[Cell], place: Place, engine: Engine, title: str, tensorboard: str | None = None
 ) -> tuple[Grid, Summary]:
     """Run the grid with a progress bar; failures and notices are told as they come."""
-    from dear.bench.grid import Grid
+    from dear.bench.store import Grid
     from dear.data.open import check_data
     from dear.train.tensorboard import Board
 

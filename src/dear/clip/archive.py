@@ -106,7 +106,7 @@ def read_archive(path: Path) -> Archive:
             _check_opcodes(described)
             tree = _Tree(io.BytesIO(described)).load()
             return Archive(_collect(tree, _Records(file, root)), _activation(_program(file)))
-    except Exception as error:  # the bytes are a stranger's: opcodes, records and sizes may fail in any way
+    except Exception as error:  # untrusted bytes: opcodes, records and sizes may fail in any way
         raise CheckpointError(f"{path}: is not a whole TorchScript archive of a CLIP ({error})") from None
 
 

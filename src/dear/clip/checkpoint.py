@@ -166,8 +166,8 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
                 f"{path}: holds Hugging Face's tensors, which need their {HF_CONFIG} beside them"
             )
         return _huggingface(tensors, path.parent, path)
-    silent = weights.silent or path.name in OPENCLIP_WEIGHTS
-    if silent and (path.parent / OPENCLIP_CONFIG).is_file():
+    activation_unknown = weights.activation_unknown or path.name in OPENCLIP_WEIGHTS
+    if activation_unknown and (path.parent / OPENCLIP_CONFIG).is_file():
         return _openclip(tensors, path.parent / OPENCLIP_CONFIG, path)
     if is_timm(tensors):
         raise CheckpointError(
@@ -177,7 +177,7 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
         raise CheckpointError(f"{path}: its tensors are those of no CLIP layout: {some(list(tensors))}")
     if "visual.attn_pool.probe" in tensors:  # PE-Core's own file: all of them were trained with GELU
         activation = activation or "gelu"
-    if activation is None and not silent:
+    if activation is None and not activation_unknown:
         activation = "quick_gelu"  # what a bare state dict of OpenAI's format is made of
     if activation is None:
         raise CheckpointError(
@@ -197,17 +197,17 @@ class _Weights:
     """Named tensors, and whether their container leaves open which activation they were trained with."""
 
     tensors: dict[str, Tensor]
-    silent: bool
+    activation_unknown: bool
 
 
 def _weights(path: Path) -> _Weights:
     """Named tensors of a weight file, or of all the files an index names."""
     if path.name.endswith(".index.json"):
-        return _Weights(_sharded(path), silent=True)
+        return _Weights(_sharded(path), activation_unknown=True)
     with path.open("rb") as file:
         start = file.read(9)
     if path.suffix == ".safetensors" or start[8:9] == b"{":
-        return _Weights(read_safetensors(path, what="safetensors checkpoint")[0], silent=True)
+        return _Weights(read_safetensors(path, what="safetensors checkpoint")[0], activation_unknown=True)
     if start and all(byte in _TEXT for byte in start):
         raise CheckpointError(f"{path}: is a text file, not a checkpoint; get it again (safetensors is best)")
     return _pickled(path)
@@ -273,7 +273,9 @@ def _pickled(path: Path) -> _Weights:
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > path.stat().st_size:
         raise CheckpointError(f"{path}: claims more numbers than the file has, so it is refused")
-    return _Weights(tensors, silent=wrapped)  # OpenCLIP's training runs wrap theirs; OpenAI's files do not
+    return _Weights(
+        tensors, activation_unknown=wrapped
+    )  # OpenCLIP's training runs wrap theirs; OpenAI's files do not
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -380,7 +382,7 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
         _check_rows(state, source)
     if not abs(float(state["log_scale"])) < _MAX_LOG_SCALE:
         raise CheckpointError(
-            f"{source}: logit_scale is {float(state['log_scale']):g}, of which no temperature can be made; "
+            f"{source}: logit_scale is {float(state['log_scale']):g}, which is no usable temperature; "
             f"CLIP's is below 4.7"
         )
     return state

@@ -66,7 +66,7 @@ class TowerConfig:
             value = getattr(self, name)
             _check(
                 isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LIMIT,
-                f"{name} = {value!r} is not a size of a transformer (a whole number from 1 to {_LIMIT:,})",
+                f"{name} = {value!r} is not a size of a transformer (an integer from 1 to {_LIMIT:,})",
             )
         _check(self.width % self.heads == 0, f"{self.heads} heads do not divide the width {self.width}")
         _check(
@@ -167,7 +167,7 @@ class TextConfig(TowerConfig):
         )
 
     @property
-    def whole(self) -> bool:
+    def needs_all_positions(self) -> bool:
         """Whether every position must be computed, padding included, because the read row sees it."""
         return not self.causal or self.pool == "last"
 
@@ -297,11 +297,11 @@ def section(value: Any, source: str) -> Section:
     return value
 
 
-def whole(fields: Section, key: str, source: str) -> int:
-    """A whole number."""
+def integer(fields: Section, key: str, source: str) -> int:
+    """An integer."""
     value = fields.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(f"{source}: {key} = {value!r} must be a whole number")
+        raise CheckpointError(f"{source}: {key} = {value!r} must be an integer")
     return value
 
 
@@ -325,7 +325,7 @@ def side(fields: Section, key: str, source: str) -> int:
     value = fields.get(key)
     if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
         value = value[0]
-    return whole({key: value}, key, source)
+    return integer({key: value}, key, source)
 
 
 def color(value: Any, name: str) -> tuple[float, float, float]:
@@ -433,8 +433,8 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
         vision={**_sizes(vision, source), **sizes, **parts["vision"]},
         text={
             **_sizes(text, source),
-            "context": whole(text, "max_position_embeddings", source),
-            "vocab": whole(text, "vocab_size", source),
+            "context": integer(text, "max_position_embeddings", source),
+            "vocab": integer(text, "vocab_size", source),
             **parts["text"],
         },
         embed_dim=parts["embed_dim"],
@@ -447,14 +447,14 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
 
 def _clip_parts(top: Section, text: Section, kind: str, source: str) -> dict[str, Any]:
     """What CLIP and MetaCLIP 2 are made of."""
-    end, vocab = text["eos_token_id"], whole(text, "vocab_size", source)
+    end, vocab = text["eos_token_id"], integer(text, "vocab_size", source)
     parts: dict[str, Any] = {"vision": {}, "text": {}}
     if kind == "metaclip_2":
-        parts["text"] = {"pool": "end", "end": whole(text, "eos_token_id", source), "clean": "none"}
+        parts["text"] = {"pool": "end", "end": integer(text, "eos_token_id", source), "clean": "none"}
     else:
         # Older files say 2 and mean the largest id in the text, which is where CLIP's own end token stands.
         need(end in (2, vocab - 1, 49407), source, f"texts that end with token {end!r}")
-    parts["embed_dim"] = whole({"projection_dim": 512, **top}, "projection_dim", source)
+    parts["embed_dim"] = integer({"projection_dim": 512, **top}, "projection_dim", source)
     return parts
 
 
@@ -462,7 +462,7 @@ def _siglip_parts(vision: Section, text: Section, source: str) -> dict[str, Any]
     """What SigLIP is made of."""
     need(vision.get("vision_use_head", True) is True, source, "a SigLIP without its pooling head")
     size = text.get("projection_size")
-    vocab = whole(text, "vocab_size", source)
+    vocab = integer(text, "vocab_size", source)
     return {
         "vision": {
             "class_token": False,
@@ -479,7 +479,7 @@ def _siglip_parts(vision: Section, text: Section, source: str) -> dict[str, Any]
             "clean": "lower" if vocab > _GEMMA_VOCAB else "punctuation",
             "projection_bias": True,
         },
-        "embed_dim": whole(text, "hidden_size" if size is None else "projection_size", source),
+        "embed_dim": integer(text, "hidden_size" if size is None else "projection_size", source),
     }
 
 
@@ -502,10 +502,10 @@ def _sizes(tower: Section, source: str) -> dict[str, Any]:
             f"{source}: hidden_act = {str(given)[:80]!r} is not known; known are {', '.join(_ACTIVATIONS)}"
         )
     return {
-        "width": whole(tower, "hidden_size", source),
-        "layers": whole(tower, "num_hidden_layers", source),
-        "heads": whole(tower, "num_attention_heads", source),
-        "mlp": whole(tower, "intermediate_size", source),
+        "width": integer(tower, "hidden_size", source),
+        "layers": integer(tower, "num_hidden_layers", source),
+        "heads": integer(tower, "num_attention_heads", source),
+        "mlp": integer(tower, "intermediate_size", source),
         "activation": activation,
         "eps": real(tower, "layer_norm_eps", source),
     }

@@ -12,11 +12,11 @@ from dear.clip.config import (
     Section,
     build_config,
     flag,
+    integer,
     need,
     real,
     section,
     side,
-    whole,
 )
 from dear.errors import CheckpointError
 
@@ -87,7 +87,7 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
         source,
         vision=image,
         text=_text(text, activation, source),
-        embed_dim=whole(model, "embed_dim", source),
+        embed_dim=integer(model, "embed_dim", source),
         images={
             **_images(section(top.get("preprocess_cfg") or {}, source), source),
             "logit_bias": model.get("init_logit_bias") is not None,
@@ -101,7 +101,7 @@ def _own_vision(given: Section, activation: str, source: str) -> dict[str, Any]:
         raise CheckpointError(f"{source}: is a ResNet, which has no attention heads; {_INSTEAD}")
     _plain(given, set(_VISION), "vision_cfg", source)
     vision = {**_VISION, **given}
-    width, head_width = whole(vision, "width", source), whole(vision, "head_width", source)
+    width, head_width = integer(vision, "width", source), integer(vision, "head_width", source)
     need(
         head_width > 0 and width % head_width == 0,
         source,
@@ -109,7 +109,7 @@ def _own_vision(given: Section, activation: str, source: str) -> dict[str, Any]:
     )
     return {
         "width": width,
-        "layers": whole(vision, "layers", source),
+        "layers": integer(vision, "layers", source),
         "heads": width // head_width,
         "mlp": int(width * real(vision, "mlp_ratio", source)),
         "activation": activation,
@@ -178,21 +178,21 @@ def _text(given: Section, activation: str, source: str) -> dict[str, Any]:
     if act.get("approximate", "none") == "tanh":
         need(activation == "gelu", source, "a tanh approximation of QuickGELU")
         activation = "gelu_tanh"
-    width = whole(text, "width", source)
+    width = integer(text, "width", source)
     ends: dict[str, Any] = {}
     if pool == "last":
         ends = {"end": 1, "begins": False}
     elif pool == "eos":
-        ends = {"end": whole({"eos_id": 2, **text}, "eos_id", source)}
+        ends = {"end": integer({"eos_id": 2, **text}, "eos_id", source)}
     return {
         "width": width,
-        "layers": whole(text, "layers", source),
-        "heads": whole(text, "heads", source),
+        "layers": integer(text, "layers", source),
+        "heads": integer(text, "heads", source),
         "mlp": int(width * real(text, "mlp_ratio", source)),
         "activation": activation,
         "eps": real({"eps": 1e-5, **norm}, "eps", source),
-        "context": whole(text, "context_length", source),
-        "vocab": whole(text, "vocab_size", source),
+        "context": integer(text, "context_length", source),
+        "vocab": integer(text, "vocab_size", source),
         "causal": not flag(text, "no_causal_mask", source),
         "pool": _TEXT_POOLS[pool],
         "projection_bias": flag(text, "proj_bias", source),

@@ -18,7 +18,7 @@ from torch import Tensor
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.clip.model import VisionTower
+    from dear.clip.towers import VisionTower
 
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
@@ -107,7 +107,7 @@ def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -
 
 
 @torch.no_grad()
-def carried(visual: VisionTower, correction: Correction) -> tuple[Tensor, Tensor]:
+def pooled_correction(visual: VisionTower, correction: Correction) -> tuple[Tensor, Tensor]:
     """Matrix [D, D] and bias [D] that leave in pooled vectors y nothing but their corrected feature.
 
     The feature is `y P + p`; the shortest vector with the feature `(y P + p) A + b` is

@@ -11,7 +11,8 @@ from torch import Tensor
 from dear.clip import hub
 from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
-from dear.clip.model import Clip, fingerprint, identity, visual_state
+from dear.clip.identity import fingerprint, identity, visual_state
+from dear.clip.model import Clip
 from dear.errors import CheckpointError, UsageError
 
 EMBEDDED = Path(__file__).parent / "weights"

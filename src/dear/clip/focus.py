@@ -18,7 +18,7 @@ from dear.clip.tower import Block, Record
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.clip.model import VisionTower
+    from dear.clip.towers import VisionTower
 
 
 class _ClassRow(Record):
@@ -64,7 +64,7 @@ def focused_features(visual: VisionTower, pixels: Tensor, groups: Sequence[Seque
     x = visual.run(visual.embed(pixels), last=layers[0] - 1)
     rows = visual.run(x, first=layers[0], read=visual.read_rows(), record=record)  # [B, 1, D]
     wide = rows[:, 0].float()
-    if visual.left_out:  # the rows carry the standard deviation as their mean
+    if visual.ablated_heads:  # the rows carry the standard deviation as their mean
         spread = wide.mean(dim=-1, keepdim=True)
     else:
         spread = (wide.var(dim=-1, keepdim=True, unbiased=False) + norm.eps).sqrt()
@@ -74,7 +74,7 @@ def focused_features(visual: VisionTower, pixels: Tensor, groups: Sequence[Seque
         for layer in sorted({layer for layer, _ in heads}):
             block = visual.blocks[layer - 1]
             assert isinstance(block, Block)
-            own = [head for at, head in heads if at == layer and (at, head) not in visual.left_out]
+            own = [head for at, head in heads if at == layer and (at, head) not in visual.ablated_heads]
             weight = block.attn.o.weight.float().T.unflatten(0, (visual.config.heads, -1))[own]  # [h, d, D]
             outputs = record[f"blocks.{layer}.attn.heads"][:, own, 0].float()  # [B, h, d]
             added = added + outputs.flatten(1) @ weight.flatten(0, 1)

@@ -16,19 +16,19 @@ from dear.clip.config import VisionConfig
 _BASE = 10_000.0
 
 
-class Turn(NamedTuple):
+class RotaryAngles(NamedTuple):
     """Cosines and sines of a sequence's angles, [N, d] each."""
 
     cos: Tensor
     sin: Tensor
 
-    def at(self, rows: Tensor | None) -> Turn:
+    def at(self, rows: Tensor | None) -> RotaryAngles:
         """Those of some rows, [R] or [B, R]; shaped to be multiplied with [B, H, R, d]."""
         if rows is None:
             return self
         if rows.ndim == 1:
-            return Turn(self.cos[rows], self.sin[rows])
-        return Turn(self.cos[rows][:, None], self.sin[rows][:, None])
+            return RotaryAngles(self.cos[rows], self.sin[rows])
+        return RotaryAngles(self.cos[rows][:, None], self.sin[rows][:, None])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Turn q or k [B, H, N, d]."""
@@ -36,20 +36,20 @@ class Turn(NamedTuple):
         swapped = torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)
         return x * self.cos.to(x.dtype) + swapped * self.sin.to(x.dtype)
 
-    def with_still_rows(self, count: int, at: int | None) -> Turn:
+    def with_unrotated_rows(self, count: int, at: int | None) -> RotaryAngles:
         """With `count` rows that are not turned put in at a place; None: at the end."""
         at = len(self.cos) if at is None else at
         ones, zeros = (
             self.cos.new_ones(count, self.cos.shape[1]),
             self.sin.new_zeros(count, self.sin.shape[1]),
         )
-        return Turn(
+        return RotaryAngles(
             torch.cat([self.cos[:at], ones, self.cos[at:]]),
             torch.cat([self.sin[:at], zeros, self.sin[at:]]),
         )
 
 
-def grid_turn(config: VisionConfig, device: torch.device) -> Turn:
+def grid_angles(config: VisionConfig, device: torch.device) -> RotaryAngles:
     """The angles of an image tower's own tokens."""
     half = config.head_width // 2  # channels per axis
     speeds = _BASE ** (-torch.arange(0, half, 2, device=device, dtype=torch.float32) / half)  # [half / 2]
@@ -60,4 +60,4 @@ def grid_turn(config: VisionConfig, device: torch.device) -> Turn:
     whole = torch.cat([columns, rows], dim=-1).flatten(0, 1)  # [side^2, d]
     if config.class_token:
         whole = torch.cat([whole.new_zeros(1, whole.shape[1]), whole])
-    return Turn(whole.cos(), whole.sin())
+    return RotaryAngles(whole.cos(), whole.sin())

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dear.clip.config import TowerConfig
-from dear.clip.rotary import Turn
+from dear.clip.rotary import RotaryAngles
 from dear.errors import UsageError
 
 
@@ -57,44 +57,45 @@ class LowRank:
 class BlockMask:
     """Which tokens each head lets read which: the original tokens are one block, then each extra token.
 
-    `see[h, 0, 0]`: originals read originals (always true); `see[h, 0, 1 + t]`: originals read token t;
-    `see[h, 1 + t, 0]`: token t reads the originals; `see[h, 1 + t, 1 + u]`: token t reads token u.
+    `visible[h, 0, 0]`: originals read originals (always true); `[h, 0, 1 + t]`: originals read token t;
+    `[h, 1 + t, 0]`: token t reads the originals; `[h, 1 + t, 1 + u]`: token t reads token u.
     """
 
-    see: Tensor  #: bool [H, 1 + T, 1 + T]
+    visible: Tensor  #: bool [H, 1 + T, 1 + T]
     _expanded: dict[tuple[int, torch.device, torch.dtype], Tensor] = field(
         default_factory=dict, compare=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        if self.see.dtype != torch.bool or self.see.ndim != 3 or self.see.shape[1] != self.see.shape[2]:
+        shape = self.visible.shape
+        if self.visible.dtype != torch.bool or len(shape) != 3 or shape[1] != shape[2]:
             raise UsageError(
-                f"a block mask is bool [H, 1+T, 1+T]; got {self.see.dtype} {tuple(self.see.shape)}"
+                f"a block mask is bool [H, 1+T, 1+T]; got {self.visible.dtype} {tuple(self.visible.shape)}"
             )
-        if not bool(self.see.any(dim=2).all()):
-            head, row = (~self.see.any(dim=2)).nonzero()[0].tolist()
+        if not bool(self.visible.any(dim=2).all()):
+            head, row = (~self.visible.any(dim=2)).nonzero()[0].tolist()
             raise UsageError(f"head {head} leaves row {row} of its mask empty: that token could read nothing")
-        if not bool(self.see[:, 0, 0].all()):
-            head = int((~self.see[:, 0, 0]).nonzero()[0])
+        if not bool(self.visible[:, 0, 0].all()):
+            head = int((~self.visible[:, 0, 0]).nonzero()[0])
             raise UsageError(
-                f"head {head} hides the original tokens from each other (see[{head}, 0, 0] is false); a "
+                f"head {head} hides the original tokens from each other (visible[{head}, 0, 0] is false); a "
                 "block mask cannot say that, use a mask of [H, N, N]"
             )
 
     @cached_property
     def isolated(self) -> tuple[bool, ...]:
         """For each head: whether original and extra tokens do not see each other at all."""
-        apart = ~self.see[:, 0, 1:].any(1) & ~self.see[:, 1:, 0].any(1)
+        apart = ~self.visible[:, 0, 1:].any(1) & ~self.visible[:, 1:, 0].any(1)
         return tuple(bool(flag) for flag in apart)
 
     def additive(self, originals: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The mask to add to the scores, [H, N + T, N + T], for N originals followed by T extra tokens."""
         key = (originals, device, dtype)
         if key not in self._expanded:
-            tokens = self.see.shape[1] - 1
+            tokens = self.visible.shape[1] - 1
             block = torch.cat([torch.zeros(originals, dtype=torch.long), torch.arange(1, tokens + 1)])
-            see = self.see.cpu()[:, block][:, :, block]
-            full = torch.zeros(see.shape, dtype=dtype).masked_fill(~see, float("-inf"))
+            visible = self.visible.cpu()[:, block][:, :, block]
+            full = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))
             self._expanded[key] = full.to(device)
         return self._expanded[key]
 
@@ -104,7 +105,9 @@ class LayerEdit:
     """What changes in one layer. Every field left out changes nothing."""
 
     tokens: Tensor | None = None  #: the extra tokens' own input of this layer, [T, D] or [B, T, D]
-    anchor: float = 1.0  #: weight of `tokens` against the tokens' output of the layer before (eq. 5: beta)
+    token_weight: float = (
+        1.0  #: weight of `tokens` against the tokens' output of the layer before (eq. 5: beta)
+    )
     mask: Tensor | BlockMask | None = None  #: added to the scores, [(B,) H or 1, N + T, N + T], or blocks
     gate: Tensor | None = None  #: [H], multiplied on each head's output
     q: LowRank | None = None
@@ -237,7 +240,7 @@ class Attention(nn.Module):
         extra: int,
         fused: bool,
         pattern: bool = False,
-        turn: Turn | None = None,
+        angles: RotaryAngles | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Each head's output before the output projection.
 
@@ -248,7 +251,7 @@ class Attention(nn.Module):
             extra: how many of the N tokens are extra tokens of the edit (for block masks: the last ones).
             fused: use the fused kernel.
             pattern: also return the attention pattern (needs the eager way).
-            turn: rotary angles of the N tokens.
+            angles: rotary angles of the N tokens.
 
         Returns:
             [B, H, R, d] and, if asked for, the pattern [B, H, R, N].
@@ -259,8 +262,8 @@ class Attention(nn.Module):
         q = self._project(self.q, rows, edit.q)  # [B, H, R, d]
         k = self._project(self.k, x, edit.k)  # [B, H, N, d]
         v = self._project(self.v, x, edit.v)
-        if turn is not None:
-            q, k = turn.at(read)(q), turn(k)
+        if angles is not None:
+            q, k = angles.at(read)(q), angles(k)
         weights: Tensor | None = None
         if pattern or not fused:
             mask = self._mask(x, edit.mask, read, extra, written_out=True)
@@ -334,9 +337,10 @@ def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: i
         return None
     length = x.shape[1]
     if isinstance(change, BlockMask):
-        if change.see.shape[1] != 1 + extra:
+        if change.visible.shape[1] != 1 + extra:
             raise UsageError(
-                f"a block mask for {change.see.shape[1] - 1} extra tokens was given to a layer with {extra}"
+                f"a block mask for {change.visible.shape[1] - 1} extra tokens was given to a layer with "
+                f"{extra}"
             )
         change = change.additive(length - extra, x.device, x.dtype)
     shape = tuple(change.shape[-3:])
@@ -361,7 +365,7 @@ def _query_rows(mask: Tensor, read: Tensor) -> Tensor:
 
 def _inner_mask(mask: BlockMask, x: Tensor, causal: bool) -> Tensor | None:
     """The mask among the extra tokens, [H, T, T]; None when they all see each other."""
-    inner = mask.see[:, 1:, 1:]
+    inner = mask.visible[:, 1:, 1:]
     if causal:
         inner = inner & torch.ones_like(inner[0]).tril()
     if bool(inner.all()):
@@ -468,7 +472,7 @@ class Block(nn.Module):
         fused: bool = True,
         record: Record | None = None,
         layer: int = 0,
-        turn: Turn | None = None,
+        angles: RotaryAngles | None = None,
     ) -> Tensor:
         """Run the layer on x [B, N, D]; only the rows `read` come out if it is given."""
         rows: slice | Tensor | None = None if record is None else record.rows
@@ -478,7 +482,7 @@ class Block(nn.Module):
             if rows is None:  # other rows are recorded than read: compute all, take those read at the end
                 rows, read, late = record.rows, None, read
         with_pattern = record is not None and record.pattern
-        z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, with_pattern, turn)
+        z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, with_pattern, angles)
         x = (x if read is None else take_rows(x, read)) + self.attn.merge(z)
         m = self.mlp(self.ln_2(x))
         x = x + m
@@ -508,7 +512,7 @@ class Tower(nn.Module):
         assert isinstance(block, Block)
         return block.mlp.up.weight.dtype
 
-    def turn(self, edit: Edit | None, layer: int, device: torch.device) -> Turn | None:
+    def rotary_angles(self, edit: Edit | None, layer: int, device: torch.device) -> RotaryAngles | None:
         """Rotary angles of the tokens in a layer; None for a tower without rotary positions."""
         return None
 
@@ -556,10 +560,13 @@ class Tower(nn.Module):
             extra = 0
             if edit is not None and edit.first is not None and layer >= edit.first:
                 extra = edit.count
-                x = bring_in(x, edit, layer)
+                x = insert_tokens(x, edit, layer)
             rows = read if layer == last else None
-            turn = self.turn(edit, layer, x.device)
-            block, inputs = self.blocks[layer - 1], (x, change, rows, extra, self.fused, record, layer, turn)
+            angles = self.rotary_angles(edit, layer, x.device)
+            block, inputs = (
+                self.blocks[layer - 1],
+                (x, change, rows, extra, self.fused, record, layer, angles),
+            )
             if change is None or not change.added:
                 x = block(*inputs)
             else:
@@ -582,7 +589,7 @@ def added_weights(block: nn.Module, added: Mapping[str, Tensor]) -> dict[str, Te
     return {name: (own[name] + change).to(own[name].dtype) for name, change in added.items()}
 
 
-def bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
+def insert_tokens(x: Tensor, edit: Edit, layer: int) -> Tensor:
     """Put the extra tokens' input of this layer into the sequence (eq. 5 and 6)."""
     change = edit.layers.get(layer)
     if change is None or change.tokens is None:
@@ -593,8 +600,8 @@ def bring_in(x: Tensor, edit: Edit, layer: int) -> Tensor:
         return torch.cat([x[:, :start], fresh, x[:, start:]], dim=1)
     start = x.shape[1] - edit.count if edit.at is None else edit.at
     stop = start + edit.count
-    if change.anchor != 1.0:
-        fresh = change.anchor * fresh + (1.0 - change.anchor) * x[:, start:stop]
+    if change.token_weight != 1.0:
+        fresh = change.token_weight * fresh + (1.0 - change.token_weight) * x[:, start:stop]
     return torch.cat([x[:, :start], fresh, x[:, stop:]], dim=1)
 
 

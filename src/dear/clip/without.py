@@ -18,7 +18,7 @@ from dear.clip.tower import Block, Edit, LayerEdit, Record, take_rows
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.clip.model import VisionTower
+    from dear.clip.towers import VisionTower
 
 
 class _HeadRows(Record):
@@ -62,7 +62,7 @@ def without_heads(
             "this image tower pools its tokens by attention, so heads cannot be left out exactly; remove the "
             "concept by words or by examples"
         )
-    layers = {layer for layer, _ in tower.left_out}
+    layers = {layer for layer, _ in tower.ablated_heads}
     if min(layers) < first:
         raise UsageError(
             f"heads of layer {min(layers)} are to be left out, but this method starts at layer {first}; "
@@ -73,7 +73,7 @@ def without_heads(
     rows = run(x, first, last, edit, read, own)
     added = torch.zeros_like(rows, dtype=tower.ln_post.weight.dtype)
     width = tower.config.head_width
-    for layer, head in tower.left_out:
+    for layer, head in tower.ablated_heads:
         outputs = own[f"blocks.{layer}.attn.heads"][:, head]  # [B, N, d]
         if read is not None:
             late = edit is not None and edit.first is not None and layer < edit.first
@@ -105,7 +105,7 @@ def _survives(edit: Edit, layer: int, last: int) -> float:
     for later in range(layer + 1, last + 1):
         change = edit.layers.get(later)
         if change is not None and change.tokens is not None:
-            kept *= 1.0 - change.anchor
+            kept *= 1.0 - change.token_weight
     return kept
 
 

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.clip.tower import Block, Edit, LayerEdit, added_weights, bring_in
+from dear.clip.tower import Block, Edit, LayerEdit, added_weights, insert_tokens
 from dear.errors import UsageError
-from dear.heads.traced import Held, Segment, traced
+from dear.heads.traced import Held, Scripted, Segment, traced
 
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
@@ -86,7 +86,7 @@ class Trace:
                 "taken apart exactly; dear roles shows which share of its features heads explain"
             )
         self._segments: list[Segment] = []
-        self.clip, self.visual = traced(clip, self._segments)
+        self.clip, self.visual = traced(clip.focused(()), self._segments)  # a method focuses it by itself
         self._answer = answer
         self._back: Tensor | None = None  # pseudoinverse of the projection
         self._constants = self._leaf_constants()
@@ -94,9 +94,10 @@ class Trace:
             logits = answer(self.clip)
         self._logits = logits
         self._finals = [segment for segment in self._segments if segment.leaf is not None]
-        if not _depends(logits, self._leaves):
+        leaves = [*self._leaves, *(z for final in self._finals for z in final.heads.values())]
+        if not _depends(logits, leaves):
             raise UsageError("the score does not depend on the last layer of the image tower")
-        self.linear = not any(_depends(x, self._leaves) for x in held.inputs)
+        self.linear = not any(_depends(x, leaves) for x in held.inputs)
         self._terms = [self._rows_of(segment) for segment in self._finals]
         self.rows = max(row for rows in self._terms for row in rows) + 1
 
@@ -121,7 +122,7 @@ class Trace:
             ("norm", norm, "bias"),
             ("projection", visual, "proj_bias"),
             ("correction", visual, "correction_bias"),
-            ("correction of tokens", visual, "carried_bias"),
+            ("correction of tokens", visual, "pooled_bias"),
         ):
             value = getattr(owner, kind)
             if value is not None:
@@ -158,7 +159,7 @@ class Trace:
         weights = torch.zeros(vision.layers, dtype=torch.float64)
         biases = torch.zeros(vision.width, dtype=torch.float64)
         start = torch.zeros(len(final.x), vision.width, dtype=torch.float64)
-        left_out = set(self.visual.left_out)
+        left_out = set(self.visual.ablated_heads)
         weight, segment, layer = 1.0, final, final.last
         while True:
             change = changes[layer - 1] = _change(segment.edit, layer)
@@ -259,10 +260,13 @@ class Trace:
         for final, rows, slope in zip(self._finals, self._terms, slopes, strict=True):
             for row, (place, terms) in rows.items():
                 at = slope[:, place]  # [B, D]
+                at = at - at.mean(-1, keepdim=True)  # the final norm does not see a row's mean
                 start[:, row] += (terms.start * at).sum(-1)
                 mlps[:, row] += torch.einsum("bld,bd,l->bl", terms.mlps, at, terms.weights)
                 biases += at @ terms.biases
                 ways = self._ways(terms, at)  # [B, L, H, d]
+                if row == 0:
+                    ways = ways + self._beside(final, scores)
                 heads[:, row] += torch.einsum("blhd,blhd,l->blh", terms.heads, ways, terms.weights)
                 if maps is not None:
                     maps[:, row] += self._patches(final, final.positions[place], ways, terms.weights)
@@ -279,6 +283,16 @@ class Trace:
             of, by, each, retain_graph=True, allow_unused=True, is_grads_batched=each is not None
         )
 
+    def _beside(self, final: Segment, scores: Tensor) -> Tensor:
+        """What a unit of each head's output adds beside the row (a focus reads it), [B, L, H, d]."""
+        vision = self.visual.config
+        found = torch.zeros(len(scores), vision.layers, vision.heads, vision.head_width, dtype=torch.float64)
+        slopes = self._slopes(scores.sum(), list(final.heads.values()))
+        for layer, slope in zip(final.heads, slopes, strict=True):
+            if slope is not None:
+                found[:, layer - 1] = slope[:, :, 0].double().cpu()
+        return found
+
     def _ways(self, terms: Terms, at: Tensor) -> Tensor:
         """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
         found = []
@@ -291,7 +305,7 @@ class Trace:
         """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
         side = self.visual.shape.side
         found = torch.zeros(*ways.shape[:3], side * side)
-        left_out = set(self.visual.left_out)
+        left_out = set(self.visual.ablated_heads)
         segment: Segment | None = final
         while segment is not None:
             x = segment.x
@@ -313,7 +327,7 @@ class Trace:
         """Values [B, H, N, d] of a layer, gated, and the pattern [B, H, N] of one row."""
         change, block = _change(segment.edit, layer), self._block(layer)
         if segment.edit is not None and segment.edit.first is not None and layer >= segment.edit.first:
-            x = bring_in(x, segment.edit, layer)
+            x = insert_tokens(x, segment.edit, layer)
         own = dict(block.named_parameters()) | _added(block, change)
         with torch.no_grad():
             normed = F.layer_norm(x, x.shape[-1:], own["ln_1.weight"], own["ln_1.bias"], block.ln_1.eps)
@@ -344,8 +358,11 @@ class Trace:
 
     def _spread(self, final: Segment) -> Tensor:
         """What the final norm divides each row by, [B, R]."""
-        rows = final.out.double().cpu()
-        if self.visual.left_out:
+        return self._spread_of(final.out)
+
+    def _spread_of(self, rows: Tensor) -> Tensor:
+        rows = rows.double().cpu()
+        if self.visual.ablated_heads:
             return rows.mean(-1)
         return (rows.var(-1, unbiased=False) + self.visual.ln_post.eps).sqrt()
 
@@ -363,22 +380,23 @@ class Trace:
             means: `head_states` averaged over reference images, [L, H, d] per run and row.
             affine: A [E, E] and b [E]: every feature f becomes `f A + b`.
         """
-        outputs = [self._without_heads(s, tuple(heads), means) for s in self._segments]
+        script = [self._without_heads(s, tuple(heads), means) for s in self._segments]
         spreads = {
-            id(out): self._spread(segment).to(out)[..., None]
-            for segment, out in zip(self._segments, outputs, strict=True)
-            if segment.leaf is not None
+            id(given.out): self._spread(given.segment).to(given.out)[..., None]
+            for given in script
+            if given.segment.leaf is not None
         }
-        with self._scripted(outputs, spreads), self._corrected(affine):
+        with self._scripted(script, spreads), self._corrected(affine):
             return self._answer(self.clip)
 
     def _without_heads(
         self, segment: Segment, heads: tuple[Head, ...], means: Sequence[Mapping[int, Tensor]]
-    ) -> Tensor:
+    ) -> Scripted:
         """What a run gave, with the means of some heads in the place of what they added."""
-        chosen = [head for head in heads if head not in set(self.visual.left_out)]
+        chosen = [head for head in heads if head not in set(self.visual.ablated_heads)]
+        beside = {layer: z.detach().clone() for layer, z in segment.heads.items()}
         if segment.leaf is None or not chosen:
-            return segment.out.clone()  # a tensor of its own: spreads are found by it
+            return Scripted(segment, segment.out.clone(), beside)  # of its own: spreads are found by it
         number = next(i for i, final in enumerate(self._finals) if final is segment)
         spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
         for row, (place, terms) in self._terms[number].items():
@@ -389,7 +407,14 @@ class Trace:
                 change = (mean - terms.heads[:, layer - 1, head]) @ own.T
                 change = change - change.mean(-1, keepdim=True)
                 delta[:, place] += terms.weights[layer - 1] * change
-        return segment.out + delta.to(segment.out)
+                if row == 0 and layer in beside:
+                    beside[layer][:, head, 0] = mean.to(beside[layer])
+        changed = segment.out + delta.to(segment.out)
+        if beside:  # they are divided by the changed row's spread, where the real one is meant
+            place = self._terms[number][0][0]
+            ratio = (self._spread_of(changed) / spread)[:, place, None, None, None]
+            beside = {layer: z * ratio.to(z) for layer, z in beside.items()}
+        return Scripted(segment, changed, beside)
 
     @contextmanager
     def _corrected(self, affine: tuple[Tensor, Tensor] | None) -> Iterator[None]:
@@ -398,7 +423,7 @@ class Trace:
             yield
             return
         visual, (A, b) = self.visual, (part.double().cpu() for part in affine)
-        names = ("correction_matrix", "correction_bias", "carried_matrix", "carried_bias")
+        names = ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias")
         before = {name: visual._buffers[name] for name in names}
         if visual.correction_matrix is not None and visual.correction_bias is not None:
             A0, b0 = visual.correction_matrix.double().cpu(), visual.correction_bias.double().cpu()
@@ -424,10 +449,10 @@ class Trace:
         return self.visual.correct(self.visual.into_space(rows)).float().cpu()
 
     @contextmanager
-    def _scripted(self, outputs: list[Tensor], spreads: dict[int, Tensor]) -> Iterator[None]:
-        """Within this the image tower gives these outputs, one per run, in place of running."""
+    def _scripted(self, script: list[Scripted], spreads: dict[int, Tensor]) -> Iterator[None]:
+        """Within this the image tower gives these, one per run, in place of running."""
         visual = self.visual.__dict__
-        visual["script"], visual["spreads"] = iter(outputs), spreads
+        visual["script"], visual["spreads"] = iter(script), spreads
         try:
             yield
         finally:
@@ -481,4 +506,4 @@ def _fresh(edit: Edit, layer: int, token: int) -> tuple[Tensor | None, float]:
     if change is None or change.tokens is None:
         return None, 1.0
     fresh = change.tokens[..., token, :].detach().double().cpu()
-    return fresh, 0.0 if layer == edit.first else 1.0 - change.anchor
+    return fresh, 0.0 if layer == edit.first else 1.0 - change.token_weight

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,14 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dear.clip.model import Clip, TextTower, VisionTower
+from dear.clip.model import Clip
 from dear.clip.tower import Edit, Record
+from dear.clip.towers import TextTower, VisionTower
 from dear.errors import UsageError
 
 _NONLINEAR = (
     torch.exp, Tensor.exp, torch.softmax, Tensor.softmax, F.softmax, torch.sigmoid, Tensor.sigmoid,
     torch.tanh, Tensor.tanh, F.gelu, F.silu, torch.log, Tensor.log,
 )  # fmt: skip
+_SPREAD = (torch.var, Tensor.var)
 _GATED = (torch.relu, Tensor.relu, F.relu)
 
 
@@ -44,6 +46,8 @@ class Held(TorchFunctionMode):
             return _normalize(x, *args[1:], **kwargs)
         if func is F.layer_norm:
             return _layer_norm(x, *args[1:], **kwargs)
+        if func in _SPREAD:
+            return func(x.detach(), *args[1:], **kwargs)
         if func in _GATED:
             return x * (x > 0).to(x.dtype)
         if func in _NONLINEAR:
@@ -74,6 +78,31 @@ class Segment:
     positions: tuple[int, ...]  #: positions in the sequence of the rows that came out
     out: Tensor
     leaf: Tensor | None = None  #: for the last layer: the rows as a gradient's starting point
+    #: by layer: heads' outputs of the class token [B, H, 1, d] that were asked for beside the rows, likewise
+    heads: dict[int, Tensor] = field(default_factory=dict)
+
+    def hand_on(self, record: Record, heads: Mapping[int, Tensor]) -> None:
+        """Fill a record that a caller gave; `heads` are outputs [B, H, 1, d] in the place of some layers'."""
+        if record.rows != slice(0, 1) or record.pattern:
+            raise UsageError(
+                "of a traced backbone the class token's row can be recorded, without its pattern"
+            )
+        for layer in range(self.first, self.last + 1):
+            for name in ("attn.heads", "mlp", "out"):
+                value = self.record[f"blocks.{layer}.{name}"]
+                value = value[:, :, :1] if name == "attn.heads" else value[:, :1]
+                record.keep(
+                    f"blocks.{layer}.{name}", heads.get(layer, value) if name == "attn.heads" else value
+                )
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """What a run is to give instead of running again."""
+
+    segment: Segment
+    out: Tensor
+    heads: Mapping[int, Tensor]  #: by layer, for a record that the caller gives
 
 
 class TracedVision(VisionTower):
@@ -94,7 +123,7 @@ class TracedVision(VisionTower):
         return own
 
     segments: list[Segment]
-    script: Iterator[Tensor] | None  #: outputs to give instead of running again
+    script: Iterator[Scripted] | None  #: what to give instead of running again
     spreads: dict[int, Tensor]  #: by id of such an output: what the final norm divides it by
 
     def run(
@@ -108,10 +137,11 @@ class TracedVision(VisionTower):
     ) -> Tensor:
         """As the tower's own, with everything recorded; the last layer's rows begin a gradient."""
         if self.script is not None:
-            return next(self.script)
+            given = next(self.script)
+            if record is not None:
+                given.segment.hand_on(record, given.heads)
+            return given.out
         last = self.config.layers if last is None else last
-        if record is not None:
-            raise UsageError("a traced backbone keeps its own record; leave record out")
         own = Record(slice(None), pattern=True)
         with torch.no_grad():
             out = super().run(x.detach(), first, last, edit, read, own)
@@ -120,11 +150,18 @@ class TracedVision(VisionTower):
         segment = Segment(first, last, x.detach(), edit, own, tuple(rows), out)
         self.segments.append(segment)
         if last < self.config.layers:
+            if record is not None:
+                segment.hand_on(record, {})
             return out
         # Feature methods call this within no_grad; from here on a gradient is wanted. Leaving their
         # no_grad block restores the mode.
         torch.set_grad_enabled(True)
         segment.leaf = out.detach().clone().requires_grad_()
+        if record is not None:
+            for layer in range(first, last + 1):
+                z = own[f"blocks.{layer}.attn.heads"][:, :, :1]
+                segment.heads[layer] = z.detach().clone().requires_grad_()
+            segment.hand_on(record, segment.heads)
         return segment.leaf
 
     @staticmethod
@@ -136,7 +173,7 @@ class TracedVision(VisionTower):
 
     def norm_rows(self, x: Tensor) -> Tensor:
         """As the tower's own; a spread that travels in the mean of the rows is held."""
-        if not self.left_out and id(x) not in self.spreads:
+        if not self.ablated_heads and id(x) not in self.spreads:
             normed: Tensor = self.ln_post(x)
             return normed
         spread = self.spreads.get(id(x), x.detach().mean(-1, keepdim=True))

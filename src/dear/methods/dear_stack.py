@@ -29,8 +29,8 @@ def stack_key(model: DeAR) -> Hashable:
     if cached is None:
         config, masks = model.config, hashlib.sha256()
         for layer, mask in model.masks.items():
-            masks.update(f"{layer} {tuple(mask.see.shape)} ".encode())
-            masks.update(bytes(mask.see.flatten().to(torch.uint8).tolist()))
+            masks.update(f"{layer} {tuple(mask.visible.shape)} ".encode())
+            masks.update(bytes(mask.visible.flatten().to(torch.uint8).tolist()))
         learned = tuple((name, tuple(getattr(model, name).shape)) for name in _projection(model))
         cached = (
             "dear", model.first, model.entry, len(model.attributes), tuple(model.tokens.shape),
@@ -55,7 +55,7 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     v = _learned(models, "v")  # [B, 1 + A]
     projections = [_learned(models, name) for name in _projection(first)]
     visual, changes = first.clip.visual, _corrections(models)
-    key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.left_out, stack_key(first))
+    key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.ablated_heads, stack_key(first))
 
     early = (_learned(models, "early_tokens"),) if first.config.early_tokens else ()  # [B, L, T, D]
     sizes = (len(frozen), len(early), len(projections), len(changes))
@@ -84,7 +84,7 @@ def _corrections(models: Sequence[DeAR]) -> tuple[Tensor, ...]:
     if all(tower.correction_matrix is None for tower in towers.values()):
         return ()
     visuals = [towers[id(model.clip)] for model in models]
-    names = ("correction_matrix", "correction_bias", "carried_matrix", "carried_bias")
+    names = ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias")
     found = [[one for visual in visuals if (one := getattr(visual, name)) is not None] for name in names]
     if all(one is found[0][0] for one in found[0]):  # most often: one concept removed for all
         return tuple(part[0].expand(len(models), *part[0].shape) for part in found)

@@ -25,6 +25,7 @@ class FocusConfig:
     focus_weight: float = 1.0  #: of these heads beside the whole feature
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "focus", tuple((int(layer), int(head)) for layer, head in self.focus))
         if not self.focus_weight > 0:
             raise UsageError(f"focus_weight = {self.focus_weight} must be positive")
 

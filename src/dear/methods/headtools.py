@@ -144,13 +144,13 @@ def combine(*edits: Edit) -> Edit:
             new = {
                 f.name: getattr(change, f.name)
                 for f in fields(change)
-                if f.name != "anchor" and getattr(change, f.name) is not None
+                if f.name != "token_weight" and getattr(change, f.name) is not None
             }
             twice = [name for name in new if getattr(present, name) is not None]
             if twice:
                 raise UsageError(f"two edits change {twice[0]} in layer {layer}; combine cannot choose")
             if "tokens" in new:
-                new["anchor"] = change.anchor
+                new["token_weight"] = change.token_weight
             layers[layer] = replace(present, **new)
     return Edit(layers, count=sum(e.count for e in edits), at=with_tokens[0].at if with_tokens else None)
 

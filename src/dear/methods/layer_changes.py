@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.clip.model import Clip, TextTower, VisionTower
+from dear.clip.model import Clip
 from dear.clip.tower import Edit, LayerEdit, LayerNorm
+from dear.clip.towers import TextTower, VisionTower
 from dear.clip.without import norm_without_heads
 from dear.methods.base import Method
 from dear.methods.headtools import fold
@@ -96,7 +97,7 @@ class LayerChanges:
         to_weight, to_bias = (method.get_parameter(f"{self.side}_{name}") for name in _END_NORM)
         weight, bias = norm.weight + to_weight, norm.bias + to_bias
         image = self.side == "image"
-        if image and method.clip.visual.left_out:
+        if image and method.clip.visual.ablated_heads:
             normed = norm_without_heads(weight, bias, rows.to(weight.dtype))
         else:
             normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)

@@ -43,9 +43,6 @@ class LinearProbe(Method):
 
     name: ClassVar[str] = "linear-probe"
     title: ClassVar[str] = "Linear probe"
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    open_classes: ClassVar[bool] = False
     Config: ClassVar[type] = LinearProbeConfig
     config: LinearProbeConfig
     weight: Tensor

@@ -13,7 +13,7 @@ into a plain CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,9 +44,7 @@ class ProLIP(Method):
 
     name: ClassVar[str] = "prolip"
     title: ClassVar[str] = "ProLIP"
-    mergeable: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
+    cut = "pooled"
     recipe: ClassVar[Mapping[str, Any]] = {
         "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0, "views": 10,
     }  # fmt: skip
@@ -70,21 +68,10 @@ class ProLIP(Method):
             images = sum(len(batch.labels) for batch in batches(False))
             self.penalty.fill_(len(self.classes) / max(1, images))
 
-    def stage_key(self) -> Hashable:
-        """The class token before the projection."""
-        return "class token"
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """The normed class token before the projection, [B, D]."""
-        visual = self.clip.visual
-        with torch.no_grad():
-            rows = visual.run(visual.embed(pixels), read=visual.read_rows())
-            return (visual.pooled(rows)[:, 0],)
-
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained projection."""
         visual = self.clip.visual
-        features = visual.carry_corrected(frozen[0].to(self.projection.dtype)) @ self.projection
+        features = visual.correct_pooled(frozen[0].to(self.projection.dtype)) @ self.projection
         return features if visual.proj_bias is None else features + visual.proj_bias.to(features.dtype)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
@@ -102,9 +89,9 @@ class ProLIP(Method):
         """A plain CLIP with the trained projection."""
         correction, visual = self.clip.correction, self.clip.visual
         plain = fold(self.clip.corrected(None))
-        if correction is None or visual.carried_matrix is None or visual.carried_bias is None:
+        if correction is None or visual.pooled_matrix is None or visual.pooled_bias is None:
             plain.visual.space_matrix().copy_(self.projection)
             return plain
-        plain.visual.space_matrix().copy_(visual.carried_matrix @ self.projection)
-        bias = visual.carried_bias @ self.projection
+        plain.visual.space_matrix().copy_(visual.pooled_matrix @ self.projection)
+        bias = visual.pooled_bias @ self.projection
         return plain.corrected(Correction(torch.eye(len(bias)), bias, correction.heads)).folded()

@@ -12,11 +12,12 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from dear._io.text import Strict, Whole
+from dear._io.text import PRINTABLE, Strict, Whole
 from dear.clip.correction import Correction
 from dear.data.images import ImageSet, Source, content_digest
 from dear.errors import UsageError
@@ -25,6 +26,7 @@ from dear.methods.base import Method
 from dear.runs.recipe import Recipe
 
 SCHEMA = 1
+Name = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]  #: text without control characters
 #: fields that decide what is learned, and their names in messages
 _DECIDING = {
     "method": "method",
@@ -85,33 +87,33 @@ class Spec(Strict, frozen=True):
     schema: Literal[1] = 1
     dear: str = ""  #: version that completed it
 
-    method: str = "dear"
-    preset: str | None = None  #: named setting of the method ("strong", "paper"); None: the recommended one
+    method: Name = "dear"
+    preset: Name | None = None  #: named setting of the method ("strong", "paper"); None: the recommended one
     options: dict[str, Any] = msgspec.field(default_factory=dict)  #: of the method, by name
     recipe: dict[str, Any] = msgspec.field(default_factory=dict)  #: values of `Recipe`, by name
     seed: int = 1  #: of the draw, of the initial values, of the order and of the views
     calibrate: bool = True  #: fit probabilities and the threshold for "none of these" by cross-validation
 
-    data: str | None = None  #: what `open_data` takes; None: images in memory
+    data: Name | None = None  #: what `open_data` takes; None: images in memory
     root: str | None = None  #: folder of the benchmarks, for the name of one
     split: str = "train"
-    dataset: str = ""  #: name of the data, which the draw of shots depends on
+    dataset: Name = ""  #: name of the data, which the draw of shots depends on
     shots: Whole = 0  #: images per class; 0: all
     balance: bool = True  #: repeat images of rare classes, so that every class counts alike
     unreadable: Literal["stop", "skip"] = "stop"  #: what to do with images that cannot be read
     images: Whole = 0  #: how many different images are trained on
     data_digest: str = ""  #: of their labels, names and contents
     classes: tuple[str, ...] = ()  #: names in the order of the labels; empty: all of the data
-    template: str = ""  #: prompt with `{}` for the class; empty: the data's own
+    template: Name = ""  #: prompt with `{}` for the class; empty: the data's own
     ids: tuple[tuple[int, ...], ...] | None = None  #: token ids that were given instead of prompts
 
-    backbone: str = "mini"
+    backbone: Name = "mini"
     backbone_path: str | None = None  #: absolute path of the weights, where they are files of the user
-    identity: str = ""  #: hash of the whole backbone: both towers, temperature, architecture, preprocessing
-    fingerprint: str = ""  #: hash of the visual weights, which role maps name
+    identity: Name = ""  #: hash of the whole backbone: both towers, temperature, architecture, preprocessing
+    fingerprint: Name = ""  #: hash of the visual weights, which role maps name
 
     roles: str | None = None  #: file of a role map, or "table2"; None: the backbone's own
-    roles_digest: str | None = None
+    roles_digest: Name | None = None
     allow_other_roles: bool = False  #: accept a role map that was computed on other weights
     without: tuple[str, ...] = ()  #: concepts to remove before training
     way: str = "auto"  #: how they are removed

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from dear._io.image_file import normalize
 from dear.clip.gpu.recorded import Recorder
-from dear.clip.model import Clip, kept_cast, matrix_dtype
+from dear.clip.model import Clip
+from dear.clip.precision import cached_cast, matrix_dtype
 from dear.heads.contributions import head_outputs
+from dear.methods import mixed_batch
 from dear.methods.base import Method, unit
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
-from dear.methods.together import answer_together
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Engine:
     def __init__(self, clip: Clip, precision: str = "auto", run: Recorder | None = None) -> None:
         self.clip = clip
         kept = precision == "auto" and clip.dtype != torch.float32
-        self.tower = clip if kept else kept_cast(clip, matrix_dtype(precision, clip.device))
+        self.tower = clip if kept else cached_cast(clip, matrix_dtype(precision, clip.device))
         self.run = Recorder() if run is None else run  # an empty one counts as false
 
     def prepare(self, methods: Sequence[Method], largest: int) -> int:
@@ -88,7 +89,7 @@ class Engine:
         if asked:
             methods = [method for row in asked if (method := jobs[row].method) is not None]
             part = pixels if len(asked) == len(jobs) else pixels[asked]
-            logits = answer_together(methods, part, run=self.run)
+            logits = mixed_batch.logits(methods, part, run=self.run)
             for row, own in zip(asked, _calibrated(methods, logits), strict=True):
                 found[row] = own
         return [one for one in found if one is not None]

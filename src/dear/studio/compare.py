@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from dear._io.progress import Progress
 from dear.bench.cells import Cell
-from dear.bench.grid import PROTOCOLS, read_cell
 from dear.bench.outputs import figures_of, texts_of
+from dear.bench.plan import PROTOCOLS
+from dear.bench.store import read_cell
 from dear.bench.tables import Result, Sheet
 from dear.data import open_data
 from dear.data.images import ImageSet

@@ -58,7 +58,7 @@ def find_focus(
     heads = {
         name: left
         for name, own in attribute_heads(roles).items()
-        if (left := tuple(head for head in own if head not in clip.visual.left_out))
+        if (left := tuple(head for head in own if head not in clip.visual.ablated_heads))
     }
     if wanted != AUTO:
         name = find_attribute(_concept(wanted), heads)

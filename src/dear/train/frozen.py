@@ -203,7 +203,7 @@ def feature_stages(
 
     Where the method averages random views of each image (its option `views`), their features are there too.
     """
-    if not method.reads_feature or recipe.augment:
+    if method.cut != "feature" or recipe.augment:
         return None
     walks = []
     clip = in_precision(method, recipe.precision).clip
@@ -237,7 +237,7 @@ def stages_of(
     known = feature_stages(method, images, recipe)
     if known is not None:
         return known
-    recorded = method.cuda_graph_safe and not method.quick and method.clip.device.type == "cuda"
+    recorded = not method.dynamic and not method.quick and method.clip.device.type == "cuda"
     if type(method).loss is not Method.loss or recorded:
         return None
     work = in_precision(method, recipe.precision)

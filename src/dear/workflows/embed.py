@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
-from dear.clip.model import Clip, kept_cast, matrix_dtype
+from dear.clip.model import Clip
+from dear.clip.precision import cached_cast, matrix_dtype
 from dear.data.images import ImageSet
 from dear.methods.base import unit
 from dear.runs.batches import over_batches, pixels_for
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def embedder(clip: Clip) -> Compute:
     """From paths to a table `path, embedding, error`; unit length, null where an image cannot be read."""
-    tower = kept_cast(clip, matrix_dtype("auto", clip.device))
+    tower = cached_cast(clip, matrix_dtype("auto", clip.device))
 
     def encode(images: ImageSet, rows: list[int]) -> Tensor:
         return unit(tower.encode_image(pixels_for(tower, images, rows)).float()).cpu()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from msgspec import Meta
-
-from dear._io.text import PRINTABLE, Strict
-from dear.bench.cells import Cell, Session
+from dear._io.text import Strict
+from dear.bench.cells import Cell, Data, Pool
+from dear.bench.session import Session
 from dear.bench.tables import Line, Result, Sheet, gather, variant_names
+from dear.data.images import ImageSet
 from dear.errors import UsageError
+from dear.runs.spec import Name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from dear.bench.grid import Request
+    from dear.bench.plan import Request
 
-Name = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]
 Shown = list[tuple[str, str, "go.Figure"]]  #: heading, sentence and figure
 SEEDS_NOTE = "Percent; mean ± sample standard deviation over seeds."
 PAPER_NOTE = (
@@ -27,15 +27,9 @@ PAPER_NOTE = (
 
 
 class Setting(Strict, frozen=True):
-    """What a cell needs beside its dataset, method, shots and seed.
+    """What a cell needs beside its dataset, method, shots and seed."""
 
-    Attributes:
-        draw: hash of an imported few-shot draw.
-        template: prompt template of the dataset, where it is not the dataset's own.
-    """
-
-    draw: Name | None = None
-    template: Name | None = None
+    template: Name | None = None  #: prompt template of the dataset, where it is not the dataset's own
 
 
 class Protocol(ABC):
@@ -47,6 +41,7 @@ class Protocol(ABC):
         shots: images per class where the user names none; 0 takes all.
         setting: schema of `Cell.setting`.
         shots_are_columns: whether its table tells the numbers of shots apart by itself.
+        tests_by_seed: whether the images tested on depend on the seed.
     """
 
     name: str
@@ -54,6 +49,7 @@ class Protocol(ABC):
     shots: ClassVar[tuple[int, ...]] = (16,)
     setting: ClassVar[type[Setting]] = Setting
     shots_are_columns: ClassVar[bool] = False
+    tests_by_seed: ClassVar[bool] = False
 
     def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
         """The plan: each dataset to train on, with what the protocol needs beside it.
@@ -66,6 +62,14 @@ class Protocol(ABC):
         if not request.datasets:
             raise UsageError(f"{self.name}: name the datasets", hint="datasets")
         return [(dataset, {}) for dataset in request.datasets]
+
+    def training(self, data: Data) -> Pool:
+        """What a cell's training images are drawn from."""
+        return Pool(data.open("train"))
+
+    def testing(self, data: Data) -> list[ImageSet]:
+        """The images that a cell is tested on."""
+        return [data.open("test")]
 
     @abstractmethod
     def run(self, session: Session) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dear.bench import published
-from dear.bench.cells import Session, of_labels
+from dear.bench.cells import Data, Pool, of_labels
 from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
+from dear.bench.session import Session
 from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
 from dear.data.shots import halves
 from dear.errors import DataError
@@ -33,18 +34,19 @@ class BaseToNovel(Protocol):
 
     name, title = "base-to-novel", "Base-to-novel"
 
-    def run(self, session: Session) -> dict[str, Any]:
-        """All columns in every mode.
-
-        A result of an earlier version has the columns base, novel and hm alone; tables leave out a column
-        that no cell has.
-        """
-        whole = session.open("train")
+    def training(self, data: Data) -> Pool:
+        """The first half of the classes."""
+        whole = data.open("train")
         base, novel = halves(range(len(whole.classes)))
         if not novel:
             raise DataError(f"{whole.name}: has only {len(base)} class; base-to-novel needs two or more")
-        method = session.fit(session.draw(whole, base))
+        return Pool(whole, base)
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """All columns in every mode."""
+        method = session.fit(self.training(session.data))
         test = session.open("test")
+        base, novel = halves(range(len(test.classes)))
         seen = session.test(method, of_labels(test, base))
         unseen = session.test(method, of_labels(test, novel))
         joint = session.test(method, test)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dear.bench.cells import Session
 from dear.bench.protocols import SEEDS_NOTE, Protocol, Shown
+from dear.bench.session import Session
 from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
 
 
@@ -19,7 +19,7 @@ class FewShot(Protocol):
 
     def run(self, session: Session) -> dict[str, Any]:
         """Accuracy over all classes in every mode."""
-        method = session.fit(session.draw(session.open("train")), keep=True)
+        method = session.fit(self.training(session.data), keep=True)
         found = session.test(method, session.open("test"))
         modes = {} if found is None else found.accuracy
         return session.finish({mode: {"accuracy": accuracy} for mode, accuracy in modes.items()})

@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dear.bench import published
-from dear.bench.cells import Cell, Session
-from dear.bench.protocols import SEEDS_NOTE, Name, Protocol, Setting, Shown
+from dear.bench.cells import Cell, Data, Pool
+from dear.bench.protocols import SEEDS_NOTE, Protocol, Setting, Shown
+from dear.bench.session import Session
 from dear.bench.tables import Line, Row, Sheet, average, grouped
 from dear.data.images import ImageSet, select_domains
 from dear.data.open import find_benchmark, open_data
 from dear.data.shots import hold_out
 from dear.errors import DataError
+from dear.runs.spec import Name
 
 if TYPE_CHECKING:
-    from dear.bench.grid import Request
+    from dear.bench.plan import Request
 
 VALIDATION = 0.2  #: share of the sources kept for validation
 
@@ -32,6 +34,7 @@ class HeldOut(Protocol):
     name, title = "leave-one-domain-out", "Leave one domain out"
     shots: ClassVar[tuple[int, ...]] = (0,)
     setting: ClassVar[type[Setting]] = HeldOutSetting
+    tests_by_seed: ClassVar[bool] = True
 
     def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
         """Each domain of each dataset is left out once."""
@@ -41,19 +44,23 @@ class HeldOut(Protocol):
             planned += [(dataset, {"held_out": domain}) for domain in domains_of(images)]
         return planned
 
+    def training(self, data: Data) -> Pool:
+        """The training part of the sources."""
+        return Pool(_sources(data)[0])
+
+    def testing(self, data: Data) -> list[ImageSet]:
+        """The validation part of the sources, and the target."""
+        target = data.open(splits_of(data.dataset)[1])
+        return [_sources(data)[1], select_domains(target, (str(data.setting["held_out"]),))]
+
     def run(self, session: Session) -> dict[str, Any]:
         """Accuracy on the held-out domain, and on the validation part of the sources, in every mode.
 
-        The target's images are opened after training; nothing of them is used before.
+        Nothing is learned from the target's images.
         """
-        target = str(session.cell.setting["held_out"])
-        from_split, to_split = splits_of(session.cell.dataset)
-        whole = session.open(from_split)
-        sources = tuple(name for name in domains_of(whole) if name != target)
-        training, validation = split_sources(select_domains(whole, sources), session.cell.seed)
-        method = session.fit(session.draw(training))
-        checked = session.test(method, validation)
-        found = session.test(method, select_domains(session.open(to_split), (target,)))
+        method = session.fit(self.training(session.data))
+        validation, target = self.testing(session.data)
+        checked, found = session.test(method, validation), session.test(method, target)
         modes: dict[str, dict[str, float | None]] = {
             mode: {
                 "target": None if found is None else found.accuracy[mode],
@@ -61,7 +68,7 @@ class HeldOut(Protocol):
             }
             for mode in method.modes
         }
-        session.record["sources"] = list(sources)
+        session.record["sources"] = sorted(set(validation.domains or ()))
         return session.finish(modes)
 
     def place(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
@@ -98,6 +105,13 @@ class HeldOut(Protocol):
 
         sentence = "Accuracy on each domain when it is the one left out of training."
         return [("Accuracy on the unseen domain", sentence, plots.bars(lines, "target"))]
+
+
+def _sources(data: Data) -> tuple[ImageSet, ImageSet]:
+    """(training, validation) of the domains that are not held out."""
+    whole = data.open(splits_of(data.dataset)[0])
+    names = [name for name in domains_of(whole) if name != data.setting["held_out"]]
+    return split_sources(select_domains(whole, names), data.seed)
 
 
 def splits_of(dataset: str) -> tuple[str, str]:

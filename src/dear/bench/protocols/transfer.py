@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta
 
 from dear.bench import published
-from dear.bench.cells import Cell, Session
-from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Name, Protocol, Setting, Shown
+from dear.bench.cells import Cell, Data
+from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Setting, Shown
+from dear.bench.session import Session
 from dear.bench.tables import Line, Row, Sheet, average, grouped
+from dear.data.images import ImageSet
 from dear.errors import UsageError
+from dear.runs.spec import Name
 
 if TYPE_CHECKING:
-    from dear.bench.grid import Request
+    from dear.bench.plan import Request
 
 SOURCE = "ImageNet"
 TARGETS = (
@@ -58,6 +61,10 @@ class Transfer(Protocol):
             raise UsageError(f"{self.name}: the targets must be datasets other than {source}", hint="targets")
         return [(source, {"targets": targets})]
 
+    def testing(self, data: Data) -> list[ImageSet]:
+        """The source's test images, and those of each target."""
+        return [data.open("test", dataset) for dataset in (data.dataset, *data.setting["targets"])]
+
     def run(self, session: Session) -> dict[str, Any]:
         """Accuracy on the source and on each target, by mode and dataset.
 
@@ -65,7 +72,7 @@ class Transfer(Protocol):
         two hundred, and an answer outside them would be wrong by definition. The modes share the image
         tower's work; the texts of a dataset are encoded once.
         """
-        method = session.fit(session.draw(session.open("train")), keep=True)
+        method = session.fit(self.training(session.data), keep=True)
         modes: dict[str, dict[str, float | None]] = {mode: {} for mode in method.modes}
         for dataset in (session.cell.dataset, *session.cell.setting["targets"]):
             found = session.test(method, session.open("test", dataset))

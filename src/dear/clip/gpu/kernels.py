@@ -33,7 +33,7 @@ def add_norm(
     first,
     count,
     token_stride,
-    anchor,
+    token_weight,
     eps,
     width,
     CHANGE: tl.constexpr,
@@ -57,7 +57,7 @@ def add_norm(
     if TOKENS:
         at = tokens + (row // length) * token_stride + place * width
         raw = tl.load(at + columns, mask=columns < tl.where(extra, width, 0), other=0.0).to(tl.float32)
-        value = tl.where(extra, anchor * raw + (1.0 - anchor) * value, value)  # eq. 5 and 6
+        value = tl.where(extra, token_weight * raw + (1.0 - token_weight) * value, value)  # eq. 5 and 6
     if CHANGE or TOKENS:
         tl.store(new + row * width + columns, value.to(new.dtype.element_ty), mask=inside)
     mean = tl.sum(value, 0) / width
@@ -81,7 +81,7 @@ def add_norm_backward(
     length,
     first,
     count,
-    anchor,
+    token_weight,
     eps,
     width,
     STREAM: tl.constexpr,  # d_new is given
@@ -114,9 +114,9 @@ def add_norm_backward(
         given = columns < tl.where(extra, 0, width)
     if TOKENS:
         at = d_tokens + ((row // length) * count + place) * width
-        value = (anchor * result).to(d_tokens.dtype.element_ty)
+        value = (token_weight * result).to(d_tokens.dtype.element_ty)
         tl.store(at + columns, value, mask=columns < tl.where(extra, width, 0))
-        result = tl.where(extra, (1.0 - anchor) * result, result)
+        result = tl.where(extra, (1.0 - token_weight) * result, result)
     tl.store(d_x + source * width + columns, result.to(d_x.dtype.element_ty), mask=given)
     if CHANGE:
         tl.store(d_change + source * width + columns, result.to(d_change.dtype.element_ty), mask=given)

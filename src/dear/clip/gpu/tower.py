@@ -52,7 +52,7 @@ def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
         return False
     if torch.compiler.is_compiling():  # compilers and exporters want PyTorch's own operations
         return False
-    if tower.turn(None, 1, x.device) is not None:
+    if tower.rotary_angles(None, 1, x.device) is not None:
         note("towers with rotary positions take the plain path on a GPU: the same answers, but more slowly")
         return False
     changes = () if edit is None else edit.layers.values()
@@ -82,7 +82,7 @@ def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, r
         if edit is not None and edit.first is not None and layer >= edit.first:
             extra = edit.count
             if change is not None and change.tokens is not None:
-                mix = Mix(change.tokens, edit.at, change.anchor, enter=layer == edit.first)
+                mix = Mix(change.tokens, edit.at, change.token_weight, inserting=layer == edit.first)
         x, normed = add_norm(x, pending, block.ln_1, tower.dtype, mix)
         rows = read if layer == last else None
         z = attention(block.attn, normed, rows, None if change is None else change.mask, extra)
@@ -99,12 +99,12 @@ def _settle(x: Tensor, pending: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Mix:
-    """Extra tokens on their way into a layer: anchor * tokens + (1 - anchor) * what stands in their rows."""
+    """Extra tokens on their way into a layer: w * tokens + (1 - w) * what stands in their rows."""
 
     tokens: Tensor
     at: int | None  #: where they stand; None: at the end
-    anchor: float
-    enter: bool  #: their rows are made now, and hold the tokens alone
+    token_weight: float  #: w
+    inserting: bool  #: their rows are made now, and hold the tokens alone
 
 
 # -- residual stream and norm -----------------------------------------------------------------------
@@ -118,16 +118,25 @@ def add_norm(
     mix: Mix | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The new residual stream x + change [B, N, D] with the tokens of `mix`, and its norm in `dtype`."""
-    tokens, start, anchor, enter = None, 0, 1.0, False
+    tokens, start, token_weight, inserting = None, 0, 1.0, False
     if mix is not None:
-        tokens, enter = tokens_for(mix.tokens, x).contiguous(), mix.enter
-        anchor = 1.0 if enter else mix.anchor
+        tokens, inserting = tokens_for(mix.tokens, x).contiguous(), mix.inserting
+        token_weight = 1.0 if inserting else mix.token_weight
         if tokens.ndim == 3 and len(tokens) == 1:  # one set for all images
             tokens = tokens[0]
-        end = x.shape[1] if enter else x.shape[1] - tokens.shape[-2]
+        end = x.shape[1] if inserting else x.shape[1] - tokens.shape[-2]
         start = end if mix.at is None else mix.at
     results: tuple[Tensor, ...] = _AddNorm.apply(  # type: ignore[no-untyped-call]
-        x.contiguous(), change, tokens, norm.weight, norm.bias, start, anchor, enter, norm.eps, dtype
+        x.contiguous(),
+        change,
+        tokens,
+        norm.weight,
+        norm.bias,
+        start,
+        token_weight,
+        inserting,
+        norm.eps,
+        dtype,
     )
     return (x, results[0]) if len(results) == 1 else (results[0], results[1])
 
@@ -142,28 +151,34 @@ class _AddNorm(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         start: int,
-        anchor: float,
-        enter: bool,
+        token_weight: float,
+        inserting: bool,
         eps: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
         width, moved = x.shape[-1], change is not None or tokens is not None
         count = 0 if tokens is None else tokens.shape[-2]
-        shape = (x.shape[0], x.shape[1] + (count if enter else 0), width)
+        shape = (x.shape[0], x.shape[1] + (count if inserting else 0), width)
         new = x.new_empty(shape) if moved else x
         normed = x.new_empty(shape, dtype=dtype)
         stride = 0 if tokens is None or tokens.ndim == 2 else count * width
         block = power(width)
         _kernels().add_norm[(shape[0] * shape[1],)](
             x, x if change is None else change, x if tokens is None else tokens, weight, bias, new, normed,
-            shape[1], start, count, stride, anchor, eps, width,
-            CHANGE=change is not None, TOKENS=tokens is not None, ENTER=enter, BLOCK=block,
+            shape[1], start, count, stride, token_weight, eps, width,
+            CHANGE=change is not None, TOKENS=tokens is not None, ENTER=inserting, BLOCK=block,
             num_warps=_warps(block),
         )  # fmt: skip
         ctx.save_for_backward(new, weight)
         ctx.change = None if change is None else change.dtype
         ctx.tokens = None if tokens is None else tokens.ndim
-        ctx.start, ctx.count, ctx.anchor, ctx.enter, ctx.eps = start, count, anchor, enter, eps
+        ctx.start, ctx.count, ctx.token_weight, ctx.inserting, ctx.eps = (
+            start,
+            count,
+            token_weight,
+            inserting,
+            eps,
+        )
         ctx.set_materialize_grads(False)
         return (new, normed) if moved else (normed,)
 
@@ -175,15 +190,15 @@ class _AddNorm(torch.autograd.Function):
         if d_normed is None:
             d_normed = torch.zeros_like(new)
         d_new = None if d_new is None else d_new.contiguous()
-        d_x = new.new_empty(batch, length - (ctx.count if ctx.enter else 0), width)
+        d_x = new.new_empty(batch, length - (ctx.count if ctx.inserting else 0), width)
         d_change = d_x if ctx.change is None else torch.empty_like(d_x, dtype=ctx.change)
         d_tokens = d_x if ctx.tokens is None else new.new_empty(batch, ctx.count, width)
         block = power(width)
         _kernels().add_norm_backward[(batch * length,)](
             new, weight, d_x if d_new is None else d_new, d_normed.contiguous(), d_x, d_change, d_tokens,
-            length, ctx.start, ctx.count, ctx.anchor, ctx.eps, width,
+            length, ctx.start, ctx.count, ctx.token_weight, ctx.eps, width,
             STREAM=d_new is not None, CHANGE=ctx.change is not None, TOKENS=ctx.tokens is not None,
-            ENTER=ctx.enter, BLOCK=block, num_warps=_warps(block),
+            ENTER=ctx.inserting, BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
         for_tokens = None
         if ctx.tokens is not None:

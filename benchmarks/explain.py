@@ -1,0 +1,291 @@
+"""Are explanations true? Heatmaps against the object's mask, deletion and insertion, and planted shortcuts.
+
+    python explain.py masks --out results/explain_masks.csv
+    python explain.py photos --backbone FOLDER --data TABLE --out results/explain_photos.csv
+    python explain.py shortcuts --out results/explain_shortcuts.csv
+
+*masks*: scenes of the attribute world with one animal, drawn at two places; pixels that do not change are the
+animal. Four zero-shot questions: which animal, which place, which color, which texture; the score is that of
+the true answer above the mean of the others. Figures per method: how well the map ranks the pixels of the
+mask above the others (AUC), the share of its positive part that lies in the mask (energy), and how often its
+largest value does (pointing). The mask is the animal, for places everything else. Of rivals that have a layer
+to choose, the best layer is shown, chosen on the same scenes.
+
+*photos*: deletion (patches painted with the mean color, the most important first; the faster the answer's
+probability falls, the better) and insertion (the other way round), zero-shot on real photos.
+
+*shortcuts*: a linear probe on tasks with a planted shortcut; of its wrong answers on test images, the share
+whose explanation names the planted concept first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from explain_rivals import forward, grad_cam, gradient_input, legrad, rollout
+from torch import Tensor
+
+import dear
+from dear import world
+from dear._io.image_file import normalize
+from dear.clip.model import Clip
+from dear.data.open import open_data
+from dear.heads.known_roles import known_roles
+from dear.heads.parts import Trace
+from dear.methods import build_method
+from dear.runs.batches import pixels_for
+from dear.runs.explain import Explainer
+from dear.runs.model import Model
+from dear.workflows.adapt import adapt
+from dear.workflows.speed import add_rows, machine
+from dear.world import factors as W
+from dear.world.measure import PROMPTS
+from dear.world.shortcuts import KINDS
+
+Maps = dict[str, Tensor]  #: method -> [B, S, S]
+BATCH = 16
+
+
+def scenes_with_masks(number: int, seed: int) -> tuple[world.Scenes, Tensor, Tensor]:
+    """Scenes with one animal, their images uint8 [n, 3, 64, 64], and masks of the animal [n, 64, 64]."""
+    drawn = world.sample(number * 12, torch.Generator().manual_seed(seed), kinds=(W.ANIMAL,))
+    plain = (drawn.count == 1) & (drawn.style == W.PHOTO) & (drawn.texture != W.PLAIN)
+    drawn = drawn[plain.nonzero()[:, 0]]
+    images = world.render(drawn)
+    same = torch.ones(len(drawn), 64, 64, dtype=torch.bool)
+    for step in (3, 5, 7):  # a pixel may be the same at two places by chance
+        other = drawn.replace(place=(drawn.place + step) % len(W.PLACES))
+        same &= (world.render(other).int() - images.int()).abs().amax(1) <= 6
+    share = same.float().mean((1, 2))
+    good = ((share > 0.04) & (share < 0.6)).nonzero()[:, 0][:number]
+    return drawn[good], images[good], same[good]
+
+
+def questions(clip: Clip, scenes: world.Scenes) -> dict[str, Tensor]:
+    """For each question the direction [n, E] of the true answer against the mean of the others."""
+    animals = [f"a {name}" for name in W.ANIMALS]
+    asked = {"class": (scenes.subject - W.KIND_FIRST[W.ANIMAL], animals)}
+    for name in ("place", "color", "texture"):
+        column, template, words = PROMPTS[name]
+        asked[name] = (
+            scenes.factors()[:, column],
+            [template.replace("shape", "animal").replace("{}", word) for word in words],
+        )
+    found = {}
+    for name, (truth, texts) in asked.items():
+        features = F.normalize(clip.encode_text(texts).float(), dim=-1)
+        others = (features.sum(0) - features) / (len(features) - 1)
+        found[name] = (features - others)[truth]
+    return found
+
+
+def exact(clip: Clip, pixels: Tensor, question: Tensor, groups: Mapping[str, Any]) -> Maps:
+    """Exact parts by patch: of all heads, and of some."""
+    trace = Trace(clip, lambda c: F.normalize(c.encode_image(pixels).float(), dim=-1) @ question.T)
+    patches = trace.parts(torch.eye(len(question))[None].double(), patches=True).patches
+    assert patches is not None
+    each = patches[0, :, 0]  # [B, L, H, S, S]
+    found = {"exact parts": each.sum((1, 2))}
+    for name, heads in groups.items():
+        found[f"exact parts, {name}"] = torch.stack([each[:, la - 1, h] for la, h in heads]).sum(0)
+    return found
+
+
+def rivals(clip: Clip, pixels: Tensor, question: Tensor, layers: range) -> Maps:
+    """The maps of all rivals, those with a layer at every layer."""
+    run = forward(clip, pixels, question)
+    found = {"rollout": rollout(run), "LeGrad": legrad(clip, run, question)}
+    for layer in layers:
+        found[f"Grad-CAM @{layer}"] = grad_cam(run, layer)
+        found[f"gradient x input @{layer}"] = gradient_input(run, layer)
+    return found
+
+
+def auc(values: Tensor, mask: Tensor) -> float:
+    """Area under the ROC curve of values against a mask, both flat; ties count half."""
+    order = values.double().argsort()
+    ranks = torch.empty(len(values), dtype=torch.float64)
+    ranks[order] = torch.arange(1, len(values) + 1, dtype=torch.float64)
+    inside = int(mask.sum())
+    return float((ranks[mask].sum() - inside * (inside + 1) / 2) / (inside * (len(values) - inside)))
+
+
+def scored(maps: Tensor, masks: Tensor) -> tuple[float, float, float]:
+    """AUC, energy and pointing of maps [n, S, S] against masks [n, P, P], means over images."""
+    wide = F.interpolate(maps[:, None].float(), masks.shape[1:], mode="bilinear")[:, 0].flatten(1)
+    flat = masks.flatten(1)
+    positive = wide.clamp(min=0)
+    energy = (positive * flat).sum(1) / positive.sum(1).clamp(min=1e-12)
+    pointing = flat.gather(1, wide.argmax(1, keepdim=True)).float()
+    areas = [auc(own, mask) for own, mask in zip(wide, flat, strict=True)]
+    return sum(areas) / len(areas), float(energy.mean()), float(pointing.mean())
+
+
+def best_layers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of methods with a layer, the layer with the best AUC."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = row["method"].partition(" @")[0]
+        if name not in found or row["auc"] > found[name]["auc"]:
+            found[name] = row
+    return list(found.values())
+
+
+def masks(args: argparse.Namespace) -> list[dict[str, Any]]:
+    clip = dear.load("mini")
+    roles = known_roles(clip)
+    assert roles is not None
+    scenes, images, inside = scenes_with_masks(args.images, args.seed)
+    pixels = normalize(images, clip.config.mean, clip.config.std)
+    about = {"class": "Object", "place": "Location", "color": "Color", "texture": "Texture"}
+    rows = []
+    for name, question in questions(clip, scenes).items():
+        groups = {f"{about[name]} heads": roles.select(concept=about[name])}
+        found: dict[str, list[Tensor]] = {}
+        for start in range(0, len(pixels), BATCH):
+            part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
+            maps = exact(clip, part, asked, groups) | rivals(clip, part, asked, range(1, 13))
+            for method, values in maps.items():
+                found.setdefault(method, []).append(values)
+        target = ~inside if name == "place" else inside
+        every = []
+        for method, parts in found.items():
+            figures = scored(torch.cat(parts), target)
+            every.append(
+                {"question": name, "method": method}
+                | dict(zip(("auc", "energy", "pointing"), figures, strict=True))
+            )
+        rows += best_layers(every)
+    return [
+        {**row, **{k: round(row[k], 4) for k in ("auc", "energy", "pointing")}, "images": len(pixels)}
+        for row in rows
+    ]
+
+
+def photos(args: argparse.Namespace) -> list[dict[str, Any]]:
+    clip = dear.load(args.backbone)
+    images = open_data(args.data, "test")
+    chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(args.seed))
+    images = images.subset(chosen[: args.images].tolist())
+    model = build_method("zeroshot", clip, images.classes, template=images.template)
+    pixels = pixels_for(clip, images, range(len(images)))
+    logits = model.logits(pixels)
+    answers = logits.argmax(1)
+    texts = model.prompts.frozen
+    question = (texts - (texts.sum(0) - texts) / (len(texts) - 1))[answers]
+    last = clip.config.vision.layers
+    maps: dict[str, list[Tensor]] = {}
+    for start in range(0, len(pixels), BATCH):
+        part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
+        for method, values in (
+            exact(clip, part, asked, {}) | rivals(clip, part, asked, range(last - 2, last))
+        ).items():
+            maps.setdefault(method, []).append(values)
+    maps["random"] = [torch.rand(len(pixels), clip.config.vision.side, clip.config.vision.side)]
+    rows = []
+    for method, parts in maps.items():
+        order = torch.cat(parts).flatten(1).argsort(dim=1, descending=True)
+        removed = curve(model.logits, pixels, order, answers, clip.config.vision.patch_size, True)
+        kept = curve(model.logits, pixels, order, answers, clip.config.vision.patch_size, False)
+        rows.append(
+            {
+                "data": images.name,
+                "method": method,
+                "deletion": round(removed, 4),
+                "insertion": round(kept, 4),
+                "images": len(pixels),
+            }
+        )
+    return rows
+
+
+def curve(
+    logits: Callable[[Tensor], Tensor],
+    pixels: Tensor,
+    order: Tensor,
+    answers: Tensor,
+    size: int,
+    delete: bool,
+) -> float:
+    """Mean probability of the answers while patches are deleted, or inserted, in order."""
+    side = pixels.shape[-1] // size
+    count, total = side * side, []
+    for share in torch.linspace(0, 1, 9).tolist():
+        first = order[:, : round(share * count)]
+        hidden = torch.zeros(len(pixels), count).scatter(1, first, 1.0)
+        hidden = hidden if delete else 1 - hidden
+        mask = hidden.unflatten(1, (side, side))[:, None]
+        mask = F.interpolate(mask, scale_factor=size, mode="nearest")
+        seen = pixels * (1 - mask)  # normalized pixels: 0 is the mean color
+        total.append(
+            torch.cat([logits(part) for part in seen.split(32)])
+            .softmax(-1)
+            .gather(1, answers[:, None])
+            .mean()
+        )
+    return float(torch.stack(total).mean())
+
+
+def shortcuts(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for kind in ("place", "color", "texture", "text"):
+        name, planted = f"world:shortcut-{kind}", KINDS[kind].concept
+        trained = adapt(
+            name, None, backbone="mini", method="linear-probe", shots=16, calibrate=False, seed=args.seed
+        )
+        model, test = Model(trained.method), open_data(name, "test")
+        chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(args.seed))
+        test = test.subset(chosen[:240].tolist())
+        answers = model.logits(test)[model.modes[0]].argmax(1)
+        wrong = (answers != test.labels).nonzero()[:, 0].tolist()[: args.images]
+        explainer = Explainer(model, open_data(name, "train"))
+        found = explainer.explain(test.subset(wrong))
+        first = [one.concepts[0].name for one in found]
+        named = {bar: sum(_largest(one) == bar for one in found) for bar in {planted}}
+        rows.append(
+            {
+                "shortcut": kind,
+                "concept": planted,
+                "accuracy": round(float((answers == test.labels).float().mean()), 4),
+                "wrong": len(wrong),
+                "named_first": round(first.count(planted) / max(1, len(first)), 4),
+                "named_by_heads": round(named[planted] / max(1, len(first)), 4),
+                "exact": max(
+                    abs(sum(bar.decides for bar in one.bars) - one.scores[0] + one.scores[1]) for one in found
+                )
+                < 1e-4,
+            }
+        )
+    return rows
+
+
+def _largest(one: Any) -> str:
+    """The role whose heads speak most for the answer against the other class."""
+    return str(max((bar for bar in one.bars if bar.kind == "role"), key=lambda bar: bar.decides).name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("masks", "photos", "shortcuts"))
+    parser.add_argument("--images", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backbone", default="mini", help="of photos")
+    parser.add_argument("--data", default="", help="of photos: a table or folder of images")
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    rows = {"masks": masks, "photos": photos, "shortcuts": shortcuts}[args.part](args)
+    for row in rows:
+        print(row)
+    if args.out is not None:
+        add_rows(args.out, [{**row, "seed": args.seed, **machine(torch.device("cpu"))} for row in rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+"""The image tower and the text tower of every supported family.
+
+The configuration chooses patches, positions, pooling and projection; `dear.clip.tower` has the layers.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dear.clip.config import TextConfig, TowerConfig, VisionConfig
+from dear.clip.correction import Correction, Head, pooled_correction
+from dear.clip.rotary import RotaryAngles, grid_angles
+from dear.clip.tower import (
+    MLP,
+    Attention,
+    Block,
+    Edit,
+    LayerNorm,
+    Linear,
+    Record,
+    Tower,
+    attend_eager,
+    attend_fused,
+)
+from dear.clip.without import norm_without_heads, without_heads
+from dear.errors import InputError, UsageError
+
+
+class AttentionPool(nn.Module):
+    """One learned probe that asks all tokens; its answer z becomes z + MLP(norm(z))."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        shape = TowerConfig(
+            config.width, 1, config.pool_heads, config.mlp, activation=config.activation, eps=config.eps
+        )
+        self.probe = nn.Parameter(torch.empty(config.width))
+        self.attn = Attention(shape, causal=False)
+        self.norm = LayerNorm(config.width, config.eps)
+        self.mlp = MLP(shape)
+
+    def forward(self, tokens: Tensor, queries: Tensor | None = None, fused: bool = True) -> Tensor:
+        """Normed tokens [B, N, D], read by the probe and by further queries [B, Q, D]: [B, 1 + Q, D]."""
+        z, _ = self.read(tokens, queries, fused)
+        return self.finish(self.attn.merge(z))
+
+    def read(
+        self, tokens: Tensor, queries: Tensor | None = None, fused: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Each pooling head's output [B, H, 1 + Q, d], and its pattern [B, H, 1 + Q, N] if not fused."""
+        attn = self.attn
+        asked = self.probe.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
+        if queries is not None:
+            asked = torch.cat([asked, queries.to(tokens.dtype)], dim=1)
+        q, k, v = attn.split(attn.q(asked)), attn.split(attn.k(tokens)), attn.split(attn.v(tokens))
+        if fused:
+            return attend_fused(q, k, v, None, causal=False), None
+        return attend_eager(q, k, v, None)
+
+    def finish(self, z: Tensor) -> Tensor:
+        """What follows the attention, on rows [..., D]."""
+        out: Tensor = z + self.mlp(self.norm(z))
+        return out
+
+
+class Patches(nn.Module):
+    """Cuts an image into patches and projects each: a convolution whose windows do not overlap."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, width: int, size: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 3, size, size))
+        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias else None)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] -> [B, patches, D]; pixels beyond the last whole patch are not read."""
+        return self.as_product(pixels) if pixels.is_cuda else self.as_convolution(pixels)
+
+    def as_convolution(self, pixels: Tensor) -> Tensor:
+        """The way that is faster on a CPU."""
+        grid = F.conv2d(pixels.to(self.weight.dtype), self.weight, self.bias, stride=self.weight.shape[-1])
+        return grid.flatten(2).transpose(1, 2)
+
+    def as_product(self, pixels: Tensor) -> Tensor:
+        """The same as one matrix product: a GPU's convolution kernels are made for overlapping windows."""
+        side = self.weight.shape[-1]
+        rows, columns = (pixels.shape[axis] // side * side for axis in (2, 3))
+        cut = pixels[:, :, :rows, :columns].unflatten(3, (-1, side)).unflatten(2, (-1, side))
+        cut = cut.permute(0, 2, 4, 1, 3, 5)  # [B, rows, columns, 3, P, P]
+        cut = cut.to(self.weight.dtype, memory_format=torch.contiguous_format)
+        return F.linear(cut.flatten(3).flatten(1, 2), self.weight.flatten(1), self.bias)
+
+
+class VisionTower(Tower):
+    """An image tower of any of the supported families, and a correction of its feature if it has one."""
+
+    correction_matrix: Tensor | None
+    correction_bias: Tensor | None
+    pooled_matrix: Tensor | None
+    pooled_bias: Tensor | None
+    class_token: nn.Parameter | None
+    proj: nn.Parameter | None
+    proj_bias: nn.Parameter | None
+
+    def __init__(self, config: VisionConfig, embed_dim: int) -> None:
+        super().__init__(config, causal=False)
+        self.shape = config
+        width = config.width
+        self.patch = Patches(width, config.patch_size, config.patch_bias)
+        self.register_parameter(
+            "class_token", nn.Parameter(torch.empty(width)) if config.class_token else None
+        )
+        self.positions = nn.Parameter(torch.empty(config.positions, width))
+        self.ln_pre = LayerNorm(width, config.eps) if config.pre_norm else None
+        self.ln_post = LayerNorm(width, config.eps)
+        self.pool = AttentionPool(config) if config.pool == "attention" else None
+        matrix = nn.Parameter(torch.empty(width, embed_dim)) if config.projection else None
+        self.register_parameter("proj", matrix)
+        bias = config.projection and config.projection_bias
+        self.register_parameter("proj_bias", nn.Parameter(torch.empty(embed_dim)) if bias else None)
+        self._angles: RotaryAngles | None = None
+        self.ablated_heads: tuple[Head, ...] = ()  # heads whose terms the feature goes without
+        # Not persistent: a correction is no weight of the backbone.
+        self.register_buffer("correction_matrix", None, persistent=False)
+        self.register_buffer("correction_bias", None, persistent=False)
+        self.register_buffer("pooled_matrix", None, persistent=False)
+        self.register_buffer("pooled_bias", None, persistent=False)
+
+    def with_correction(self, correction: Correction | None) -> VisionTower:
+        """A tower on the same weights with (another) correction of its feature, or none."""
+        other = copy.copy(self)
+        other._buffers = dict(self._buffers)
+        device = self.positions.device
+        other.ablated_heads = () if correction is None else tuple(sorted(correction.heads))
+        other.correction_matrix = None if correction is None else correction.matrix.to(device)
+        other.correction_bias = None if correction is None else correction.bias.to(device)
+        matrix, bias = (None, None) if correction is None else pooled_correction(self, correction)
+        other.pooled_matrix, other.pooled_bias = matrix, bias
+        return other
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Normalized pixels [B, 3, S, S] to the input of layer 1, [B, N, D], the class token first."""
+        size = self.shape.image_size
+        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
+            raise InputError(f"images must be [B, 3, {size}, {size}]; got {list(pixels.shape)}")
+        x = self.patch(pixels)  # [B, patches, D]
+        if self.class_token is not None:
+            first = self.class_token.to(x.dtype).expand(x.shape[0], 1, -1)
+            x = torch.cat([first, x], dim=1)
+        return self.before(x + self.positions)
+
+    def before(self, x: Tensor) -> Tensor:
+        """The norm before layer 1, where the family has one: [..., D] -> [..., D]."""
+        return x if self.ln_pre is None else self.ln_pre(x)
+
+    def rotary_angles(self, edit: Edit | None, layer: int, device: torch.device) -> RotaryAngles | None:
+        """Rotary angles of a layer's tokens; None where the family has none."""
+        if not self.shape.rotary:
+            return None
+        if self._angles is None or self._angles.cos.device != device:
+            self._angles = grid_angles(self.shape, device)
+        if edit is None or edit.first is None or layer < edit.first:
+            return self._angles
+        return self._angles.with_unrotated_rows(edit.count, edit.at)
+
+    def run(
+        self,
+        x: Tensor,
+        first: int = 1,
+        last: int | None = None,
+        edit: Edit | None = None,
+        read: Tensor | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        """As `Tower.run`; where heads are left out, rows of the last layer are what `norm_rows` expects."""
+        last = self.config.layers if last is None else last
+        if not self.ablated_heads or last < self.config.layers:
+            return super().run(x, first, last, edit, read, record)
+        return without_heads(self, super().run, x, first, edit, read, record)
+
+    def norm_rows(self, x: Tensor) -> Tensor:
+        """Final norm of rows [..., D] that `run` returned for the last layer."""
+        if not self.ablated_heads:
+            normed: Tensor = self.ln_post(x)
+            return normed
+        return norm_without_heads(self.ln_post.weight, self.ln_post.bias, x)
+
+    def correct(self, features: Tensor) -> Tensor:
+        """The affine part of the correction, on features [..., E]; without one they stay as they are."""
+        if self.correction_matrix is None or self.correction_bias is None:
+            return features
+        return features @ self.correction_matrix.to(features.dtype) + self.correction_bias.to(features.dtype)
+
+    def correct_pooled(self, pooled: Tensor) -> Tensor:
+        """Pooled vectors [..., D] that carry nothing but their corrected feature: `into_space` of them is it.
+
+        A projection that is learned reads these: it could find elsewhere in the pooled vector what is taken
+        from the feature behind it. Without a correction they stay as they are.
+        """
+        if self.pooled_matrix is None or self.pooled_bias is None:
+            return pooled
+        return pooled @ self.pooled_matrix.to(pooled.dtype) + self.pooled_bias.to(pooled.dtype)
+
+    def read_rows(self, extra: int = 0) -> Tensor | None:
+        """The rows of the last layer that `pooled` needs with so many extra tokens at the end; None: all."""
+        if self.pool is not None:
+            return None
+        device, length = self.positions.device, len(self.positions)
+        own = torch.zeros(1, dtype=torch.long, device=device)
+        return torch.cat([own, torch.arange(length, length + extra, device=device)])
+
+    def pooled(self, x: Tensor, extra: int = 0) -> Tensor:
+        """The image's vector and one per extra token, normed, before the projection: [B, 1 + extra, D].
+
+        Args:
+            x: the last layer's rows `read_rows(extra)`.
+            extra: how many extra tokens stand at the end.
+
+        With a class token these are the rows themselves. With attention pooling the probe asks the original
+        tokens, and extra token t asks them too, with the query `probe + norm(x_t)`: each extra token gives a
+        vector of the same space, and no extra token changes the image's own.
+        """
+        y = self.norm_rows(x)
+        if self.pool is None:
+            return y
+        originals = y.shape[1] - extra
+        own = y[:, originals:] + self.pool.probe.to(y.dtype) if extra else None
+        pooled: Tensor = self.pool(y[:, :originals], own, self.fused)
+        return pooled
+
+    def into_space(self, pooled: Tensor) -> Tensor:
+        """Pooled vectors [..., D] to features [..., E]."""
+        if self.proj is None:
+            return pooled
+        features = pooled @ self.proj
+        return features if self.proj_bias is None else features + self.proj_bias
+
+    def features(self, x: Tensor) -> Tensor:
+        """Image features [B, E] of the last layer's rows `read_rows()`, corrected."""
+        return self.correct(self.into_space(self.pooled(x)[:, 0]))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Final norm, projection and correction of single rows [..., D] to features [..., E].
+
+        Raises:
+            UsageError: the tower pools its tokens by attention, so single rows have no feature.
+        """
+        if self.pool is not None:
+            raise UsageError("this image tower pools its tokens by attention: a single token has no feature")
+        return self.correct(self.into_space(self.norm_rows(x)))
+
+    def forward(self, pixels: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
+        """Images to features [B, E]."""
+        return self.features_from(self.embed(pixels), edit=edit, record=record)
+
+    def features_from(
+        self, x: Tensor, first: int = 1, edit: Edit | None = None, record: Record | None = None
+    ) -> Tensor:
+        """The input of layer `first` [B, N, D] to image features [B, E], under `edit`."""
+        x = self.run(x, first=first, edit=edit, read=self.read_rows(), record=record)
+        if self.pool is not None and edit is not None and edit.count:
+            x = _without(x, edit)
+        return self.features(x)
+
+    def prefix(self, pixels: Tensor, first: int = 1) -> Tensor:
+        """The input of layer `first`, [B, N, D], for pixels [B, 3, S, S]; 1: the embedded patches.
+
+        It is what the frozen and the edited pass share where nothing changes before `first`. Without
+        gradient, unless the pixels themselves ask for one.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
+            return self.run(self.embed(pixels), last=first - 1)
+
+    def frozen_features(self, prefix: Tensor, first: int = 1) -> Tensor:
+        """Features [B, E] of the frozen tower from the input of layer `first`; without gradient."""
+        with torch.no_grad():
+            return self.features_from(prefix, first)
+
+    def class_and_tokens(self, prefix: Tensor, first: int, edit: Edit) -> tuple[Tensor, Tensor]:
+        """The pooled vectors of the image [B, D] and of the extra tokens [B, T, D] under `edit`.
+
+        With a class token these are the last layer's rows, normed; see `pooled` for other towers.
+        """
+        x = self.run(prefix, first=first, edit=edit, read=self.read_rows(edit.count))
+        pooled = self.pooled(x, edit.count)  # [B, 1 + T, D]
+        return pooled[:, 0], pooled[:, 1:]
+
+    def require_class_token(self, who: str) -> None:
+        """Refuse, on behalf of a method called `who`, a tower whose image feature is not one token's.
+
+        Raises:
+            UsageError: the tower pools its tokens by attention, or has no projection.
+        """
+        if self.pool is not None or self.proj is None:
+            raise UsageError(
+                f"{who} works on the class token and its projection, which this backbone does not have (it "
+                "pools its tokens by attention); take a plain CLIP or another method"
+            )
+
+    def space_matrix(self) -> Tensor:
+        """The projection from pooled vectors to the shared space, [D, E]; identity where there is none."""
+        if self.proj is not None:
+            return self.proj
+        return torch.eye(self.config.width, device=self.positions.device, dtype=self.positions.dtype)
+
+
+def _without(x: Tensor, edit: Edit) -> Tensor:
+    """The original tokens of a sequence [B, N + T, D] with extra tokens."""
+    at = x.shape[1] - edit.count if edit.at is None else edit.at
+    return torch.cat([x[:, :at], x[:, at + edit.count :]], dim=1)
+
+
+class TextTower(Tower):
+    """A text tower of any of the supported families."""
+
+    rows: Tensor | None
+    proj_bias: nn.Parameter | None
+
+    def __init__(self, config: TextConfig, embed_dim: int, rows: int | None = None) -> None:
+        super().__init__(config, causal=config.causal)
+        self.shape = config
+        self.tokens = nn.Parameter(torch.empty(rows or config.vocab, config.width))
+        self.positions = nn.Parameter(torch.empty(config.context, config.width))
+        self.ln_final = LayerNorm(config.width, config.eps)
+        self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
+        bias = nn.Parameter(torch.empty(embed_dim)) if config.projection_bias else None
+        self.register_parameter("proj_bias", bias)
+        # A reduced vocabulary keeps the rows that training used and maps every other id to one shared row.
+        self.register_buffer("rows", torch.zeros(config.vocab, dtype=torch.long) if rows else None)
+
+    @property
+    def first_word(self) -> int:
+        """The position of a text's first word: 1 behind a begin token, else 0."""
+        return int(self.shape.begins)
+
+    def eot(self, ids: Tensor) -> Tensor:
+        """The position that stands for each text: [N, T] -> [N]."""
+        if self.shape.pool == "last":
+            return ids.new_full((len(ids),), ids.shape[1] - 1)
+        return self.end(ids)
+
+    def end(self, ids: Tensor) -> Tensor:
+        """The position of each text's end token: [N, T] -> [N]."""
+        if self.shape.pool == "largest":  # CLIP's end token has the largest id there is
+            return ids.argmax(dim=-1)
+        return (ids == self.shape.end).int().argmax(dim=-1)
+
+    def word_count(self, ids: Tensor) -> Tensor:
+        """How many tokens each text has between its begin and end tokens: [N, T] -> [N]."""
+        return self.end(ids) - self.first_word
+
+    def cut(self, ids: Tensor) -> Tensor:
+        """Drop the columns after the longest text's end, where they cannot reach the row that is read."""
+        return ids if self.shape.needs_all_positions else ids[:, : int(self.eot(ids).max()) + 1]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [N, T] to the input of layer 1, [N, T, D]."""
+        if ids.ndim != 2 or ids.shape[1] > self.shape.context:
+            raise InputError(f"token ids must be [N, at most {self.shape.context}]; got {list(ids.shape)}")
+        rows = ids if self.rows is None else self.rows[ids]
+        return self.tokens[rows] + self.positions[: ids.shape[1]]
+
+    def project(self, x: Tensor) -> Tensor:
+        """Final norm and projection of rows [..., D] to features [..., E]."""
+        normed: Tensor = self.ln_final(x)
+        features = normed @ self.proj
+        return features if self.proj_bias is None else features + self.proj_bias
+
+    def forward(self, ids: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
+        """Token ids [N, T] to features [N, E]."""
+        ids = self.cut(ids)
+        end = self.eot(ids)
+        if edit is not None and edit.at is not None:
+            end = end + edit.count
+        return self.project(self.run(self.embed(ids), edit=edit, read=end[:, None], record=record)[:, 0])
+
+
+@torch.no_grad()
+def initialize(visual: VisionTower, text: TextTower) -> None:
+    """Fill both towers: small at the residual stream, smaller the deeper the tower; biases 0."""
+    for tower in (visual, text):
+        for block in tower.blocks:
+            assert isinstance(block, Block)
+            _initialize_layer(tower, block.attn, block.mlp)
+        if tower.proj is not None:
+            nn.init.normal_(tower.proj, std=tower.config.width**-0.5)
+        if tower.proj_bias is not None:
+            nn.init.zeros_(tower.proj_bias)
+    _initialize_image_ends(visual)
+    nn.init.normal_(text.tokens, std=0.02)
+    nn.init.normal_(text.positions, std=0.01)
+
+
+def _initialize_layer(tower: Tower, attn: Attention, mlp: MLP) -> None:
+    width, depth = tower.config.width, tower.config.layers
+    narrow = width**-0.5
+    deep = narrow * (2 * depth) ** -0.5
+    scales: dict[Linear, float] = {attn.q: narrow, attn.k: narrow, attn.v: narrow, attn.o: deep}
+    scales |= {mlp.up: (2 * width) ** -0.5, mlp.down: deep}
+    for linear, scale in scales.items():
+        nn.init.normal_(linear.weight, std=scale)
+        nn.init.zeros_(linear.bias)
+
+
+def _initialize_image_ends(visual: VisionTower) -> None:
+    """Everything of the image tower but its layers and its projection."""
+    narrow = visual.config.width**-0.5
+    nn.init.normal_(visual.patch.weight, std=(3 * visual.shape.patch_size**2) ** -0.5)
+    if visual.patch.bias is not None:
+        nn.init.zeros_(visual.patch.bias)
+    if visual.class_token is not None:
+        nn.init.normal_(visual.class_token, std=narrow)
+    nn.init.normal_(visual.positions, std=narrow)
+    if visual.pool is not None:
+        nn.init.normal_(visual.pool.probe)
+        _initialize_layer(visual, visual.pool.attn, visual.pool.mlp)
