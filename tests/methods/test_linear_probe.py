@@ -14,7 +14,7 @@ from dear.heads import decompose
 from dear.methods import build_method
 from dear.methods.base import FeatureBatch
 from dear.methods.logistic import STRENGTHS, USUAL, choose_strength, fit_logistic
-from dear.methods.mixed_batch import answer_together
+from dear.methods import mixed_batch
 
 HEADS = ((5, 0), (6, 1))
 
@@ -101,7 +101,7 @@ def test_a_mixed_batch_answers_as_each_alone() -> None:
     for method in methods:
         rows = method.clip.encode_image(pixels)
         method.prepare(lambda augment, rows=rows: iter([FeatureBatch(rows, labels)]))
-    together = answer_together(methods, pixels)
+    together = mixed_batch.logits(methods, pixels)
     for row, (method, found) in enumerate(zip(methods, together, strict=True)):
         torch.testing.assert_close(found, method.logits(pixels[row : row + 1])[0], atol=1e-4, rtol=1e-4)
 

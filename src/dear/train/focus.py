@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from dear.heads.roles import RoleMap
 from dear.heads.values import find_concept
 from dear.methods import METHODS
 from dear.methods.base import Method
-from dear.methods.focus import FocusConfig
 from dear.runs.feature_cache import FeatureCache
 
 
@@ -35,9 +35,13 @@ def check_focus(kind: type[Method]) -> None:
     Raises:
         UsageError: naming the methods that can.
     """
-    if not issubclass(kind.Config, FocusConfig):
-        able = [name for name, other in METHODS.items() if issubclass(other.Config, FocusConfig)]
-        raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {', '.join(able)}")
+    if not _can_focus(kind):
+        able = ", ".join(name for name, other in METHODS.items() if _can_focus(other))
+        raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {able}")
+
+
+def _can_focus(kind: type[Method]) -> bool:
+    return any(option.name == "focus" for option in fields(kind.Config))
 
 
 def find_focus(
