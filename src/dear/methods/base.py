@@ -395,7 +395,7 @@ class Method(nn.Module):
         return logits if scales is None else apply_scales(logits, scales.to(logits))
 
     def calibration_scales(self, mode: str | None = None) -> Tensor | None:
-        """What `calibrated` does with each class's logits (`class_scales`), [3, C]; None: nothing."""
+        """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
         mode = self.pick_mode(mode)
         own = None if self.calibration is None else self.calibration.modes.get(mode)
         if own is None or self._disabled:
