@@ -41,6 +41,7 @@ _DECIDING = {
     "data_digest": "training images",
     "balance": "balance",
     "correction": "removed concepts",
+    "focus": "focus",
     "calibrate": "calibrate",
 }
 

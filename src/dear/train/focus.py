@@ -35,12 +35,13 @@ def check_focus(kind: type[Method]) -> None:
     Raises:
         UsageError: naming the methods that can.
     """
-    if not _can_focus(kind):
-        able = ", ".join(name for name, other in METHODS.items() if _can_focus(other))
+    if not can_focus(kind):
+        able = ", ".join(name for name, other in METHODS.items() if can_focus(other))
         raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {able}")
 
 
-def _can_focus(kind: type[Method]) -> bool:
+def can_focus(kind: type[Method]) -> bool:
+    """Whether a method can learn with a focus."""
     return any(option.name == "focus" for option in fields(kind.Config))
 
 
