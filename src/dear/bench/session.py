@@ -107,6 +107,8 @@ class Session:
             keep: cache the adapter for other protocols, and take theirs.
         """
         job = prepare(self.cell.spec, self.draw(pool), drawn=True, clip=self.clip, roles=self.roles())
+        if job.focus is not None:
+            self.record["focus"] = job.focus.role
         planned = self.cell.spec.data_digest
         if planned and planned != job.spec.data_digest:
             raise RunError(

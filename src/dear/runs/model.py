@@ -534,7 +534,7 @@ class Model:
     def features(self, images: Images, *, cached: bool = True, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of the backbone, on the CPU; the images' files are cached."""
         found = image_set(images)
-        clip = self.bound.clip
+        clip = self.bound.clip.focused(())
         if cached:
             return FeatureCache().image_features(clip, found, progress)
         return frozen_features(clip, found, progress)

@@ -119,7 +119,7 @@ def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, se
         allow_other_roles=True,  # they were accepted when `method` was built
         ids=ids,
         seed=seed,
-        config=method.config,
+        config=method.settled_config(),
     )
 
 
