@@ -17,6 +17,7 @@ from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import DataError
+from dear.heads.focus import FocusChoice
 from dear.heads.repair import combine
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, remove
@@ -27,6 +28,7 @@ from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows, counts, enough_steps
 from dear.train.edits import EditPlan, plan_edits, split_without
+from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
 from dear.train.notices import backbone_notices, image_notices
 from dear.train.roles import roles_for
 
@@ -43,6 +45,7 @@ class Job:
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
     removal: Removal | None = None  #: of concepts, where some were removed
+    focus: FocusChoice | None = None  #: on the heads of a role, where one was asked for
     edits: EditPlan | None = None  #: of properties of the images, where some were removed
 
     @property
@@ -112,6 +115,8 @@ def prepare(
         DearError: anything a user can correct, in one sentence.
     """
     kind = find_method(spec.method)
+    if spec.focus is not None:
+        check_focus(kind)
     preset = kind.preset(spec.preset)
     options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
     images, available, unreadable = _training_images(spec, data, drawn)
@@ -119,7 +124,7 @@ def prepare(
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
     given = spec.roles if roles is None else roles
     chart = None
-    if kind.uses_roles:
+    if kind.uses_roles or spec.focus is not None:
         chart, more = roles_for(clip, images, given, progress)
         notices += more
     removal = edits = None
@@ -132,11 +137,17 @@ def prepare(
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
         spec = spec.changed(**_noted(without), copies=copies)
+    focus = None
+    if spec.focus is not None and chart is not None:
+        chart.check(clip, spec.allow_other_roles)
+        focus = find_focus(clip, images, spec.focus, chart, progress)
+        notices += focus_notices(focus, clip, chart)
+        options |= focus_options(focus)
     method = build_method(
         spec.method,
         clip,
         images.classes,
-        roles=chart,
+        roles=chart if kind.uses_roles else None,
         allow_other_roles=spec.allow_other_roles,
         template=spec.template or images.template,
         ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
@@ -153,7 +164,7 @@ def prepare(
         recipe = enough_steps(recipe, walked)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
-    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, edits)
+    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
 
 
 def _without(

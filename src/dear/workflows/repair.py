@@ -22,7 +22,6 @@ from dear.heads.without import Removal, Without, role_map
 from dear.methods.base import Method
 from dear.photos.causal import EditedSet, causal_test, edited_set
 from dear.photos.directions import random_directions
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run, read_config
 from dear.runs.model import Model
 from dear.runs.spec import Spec
@@ -94,7 +93,7 @@ class Proof:
 
 def figures(method: Method, images: ImageSet) -> tuple[dict[str, float], Tensor]:
     """Accuracy (and worst group) of a method's usual mode, and its answers."""
-    found = evaluate(method, images)
+    found = Model(method).evaluate(images)
     report = found.report()
     shown = {"accuracy": report["accuracy"]}
     if "worst_group" in report:
