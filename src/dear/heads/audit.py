@@ -303,26 +303,12 @@ def judge(
     name = association.concept
     certain = association.p_value * concepts <= CERTAIN
     strong = association.excess >= max(STRONG, association.natural + NATURAL)
-    alone = association.one_class
     figures = (
         f"normalized mutual information {association.information:.2f} (by chance {association.expected:.2f}, "
         f"p = {association.p_value:.3f})"
     )
-    if certain and not strong and alone is not None:
-        verdict = ASSOCIATED
-        sentence = (
-            f"{name}: images of {classes[alone[0]] if classes else f'class {alone[0]}'} are seen as "
-            f"{association.words[alone[1]]!r} {alone[2]:.0%} more often than the others, and the class's "
-            "name does not say so: a model may answer by it."
-        )
-    elif certain and association.excess >= STRONG and not strong:
-        verdict = NONE
-        sentence = (
-            f"{name} tells the classes no better than other directions of these images do "
-            f"({association.natural:.2f} beyond chance): {figures}."
-        )
-    elif not (certain and strong):
-        verdict, sentence = NONE, f"{name} does not go with the labels: {figures}."
+    if not (certain and strong):
+        verdict, sentence = _no_shortcut(association, certain, figures, classes)
     elif association.about >= ABOUT:
         verdict = ABOUT_CLASSES
         sentence = (
@@ -355,3 +341,23 @@ def judge(
             f"{reliance.lost:.0%}; {figures}."
         )
     return Finding(association, reliance, tuple(heads), verdict, sentence)
+
+
+def _no_shortcut(
+    association: Association, certain: bool, figures: str, classes: Sequence[str]
+) -> tuple[str, str]:
+    """Verdict and sentence where the labels as a whole do not go with the concept; one class still may."""
+    name, alone = association.concept, association.one_class
+    if certain and alone is not None:
+        label, value, share = alone
+        return ASSOCIATED, (
+            f"{name}: images of {classes[label] if classes else f'class {label}'} are seen as "
+            f"{association.words[value]!r} {share:.0%} more often than the others, and the class's name does "
+            "not say so: a model may answer by it."
+        )
+    if certain and association.excess >= STRONG:
+        return NONE, (
+            f"{name} tells the classes no better than other directions of these images do "
+            f"({association.natural:.2f} beyond chance): {figures}."
+        )
+    return NONE, f"{name} does not go with the labels: {figures}."
