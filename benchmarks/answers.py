@@ -122,7 +122,7 @@ class Task:
                 ]
             save(torch.cat(parts).cpu(), file)
         tokens: Tensor = torch.load(file).to(self.clip.device)
-        if not method.reads_feature:
+        if method.cut != "feature":
             return Stages(((tokens,),), (tokens,))
         return Stages.of_features(self.clip.visual.correct(self.clip.visual.into_space(tokens)))
 

@@ -82,7 +82,7 @@ def cells(
     """All rows that are asked for: one seed of everything after the other, DeAR first within a seed."""
     methods = sorted(args.methods, key=lambda method: not method.startswith("dear"))
     for seed, last, method in product(args.seeds, (False, True), methods):
-        inside = not find_method(method.partition("@")[0]).reads_feature
+        inside = find_method(method.partition("@")[0]).cut != "feature"
         for kind, correlation in product(args.shortcuts, args.correlations):
             for plan in planned.get((kind, correlation, seed), ()):
                 fits = plan.inside in (None, inside) and (plan.way == "balanced") == last

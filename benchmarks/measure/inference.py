@@ -12,7 +12,7 @@ from torch.utils.benchmark import timer
 from dear.clip.config import ClipConfig
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.precision import cast_backbone, matrix_dtype
-from dear.methods.together import answer_together
+from dear.methods import mixed_batch
 from measure.clock import Clock, medians
 from measure.task import SpeedTask
 
@@ -49,7 +49,7 @@ def inference(
             )
             models["dear, auto recorded"] = task.model.logits
             models["dear, as the service"] = lambda x: torch.stack(
-                answer_together([task.model] * len(x), x, run=run)
+                mixed_batch.logits([task.model] * len(x), x, run=run)
             )
         for batch in batches:
             size = clip.config.vision.image_size

@@ -1,6 +1,7 @@
 """Folders of class folders: order, splits, what is passed over, what is refused."""
 
 import random
+import shutil
 
 import pytest
 
@@ -179,17 +180,26 @@ def test_text_files_named_as_images_are_found_when_checked(paint):
     assert [image.key for image in report.unreadable] == ["dog/2.jpg"]
 
 
-def test_a_split_folder_given_by_itself_is_taken_whole(paint):
-    """As in `fit("photos/train")` and `score("photos/test")`."""
+def test_a_split_folder_given_by_itself_knows_the_folders_beside_it(paint):
+    """As in `fit("photos/train")` and `score("photos/test")`: no image is both trained and tested on."""
+    counts = {"train": 5, "test": 3, "val": 2}
     root = paint(
-        *(f"photos/{s}/{c}/{n}.png" for s in ("train", "test") for c in ("cat", "dog") for n in range(5))
+        *(f"photos/{s}/{c}/{n}.png" for s, k in counts.items() for c in ("cat", "dog") for n in range(k))
     )
     photos = root / "photos"
-    for part in ("train", "test"):
-        for split in ("train", "test", "all"):
-            assert len(open_folder(photos / part, split)) == 10
+    for part, count in counts.items():
+        assert len(open_folder(photos / part, "all")) == 2 * count
+        assert len(open_folder(photos / part, "train")) == 2 * counts["train"]
+    assert [len(open_folder(photos / part, "test")) for part in counts] == [6, 6, 4]
     assert open_folder(photos / "train", "train").name == "photos"
     assert open_folder(photos / "train", "train").key(0) == "cat/0.png"
+    test = open_folder(photos / "train", "test")
+    assert test.path(0).samefile(photos / "test" / "cat" / "0.png")
+    shutil.rmtree(photos / "test")
+    assert len(open_folder(photos / "train", "test")) == 2 * counts["val"]
+    shutil.move(photos / "train", photos / "testing")
+    with pytest.raises(DataError, match="train"):
+        open_folder(photos / "val", "train")
 
 
 def test_a_folder_that_only_happens_to_be_called_test_is_split(paint):

@@ -14,7 +14,7 @@ from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, Batch, Method, build_method
 from dear.methods.base import ClassPrompts
-from dear.methods.context import ContextPrompts
+from dear.methods.prompts import ContextPrompts
 from dear.methods.rpo import edit_of
 
 NAMES = ("red cat", "dog", "very old newt")
@@ -67,7 +67,7 @@ def test_cocoop_gives_every_image_its_own_context() -> None:
 def test_cocoop_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     method, pixels = build("cocoop"), images(5)
     whole = method.logits(pixels)
-    monkeypatch.setattr("dear.methods.context._TEXTS_AT_ONCE", 4)
+    monkeypatch.setattr("dear.methods.prompts._TEXTS_AT_ONCE", 4)
     torch.testing.assert_close(method.logits(pixels), whole)
 
 

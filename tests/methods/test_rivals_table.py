@@ -200,7 +200,7 @@ def test_a_paused_run_continues_to_the_same_bits(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in LEARNING if METHODS[name].cuda_graph_safe])
+@pytest.mark.parametrize("name", [name for name in LEARNING if not METHODS[name].dynamic])
 def test_a_replayed_step_trains_as_an_ordinary_one(name: str) -> None:
     task, states = Colors(domains=2), []
     for replay in (True, False):

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from test_together import adapters
+from test_mixed_batch import adapters
 from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.gpu.recorded import Recorder, Recording, recorder_of
-from dear.methods import DeAR, build_method
-from dear.methods.together import answer_together
+from dear.methods import DeAR, build_method, mixed_batch
+from dear.methods.dear_stack import stack_key
 
 OPTIONS = [
     {},
@@ -55,7 +55,7 @@ def test_one_pass_equals_each_adapter_alone(options, mode, monkeypatch) -> None:
     pixels = images(len(models))
     expected = alone(models, pixels, mode)
     monkeypatch.setattr(DeAR, "logits_from_frozen", None)  # no adapter may be computed on its own
-    for one, own in zip(answer_together(models, pixels, mode), expected, strict=True):
+    for one, own in zip(mixed_batch.logits(models, pixels, mode), expected, strict=True):
         torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
 
 
@@ -63,7 +63,7 @@ def test_new_classes_are_scored_as_alone() -> None:
     models = dear_adapters(3, **DeAR.preset("strong").options)
     models[1] = models[1].with_classes(("dog", "a new one", "red cat", "another"))
     pixels = images(len(models))
-    for one, own in zip(answer_together(models, pixels), alone(models, pixels), strict=True):
+    for one, own in zip(mixed_batch.logits(models, pixels), alone(models, pixels), strict=True):
         torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
 
 
@@ -71,20 +71,20 @@ def test_adapters_that_cannot_share_a_pass_have_other_keys() -> None:
     clip = tiny_clip()
     kinds = [dear_adapters(1, clip, **options)[0] for options in OPTIONS]
     kinds.append(build_method("dear", clip, ("a", "b"), roles=mixed_roles(seed=9)))  # other masks
-    assert len({model.stack_key() for model in kinds}) == len(kinds)
+    assert len({stack_key(model) for model in kinds}) == len(kinds)
     pixels = images(len(kinds))
-    for one, own in zip(answer_together(kinds, pixels), alone(kinds, pixels), strict=True):
+    for one, own in zip(mixed_batch.logits(kinds, pixels), alone(kinds, pixels), strict=True):
         torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
 
 
 def test_a_trained_adapter_is_seen_at_once() -> None:
     models = dear_adapters(2)
     pixels = images(2)
-    answer_together(models, pixels)
+    mixed_batch.logits(models, pixels)
     with torch.no_grad():
         for p in models[0].parameters():
             p.mul_(1.5)
-    for one, own in zip(answer_together(models, pixels), alone(models, pixels), strict=True):
+    for one, own in zip(mixed_batch.logits(models, pixels), alone(models, pixels), strict=True):
         torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
 
 
@@ -113,7 +113,7 @@ def test_recorded_batches_give_the_same_answers() -> None:
     FakeRecording.made = 0
     with torch.inference_mode():
         for order in ([0, 1, 2, 3, 4, 5], [2, 1, 0, 4, 3, 5], [1, 1, 2, 3, 3, 5], [0], [0], [0, 3], [0, 3]):
-            answers = answer_together([models[i] for i in order], pixels[order], run=recorder)
+            answers = mixed_batch.logits([models[i] for i in order], pixels[order], run=recorder)
             for place, one in zip(order, answers, strict=True):
                 torch.testing.assert_close(one, expected[place], rtol=1e-10, atol=1e-10)
     assert FakeRecording.made == len(recorder) > 0
@@ -154,7 +154,7 @@ def test_recordings_on_a_gpu() -> None:
     recorder = Recorder()
     with torch.inference_mode():
         for order in ([0, 1, 2], [3, 4, 0], [2, 2, 1], [4], [4], [1]):
-            answers = answer_together([models[i] for i in order], pixels[order], run=recorder)
+            answers = mixed_batch.logits([models[i] for i in order], pixels[order], run=recorder)
             for place, one in zip(order, answers, strict=True):
                 torch.testing.assert_close(one, expected[place], rtol=1e-4, atol=1e-4)
     assert len(recorder) == 4

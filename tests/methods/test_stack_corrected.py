@@ -10,9 +10,8 @@ from tiny import images, mixed_roles, tiny_clip
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.precision import cached_cast
-from dear.methods import DeAR, build_method
+from dear.methods import DeAR, build_method, mixed_batch
 from dear.methods.base import in_precision
-from dear.methods.together import answer_together
 from dear.runs.folder import corrected_backbone
 
 
@@ -50,7 +49,7 @@ def test_dear_on_several_corrections_is_computed_in_one_pass(mode, options, monk
     expected = alone(models, pixels, mode)
     monkeypatch.setattr(DeAR, "logits_from_frozen", None)  # no adapter may be computed on its own
     for run in (None, Recorder(record=lambda function, inputs: lambda given: function(*given))):
-        found = answer_together(models, pixels, mode, *([] if run is None else [run]))
+        found = mixed_batch.logits(models, pixels, mode, *([] if run is None else [run]))
         for one, own in zip(found, expected, strict=True):
             torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
 
@@ -67,7 +66,7 @@ def test_the_layers_before_the_first_change_run_once_for_all_corrections(monkeyp
     monkeypatch.setattr(
         type(clip.visual), "embed", lambda tower, given: seen.append(len(given)) or embed(tower, given)
     )
-    found = answer_together(methods, pixels)
+    found = mixed_batch.logits(methods, pixels)
     assert sorted(seen) == [3, 5]  # one pass for the prefix, one for the feature
     for one, own in zip(found, expected, strict=True):
         torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
@@ -87,7 +86,7 @@ def test_other_methods_answer_as_alone(name) -> None:
                 )
         methods += [method, method]
     pixels = images(len(methods))
-    for one, own in zip(answer_together(methods, pixels), alone(methods, pixels), strict=True):
+    for one, own in zip(mixed_batch.logits(methods, pixels), alone(methods, pixels), strict=True):
         torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
 
 

@@ -104,7 +104,7 @@ def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> 
     found = {name: multiple[id(p)] for name, p in model.named_parameters()}
     assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 1.0, "early_tokens": 7.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
-    assert gates.rates() == {"scalars": 20.0}
+    assert gates.scalars.lr_scale == 20.0
 
 
 def test_auto_of_mmrl_is_its_authors_rule() -> None:

@@ -25,7 +25,6 @@ from dear.train.confidence import (
     CAUTION,
     auroc,
     cautious_temperature,
-    fit_bias,
     fit_temperature,
     share_interval,
     temperature_error,
@@ -82,24 +81,6 @@ def test_a_perfect_answer_does_not_make_the_temperature_zero() -> None:
     assert 0.02 < many < few  # more images allow more confidence
 
 
-def test_bias_of_new_classes_balances_old_and_new() -> None:
-    z, labels = logits(classes=6, scale=1.0)
-    new = np.array([False] * 4 + [True] * 2)
-    weight = np.where(new[labels], 0.5 / new[labels].sum(), 0.5 / (~new[labels]).sum())
-    shifted = z - 3.0 * new
-    n, classes = z.shape
-    target = np.full((n, classes), 1 / (n + 2) / (classes - 1))
-    target[np.arange(n), labels] = (n + 1) / (n + 2)
-
-    def loss(bias: float) -> float:
-        return (weight * -(target * np.log(softmax(shifted + bias * new))).sum(axis=1)).sum()
-
-    expected = optimize.minimize_scalar(loss, bounds=(-20, 20), method="bounded").x
-    found = fit_bias(torch.tensor(shifted), torch.tensor(new), torch.tensor(labels))
-    assert found == pytest.approx(expected, abs=1e-3)
-    assert found > 2  # it takes back most of what was subtracted
-
-
 def test_distance_ratio_is_the_literal_formula() -> None:
     rng = np.random.default_rng(1)
     parts = [rng.normal(size=(rows, 8)) for rows in (3, 3, 5, 5)]
@@ -116,11 +97,10 @@ def test_distance_ratio_is_the_literal_formula() -> None:
 
 
 def test_scales_of_trained_and_new_classes() -> None:
-    own = ModeCalibration(temperature=2.0, new_temperature=8.0, joint_temperature=4.0, new_bias=0.5)
+    own = ModeCalibration(temperature=2.0, new_temperature=8.0)
     scales = class_scales(own, [True, False], torch.tensor([1.0, 1.2]))
-    z, mean = torch.tensor([[3.0, 8.0]]), 5.5
-    wanted = torch.tensor([[3 / 2, (8 - mean) / 4 + mean / 2 + 0.5]])  # the distance does not count here
-    torch.testing.assert_close(apply_scales(z, scales), wanted)
+    z = torch.tensor([[3.0, 8.0]])
+    torch.testing.assert_close(apply_scales(z, scales), z / 2)  # the distance does not count here
     far = apply_scales(z, class_scales(own, [False, False], torch.tensor([1.0, 1.2])))
     torch.testing.assert_close(far.softmax(-1), (torch.tensor([[3.0, 1.2 * 8]]) / 8).softmax(-1))
     alone = apply_scales(z, class_scales(own, [False, False], torch.ones(2)))
@@ -182,31 +162,13 @@ def turn(shift: float, seed: int, spread: float = 1.5) -> LeftOut:
     return LeftOut(names[:3], names[3:], logits, torch.tensor(labels), torch.arange(240), torch.ones(6))
 
 
-def test_the_common_scale_is_used_where_it_helps() -> None:
-    def joint(own: ModeCalibration, one: LeftOut) -> float:
-        z = apply_scales(one.logits["m"], class_scales(own, [True] * 3 + [False] * 3, torch.ones(6)))
-        right = (z.argmax(1) == one.labels).double()
-        old, new = right[one.labels < 3].mean(), right[one.labels >= 3].mean()
-        return float(2 * old * new / (old + new))
-
-    held = HeldOut({"m": turn(0, 5).logits["m"]}, turn(0, 5).labels, torch.arange(240))
-    plain = ModeCalibration(temperature=1.0)
-    helped = fit_calibration(held, [turn(3.0, 1), turn(3.0, 2)], True, 2).modes["m"]
-    assert 1.5 < helped.new_bias * helped.temperature < 4.5
-    assert joint(helped, turn(3.0, 7)) > joint(plain, turn(3.0, 7)) + 0.2
-    fine = fit_calibration(held, [turn(0.0, 3), turn(0.0, 4)], True, 2).modes["m"]
-    assert fine.new_bias == 0.0  # nothing to repair: nothing is changed
-    assert fit_calibration(held, [turn(3.0, 1)], True, 1).modes["m"].new_bias == 0.0  # one turn does not tell
-    assert fine.joint_temperature == pytest.approx(fine.temperature)
-
-
 def test_how_sharp_the_methods_of_the_turns_are_does_not_matter() -> None:
     """They learned from fewer images: their logits may be half as large as those of the method itself."""
     held = HeldOut({"m": turn(0, 5).logits["m"]}, turn(0, 5).labels, torch.arange(240))
     sharp = [turn(3.0, 1), turn(3.0, 2)]
     weak = [replace(one, logits={"m": one.logits["m"] / 2}) for one in sharp]
     first, second = (fit_calibration(held, turns, True, 2).modes["m"] for turns in (sharp, weak))
-    for name in ("temperature", "new_temperature", "joint_temperature", "new_bias"):
+    for name in ("temperature", "new_temperature"):
         assert getattr(first, name) == pytest.approx(getattr(second, name), rel=1e-3), name
     assert (first.score, first.auroc) == (second.score, pytest.approx(second.auroc))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from dear.runs.spec import Spec
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.prepare import prepare
 from dear.workflows.adapt import adapt
-from dear.workflows.choose import ChooseOptions, choose
+from dear.workflows.choose import Candidate, Choice, ChooseOptions, choose
 from dear.workflows.classifier import Classifier
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run
@@ -84,14 +85,11 @@ def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
     both = method.with_classes([*method.classes, "purple", "orange"])
     assert both.trained_classes == method.classes
     own = method.calibration.modes[method.modes[0]]
-    scale, _, bias = both.calibration_scales()
-    np.testing.assert_allclose(scale[:4].numpy(), 1 / own.temperature, rtol=1e-6)
-    assert bias[:4].tolist() == [0.0] * 4
-    np.testing.assert_allclose(scale[4:].numpy(), 1 / own.joint_temperature, rtol=1e-6)
-    np.testing.assert_allclose(bias[4:].numpy(), own.new_bias, rtol=1e-5)
+    scale, shift = both.calibration_scales()
+    np.testing.assert_allclose(scale.numpy(), 1 / own.temperature, rtol=1e-6)
+    assert shift.tolist() == [0.0] * 6
     texts, frozen = (t.detach().double().numpy() for t in (both.texts(), both.prompts.frozen))
-    alone, _, bias = method.with_classes(["purple", "orange"]).calibration_scales()
-    assert bias.tolist() == [0.0] * 2
+    alone, _ = method.with_classes(["purple", "orange"]).calibration_scales()
     for c in (4, 5):  # in a list of their own, their distance from the trained classes counts
         tuned = np.sort(np.linalg.norm(texts[c] - texts[:4], axis=1)).mean()
         before = np.sort(np.linalg.norm(frozen[c] - frozen[:4], axis=1)).mean()
@@ -196,132 +194,38 @@ def test_choose_with_two_classes_one_image_or_no_time() -> None:
     options = ChooseOptions(("zeroshot", "linear-probe"), 2, 2.0)
     two = choose(Colors(classes=2, each=3), options, **settings)
     assert two.pick_for_new is None
-    assert any("none can be left out" in note for note in two.notes)
-    hasty = choose(Colors(classes=2, each=3), ChooseOptions(("zeroshot", "coop"), 2, 1e-6), **settings)
-    assert any(note.startswith("CoOp: not tried for lack of time") for note in hasty.notes)
+    assert any("2 classes" in note for note in two.notes)
+    with pytest.raises(UsageError, match="no time was left"):
+        choose(Colors(classes=2, each=3), ChooseOptions(("zeroshot", "coop"), 2, 1e-6), **settings)
     with pytest.raises(DataError, match="every class has a single image"):
         choose(Colors(classes=3, each=1), options, **settings)
     with pytest.raises(UsageError, match="positive time"):
         ChooseOptions(minutes=0)
 
 
-class Clock:
-    """A clock that only training steps move; `costs` are the seconds of a step of each method."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **costs: float) -> None:
-        from dear.workflows import trying
-
-        self.now, self.costs = 0.0, costs
-        monkeypatch.setattr(trying, "time", self)
-        monkeypatch.setattr(trying, "_time_of_step", lambda method, trials: costs[method.name])
-        taught = Trials.teach
-
-        def teach(trials: Trials, method: Any, rows: torch.Tensor, place: Any = None) -> None:
-            taught(trials, method, rows, place)
-            self.now += costs[method.name] * trials.recipe.epochs * math.ceil(len(rows) / trials.recipe.batch)
-
-        monkeypatch.setattr(Trials, "teach", teach)
-
-    def monotonic(self) -> float:
-        return self.now
+def test_choose_ends_in_time_and_says_what_a_method_needs(colors: Colors) -> None:
+    """A slow method is refused by its estimate, or stopped at the deadline; the others are shown."""
+    spec = Spec(recipe={"epochs": 100000, "batch": 4})
+    began = time.monotonic()
+    found = choose(colors, ChooseOptions(("zeroshot", "coop"), 2, 0.05), spec, clip=CLIP)
+    assert time.monotonic() - began < 20  # three seconds, and what was begun
+    slow = found.candidates[1]
+    assert slow.trained is None
+    assert slow.skipped is not None
+    minutes = re.search(r"needs about (\d+) min", slow.skipped)
+    assert minutes is not None
+    assert int(minutes[1]) > 2
+    assert found.pick.method == "zeroshot"
 
 
-def towers(**epochs: int) -> list[Any]:
-    """Methods to be tried on 24 images of four classes in batches of 8, in three parts."""
-    from dear.workflows.trying import Attempt
-    from dear.workflows.verdict import Candidate
+def test_a_winner_is_named_with_those_that_chance_does_not_tell_from_it() -> None:
+    def one(name: str, hits: int) -> Candidate:
+        return Candidate(name, name, trained=torch.arange(100) < hits, seconds=1.0)
 
-    images, found = Colors(classes=4, each=6), []
-    for name, number in epochs.items():
-        method, recipe = candidate(name, images, {"epochs": number, "batch": 8})
-        found.append(Attempt(method, Trials(images, recipe), Candidate(name, method.title), 3))
-    return found
-
-
-def test_slow_methods_are_shortened_to_fit_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """50 epochs of 3 steps of one second: a part costs 100 s, the two turns 75 s."""
-    from dear.workflows.trying import try_together
-
-    clock = Clock(monkeypatch, coop=1.0)
-
-    def tried(seconds: float) -> Any:
-        one = towers(coop=50)
-        try_together(one, clock.now + seconds)
-        return one[0].result()
-
-    short = tried(60.0)  # a third of the epochs fits
-    assert short.effort == "1 of 3 parts, 51 of 150 steps"
-    assert short.shortened
-    assert short.seconds == 150
-    assert len(short.trained.rows) == 8
-    assert len(short.new.rows) == 24
-    full = tried(450.0)  # one part and the turns, then the other parts
-    assert full.effort == "3 of 3 parts, 150 of 150 steps"
-    assert len(full.trained.rows) == 24
-    assert tried(10.0).skipped == "needs about 3 min more"
-    assert tried(-1.0).skipped == "no time was left"
-
-
-def test_methods_share_the_time_and_one_that_needs_far_longer_comes_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from dear.workflows.trying import try_together
-
-    clock = Clock(monkeypatch, coop=1.0, kgcoop=2.0, vpt=10.0)  # they need 70, 140 and 700 s
-    both = towers(vpt=20, coop=20, kgcoop=20)
-    try_together(both, clock.now + 112)
-    long, *others = (one.result() for one in both)
-    assert [one.effort for one in others] == ["1 of 3 parts, 30 of 60 steps"] * 2  # shortened alike
-    assert long.skipped == "needs about 12 min more"
-    start, both = clock.now, towers(vpt=20, coop=20, kgcoop=20)
-    try_together(both, clock.now + 900)
-    long, *others = (one.result() for one in both)
-    assert [one.effort for one in others] == ["3 of 3 parts, 60 of 60 steps"] * 2
-    assert long.effort == "1 of 3 parts, 36 of 60 steps"
-    assert clock.now - start < 1.1 * 900  # small trainings take whole steps
-
-
-def answered(right: torch.Tensor, rows: torch.Tensor | None = None) -> Any:
-    from dear.workflows.verdict import Answers
-
-    return Answers(right, torch.arange(len(right)) if rows is None else rows)
-
-
-def test_a_method_that_answered_for_some_images_is_compared_on_those() -> None:
-    from dear.workflows.verdict import Candidate, best_of, recommend
-
-    rows = torch.arange(90)
-    easy = rows < 30  # the others are hard: half are wrong
-    probe = answered(easy | (rows % 2 == 0))  # 60 of 90
-    partly = answered(torch.ones(30, dtype=torch.bool), rows[:30])  # 100 %, on easy images that all answer
-    bad = answered(torch.zeros(30, dtype=torch.bool), rows[30:60])
-    quick, slow, poor = (
-        Candidate(name, name, trained=answers, seconds=s)
-        for name, answers, s in (("quick", probe, 1), ("slow", partly, 60), ("poor", bad, 0.1))
-    )
-    assert best_of([slow, quick, poor], "trained") == [quick, slow]
-    named = [replace(slow, method="mmrl"), quick]
-    assert recommend(named, 1.0).sentence.startswith(
-        "Take slow: 100 ± 5 % against 100 ± 5 % of quick on the same 30"
-    )
-
-
-def test_inside_the_noise_the_method_that_did_best_elsewhere_is_named_and_the_sentence_says_so() -> None:
-    from dear.workflows.verdict import Candidate, recommend
-
-    rows = torch.arange(96)
-    probe = Candidate("linear-probe", "Probe", trained=answered(rows < 84), seconds=1)
-    frozen = Candidate("zeroshot", "CLIP", trained=answered(rows < 50), new=answered(rows < 72), seconds=0.1)
-    tuned = Candidate("mmrl", "MMRL", trained=answered(rows < 82), new=answered(rows < 70), seconds=60)
-    found = recommend([probe, frozen, tuned], 1.0)
-    assert found.pick is found.pick_for_new is tuned
-    assert "do not tell it from Probe; on other datasets it was the best" in found.sentence
-    assert "Probe trains in 1 s and reaches 88" in found.sentence
-    worse = Candidate("mmrl", "MMRL", trained=answered(rows < 70), new=answered(rows < 50), seconds=60)
-    found = recommend([probe, frozen, worse], 1.0)  # beyond chance on either kind of classes
-    assert found.pick is probe
-    assert found.pick_for_new is frozen
-    assert "do not tell" not in found.sentence
+    best, near, far = one("a", 90), one("b", 88), one("c", 60)
+    said = Choice((best, near, far), best, None, (), 1.0).sentence
+    assert "b" in said.split("tell it from")[1]
+    assert "c" not in said.split("tell it from")[1].replace("a", "")
 
 
 def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
@@ -348,7 +252,7 @@ def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
                 torch.testing.assert_close(from_stages[mode], logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_slow_method_is_calibrated_by_one_training_of_half_the_length(
+def test_a_slow_method_is_calibrated_on_all_its_classes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from dear.train import crossval
@@ -366,8 +270,9 @@ def test_a_slow_method_is_calibrated_by_one_training_of_half_the_length(
     settings = {"epochs": 2, "batch": 32}
     method, recipe = candidate("coop", images, settings)
     found = calibrate(method, Trials(images, recipe))
-    assert lessons == [(32, 2)]  # two thirds of the images; of four classes two are left out
-    assert (found.folds, found.images, found.class_folds) == (1, 16, 1)
+    # Two thirds of the images, of all four classes; then of those of two of them.
+    assert lessons == [(64, 4), (32, 2)]
+    assert (found.folds, found.images, found.class_folds) == (1, 32, 1)
     assert found.modes["default"].auroc is not None
     lessons.clear()
     probe, recipe = candidate("linear-probe", images, settings)

@@ -23,7 +23,7 @@ from dear.heads.values import known_concepts, value_features
 from dear.methods import build_method
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.report.explain_page import overlay, write_explain_page
-from dear.runs.explain import CALIBRATION, CONSTANTS, UNKNOWN, Explainer, explain_set, where
+from dear.runs.explain import CONSTANTS, UNKNOWN, Explainer, explain_set, where
 from dear.runs.model import Model
 from dear.workflows.explain import page_facts, seen, set_facts
 
@@ -137,9 +137,7 @@ def test_calibration_and_a_probes_bias_are_parts(clip, train, test) -> None:
     with torch.no_grad():
         probe.weight.normal_(std=1e-4, generator=torch.Generator().manual_seed(0))
         probe.bias.copy_(torch.arange(6.0))
-    own = ModeCalibration(
-        temperature=2.0, new_temperature=1.0, joint_temperature=1.5, new_bias=0.7, scores=(0.5, 0.6)
-    )
+    own = ModeCalibration(temperature=2.0, new_temperature=1.0, scores=(0.5, 0.6))
     model = Model(probe, Calibration(modes={"default": own}))
     found = Explainer(model).explain(test.subset([0, 1]))
     for row, one in enumerate(found):
@@ -152,19 +150,6 @@ def test_calibration_and_a_probes_bias_are_parts(clip, train, test) -> None:
         assert constants.decides == pytest.approx((pair[0] - pair[1]) / 2, abs=0.2)  # bias over temperature
         assert not one.concepts
         assert any("reference" in notice for notice in one.notices)
-
-
-def test_a_new_class_carries_the_shift_of_the_calibration(clip, test) -> None:
-    coop = build_method("coop", clip, NAMES[:4])
-    own = ModeCalibration(
-        temperature=2.0, new_temperature=1.0, joint_temperature=1.5, new_bias=0.7, scores=(0.5, 0.6)
-    )
-    model = Model(coop, Calibration(modes={"default": own})).with_classes(NAMES)
-    one = Explainer(model).explain(test.subset([0]), answer="turtle", against="dog")[0]
-    shift = next(bar for bar in one.bars if bar.name == CALIBRATION)
-    assert shift.decides == pytest.approx(0.7)
-    scaled = model.calibrated(model.logits(test.subset([0]))["default"])[0].double()
-    assert sum(bar.decides for bar in one.bars) == pytest.approx(float(scaled[4] - scaled[0]), abs=1e-4)
 
 
 def test_what_cannot_be_taken_apart_is_one_bar_and_is_said(clip, test, train) -> None:

@@ -57,7 +57,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_the_flag_of_a_method_is_true(name: str) -> None:
-    """`reads_feature` says exactly whether the frozen stage is the image feature and nothing else."""
+    """`cut` says exactly whether the frozen stage is the image feature and nothing else."""
     clip = tiny_clip()
     roles = mixed_roles() if METHODS[name].uses_roles else None
     method = build_method(name, clip, ("red", "green", "blue"), roles=roles)
@@ -66,7 +66,7 @@ def test_the_flag_of_a_method_is_true(name: str) -> None:
         stage = method.frozen_stage(pixels)
         feature = clip.encode_image(pixels)
     alike = len(stage) == 1 and stage[0].shape == feature.shape and torch.allclose(stage[0], feature)
-    assert method.reads_feature == alike
+    assert (method.cut == "feature") == (METHODS[name].cut == "feature") == alike
 
 
 @pytest.mark.parametrize("name", ["zeroshot", "linear-probe", "dear"])

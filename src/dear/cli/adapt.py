@@ -30,9 +30,9 @@ from dear.cli.methods import METHODS
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
+    from dear.runs.model import Model
     from dear.train.estimate import Estimate
     from dear.train.prepare import Job
-    from dear.train.run import Trained
     from dear.workflows.evaluate import HeldOut
 
 _METHODS = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
@@ -213,7 +213,7 @@ def _tell_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) -
         say(f"time, measured on the first batch: training about {duration(expected.training)}{more}")
 
 
-def _tell_result(trained: Trained, found: HeldOut | None, command: str, out: Path, seconds: float) -> None:
+def _tell_result(trained: Model, found: HeldOut | None, command: str, out: Path, seconds: float) -> None:
     """What came out, and what to do next."""
     method = trained.method
     say(
@@ -233,7 +233,7 @@ def _tell_result(trained: Trained, found: HeldOut | None, command: str, out: Pat
 
 
 def _facts(
-    job: Job, trained: Trained, found: HeldOut | None, held_out: ImageSet | None, out: Path
+    job: Job, trained: Model, found: HeldOut | None, held_out: ImageSet | None, out: Path
 ) -> dict[str, Any]:
     """The same as plain values."""
     facts: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from dear.cli.common import (
     stages,
 )
 
+if TYPE_CHECKING:
+    from dear.workflows.choose import Choice
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -37,7 +40,7 @@ def choose(
     seed: Annotated[int, typer.Option("--seed", help="Of the draw of images, folds and training.")] = 1,
     folds: Annotated[int, typer.Option("--folds", help="Parts of the images held out in turn.")] = 3,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Time for everything; slow methods take fewer steps or wait.")
+        float, typer.Option("--minutes", help="Time for everything; methods that take longer are not tried.")
     ] = 2.0,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Then train the recommended method on all images, into --out.")
@@ -53,8 +56,8 @@ def choose(
 ) -> None:
     """Compare methods on your own images by cross-validation, and recommend one.
 
-    Each method answers for images it was not trained on, and for classes it was not trained on. Intervals
-    are 90 % sure; where chance explains the differences, the method that did best on other datasets is named.
+    Each method answers for images it was not trained on, and for classes it was not trained on. The table
+    shows 90% confidence intervals; the recommendation names methods that chance does not tell from the best.
 
     Examples:
 
@@ -98,24 +101,20 @@ def choose(
         say(f"{out}: {found.pick.title} trained on all images; next: dear predict {out} IMAGE")
 
 
-def _print(found: object) -> None:
+def _print(found: Choice) -> None:
     """The table, the notes and the recommendation."""
     from rich.console import Console
     from rich.table import Table
 
-    from dear.workflows.verdict import Choice
-
-    assert isinstance(found, Choice)
     table = Table(header_style="bold")
     table.add_column("method")
-    for heading in ("trained classes", "new classes", "training"):
+    for heading in ("trained classes", "new classes", "time"):
         table.add_column(heading, justify="right")
-    table.add_column("tried with")
     for one in found.candidates:
         row = one.row()
         name = one.title if one.preset is None else f"{one.title} ({one.preset})"
         if one.skipped is not None:
-            table.add_row(name, one.skipped, "", "", "")
+            table.add_row(name, one.skipped, "", "")
             continue
         cells = []
         for column in ("trained", "new"):
@@ -124,8 +123,8 @@ def _print(found: object) -> None:
                 cells.append("–")
             else:
                 low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
-                cells.append(f"{100 * figures['accuracy']:.1f} % ({low} to {high})")
-        table.add_row(name, *cells, f"{one.seconds:.1f} s", one.effort)
+                cells.append(f"{100 * figures['accuracy']:.1f}% ({low} to {high})")
+        table.add_row(name, *cells, f"{one.seconds:.1f} s")
     Console().print(table)
     for note in found.notes:
         typer.echo(f"- {note}")

@@ -12,7 +12,8 @@ A class is a folder; images at any depth below it are its own. Classes are in na
 names; a folder without images is no class. Hidden files, what operating systems leave behind (`__MACOSX`,
 `Thumbs.db`, `.DS_Store`), links to folders inside a class, and files that do not end like images are ignored.
 Where there are no split folders, a fifth of each class is held out for testing by the hash of the path
-(`dear.data.shots`); but `photos/train` or `photos/test`, given by itself, is taken whole.
+(`dear.data.shots`). `photos/train`, given by itself, is the training split of `photos`: asked for test
+images, it gives those of the folder beside it, never its own.
 
 Benchmarks lie in their usual folders: CoOp's fifteen, DomainBed's five, two with known groups. Where each
 lies, its split file, template and class count are data (`benchmarks.json`); `dear.data.layouts` reads them.
@@ -29,7 +30,7 @@ import torch
 
 from dear._io.files import read_json
 from dear._io.image_file import image_paths, is_image_name, is_own_name
-from dear._io.notes import warn
+from dear._io.notes import note, warn
 from dear._io.text import check_name
 from dear.data.images import (
     TEMPLATE,
@@ -253,6 +254,7 @@ def open_folder(
         raise DataError(f"{root}: is not a folder")
     whole = _is_split(root.resolve())
     name = name or (root.resolve().parent if whole else root.resolve()).name
+    root = _beside(root, split) if whole else root
     groups = _split_folders(root)
     found = {key: _classes(folder) for key, folder in (groups or {"": root}).items()}
     if not any(found.values()):
@@ -293,6 +295,25 @@ def _is_split(folder: Path) -> bool:
         return False
     beside = [entry for entry in _entries(folder.parent) if _split_of(entry.name) and entry.is_dir()]
     return len([entry for entry in beside if not _holds_images(entry)]) > 1
+
+
+def _beside(folder: Path, split: str) -> Path:
+    """Where a split lies, given one of several split folders: the folder itself, or one beside it.
+
+    Raises:
+        DataError: there is none.
+    """
+    own = _split_of(folder.resolve().name)
+    if split in (own, "all") or (split == "test" and own == "val"):
+        return folder
+    beside = [entry for entry in _entries(folder.resolve().parent) if entry.is_dir()]
+    found = {known: entry for entry in beside if (known := _split_of(entry.name)) is not None}
+    wanted = found.get(split) or (found.get("val") if split == "test" else None)
+    if wanted is None:
+        raise DataError(f"{folder}: holds the {own} images; there is no folder with {split} images beside it")
+    other = folder.parent / wanted.name if folder.name == folder.resolve().name else wanted
+    note(f"{folder}: holds the {own} images; the {split} images are those in {other}")
+    return other
 
 
 def _split_of(name: str) -> str | None:

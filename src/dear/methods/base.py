@@ -1,31 +1,48 @@
-"""Base class of methods: learned tensors, logits and a loss, in a frozen stage and a learned stage.
-
-Beside it stands what methods are written with: the prompts of the classes, random numbers to start from, and
-the types of a training step's input and output.
-"""
+"""`Method`, the contract of everything that adapts a frozen CLIP: learned tensors, logits and a loss."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear._io.text import check_name, fill_template
-from dear.clip.gpu.recorded import Runner, recorder_of, run_eagerly
+from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
-from dear.clip.tower import Edit
-from dear.errors import InputError, RunError, UsageError
+from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.calibration import Calibration, apply_scales, class_scales, distance_ratio
 from dear.methods.options import Preset, configured
+from dear.methods.prompts import ClassPrompts, ContextPrompts
+from dear.methods.tensors import distance, linear, normal, scores, uniform, unit
+
+__all__ = [
+    "TEMPLATE",
+    "Batch",
+    "Batches",
+    "ClassPrompts",
+    "ContextPrompts",
+    "Cut",
+    "FeatureBatch",
+    "Frozen",
+    "Loss",
+    "Method",
+    "distance",
+    "features_of",
+    "in_precision",
+    "linear",
+    "normal",
+    "scores",
+    "uniform",
+    "unit",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,129 +77,14 @@ def features_of(clip: Clip, batch: Batch | FeatureBatch) -> Tensor:
     return batch.features if isinstance(batch, FeatureBatch) else clip.encode_image(batch.pixels)
 
 
-Frozen = tuple[Tensor, ...]  #: what `Method.frozen_stage` returns: tensors [B, ...]
+Frozen = tuple[Tensor, ...]  #: what the frozen backbone gives of a batch: tensors [B, ...]
+Cut = int | Literal["pixels", "pooled", "feature"]
+"""Where the frozen part of the image tower ends: before anything ("pixels" [B, 3, S, S]), at the input of a
+layer (its number, from 1; [B, N, D]), at the pooled vector before the projection ("pooled" [B, D]), or at the
+image feature ("feature" [B, E])."""
 
 
 TEMPLATE = "a photo of a {}."
-_CLASSES_AT_ONCE = 256  # bounds the memory of the frozen passes over long class lists
-
-
-def unit(x: Tensor) -> Tensor:
-    """Features [..., E] at length 1, in float32 (float64 stays): cosines and logits need the precision."""
-    return F.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1)
-
-
-def scores(clip: Clip, images: Tensor, texts: Tensor) -> Tensor:
-    """CLIP's logits [B, C]: temperature times the cosines of features [B, E] and [C, E]."""
-    return clip.logit_scale * unit(images) @ unit(texts).T
-
-
-def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
-    """1 - cosine, the mean over rows of unit features [n, E].
-
-    >>> float(distance(torch.eye(2), torch.eye(2).flip(0)))
-    1.0
-    """
-    return (1 - (adapted * frozen).sum(-1)).mean()
-
-
-class ClassPrompts:
-    """One prompt per class, as token ids, with the frozen work on them done once.
-
-    Args:
-        clip: the backbone whose text tower reads the prompts.
-        classes: names of the classes.
-        template: the sentence around a name, with `{}` in its place.
-        ids: token ids [C, T] to use instead of tokenizing the sentences.
-    """
-
-    def __init__(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None = None) -> None:
-        if isinstance(classes, str) or not classes:
-            raise UsageError(f"classes must be a list of at least one name; got {classes!r}")
-        nameless = [c for c in classes if not isinstance(c, str) or not c.strip()]
-        if nameless:
-            raise UsageError(f"a class name must be text that is not empty; got {nameless[0]!r}")
-        self.clip = clip
-        self.classes = tuple(check_name(name) for name in classes)
-        self.template = template
-        self.texts = tuple(fill_template(template, name) for name in self.classes)
-        self.given = ids
-        full = clip.tokenize(self.texts) if ids is None else ids
-        if full.ndim != 2 or full.shape[0] != len(self.classes):
-            raise InputError(
-                f"ids must be [{len(self.classes)}, T], one row per class; got {list(full.shape)}"
-            )
-        if full.numel() == 0 or not 0 <= int(full.min()) <= int(full.max()) < clip.config.text.vocab:
-            raise InputError(f"ids must be token numbers from 0 to {clip.config.text.vocab - 1}")
-        self.ids = clip.text.cut(full).to(clip.device)  # [C, T]
-        self.eot = clip.text.eot(self.ids)  # [C]
-        self._frozen: Tensor | None = None
-        self._prefix: dict[int, Tensor] = {}
-
-    def __len__(self) -> int:
-        """Number of classes."""
-        return len(self.classes)
-
-    def on(self, clip: Clip) -> ClassPrompts:
-        """The same prompts read by a copy of the backbone; the frozen features stay those of the first."""
-        other = copy.copy(self)
-        other._frozen = self.frozen
-        if clip is not self.clip:
-            other.clip, other._prefix = clip, {}
-        else:
-            other._prefix = dict(self._prefix)
-        return other
-
-    @property
-    def frozen(self) -> Tensor:
-        """Unit features of the prompts under the frozen text tower, [C, E]."""
-        if self._frozen is None:
-            with torch.no_grad():
-                self._frozen = unit(self.clip.encode_text(self.ids))
-        return self._frozen
-
-    def prefix(self, last: int) -> Tensor:
-        """What layer `last` of the frozen text tower gives, [C, T, D] (0: the embeddings); kept."""
-        if last not in self._prefix:
-            with torch.no_grad():
-                tower = self.clip.text
-                parts = [tower.run(tower.embed(i), last=last) for i in self.ids.split(_CLASSES_AT_ONCE)]
-                self._prefix[last] = torch.cat(parts)
-        return self._prefix[last]
-
-    def features(self, edit: Edit, first: int = 1) -> Tensor:
-        """Features [C, E] (not unit) of the text tower under `edit`, which starts to act at layer `first`.
-
-        Layers before `first` are the kept prefix; the last layer computes EOT's row alone.
-        """
-        end = self.eot + (edit.count if edit.at is not None else 0)
-        tower = self.clip.text
-        x = tower.run(self.prefix(first - 1), first=first, edit=edit, read=end[:, None])  # [C, 1, D]
-        return tower.project(x[:, 0])
-
-
-def normal(generator: torch.Generator, *shape: int, std: float = 0.02) -> Tensor:
-    """Normal random numbers around 0; 0.02 is the deviation of CLIP's token embeddings."""
-    return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
-
-
-def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
-    """Uniform within 1/sqrt(inputs): how PyTorch initializes the weight and bias of a linear layer.
-
-    >>> float(uniform(torch.Generator().manual_seed(0), 1000, inputs=4).abs().max()) < 0.5
-    True
-    """
-    bound = max(1, inputs) ** -0.5
-    return torch.rand(*shape, generator=generator, dtype=torch.float64).mul(2).sub(1).mul(bound)
-
-
-def linear(generator: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
-    """Weight [..., out, in] and bias [..., out] of a linear layer, as PyTorch initializes them.
-
-    >>> [list(t.shape) for t in linear(torch.Generator(), 3, 4)]
-    [[3, 4], [3]]
-    """
-    return uniform(generator, *shape, inputs=shape[-1]), uniform(generator, *shape[:-1], inputs=shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,16 +98,19 @@ M = TypeVar("M", bound="Method")
 class Method(nn.Module):
     """A way to adapt a frozen CLIP to some classes.
 
-    A method runs in two stages. `frozen_stage` computes from pixels what depends on the frozen backbone
-    alone; `logits_from_frozen` and `loss_from_frozen` continue from there with what is learned. `forward` and
-    `loss` are the two stages in sequence, and training may run the first one ahead of time and keep its
-    result. A subclass sets the class attributes, makes its parameters in `build`, and writes
-    `images_from_frozen` (image features), `texts` (text features), or `logits_from_frozen` (both); the loss
-    is cross-entropy unless it writes `loss_from_frozen`.
+    A subclass says where the frozen part of the image tower ends (`cut`), makes its learned tensors in
+    `build`, and writes what differs from zero-shot CLIP: `texts` (text features [C, E]), `images_from_frozen`
+    (image features [B, E] from what the tower gives at the cut), or `logits_from_frozen` for both; the loss
+    is cross-entropy unless it writes `loss_from_frozen`. What the tower gives at the cut depends on nothing
+    that is learned, so training and serving compute it ahead of time, keep it and share it.
 
-    Parameters and buffers are what is learned and saved, and the only state that training may change. The
-    backbone is held but not registered, so neither `parameters()` nor a saved file contains it, and a method
-    never exchanges it: `bound` returns another object on another copy of the backbone.
+    Rarely written: `prepare` (before the first step), `after_epoch`, `finish`, `merge` (fold what was learned
+    into a plain CLIP), `facts`, `state_shapes`, `backward`.
+
+    Parameters (made with `learn`) and buffers are what is learned and saved, and the only state that training
+    may change. The backbone is held but not registered, so neither `parameters()` nor a saved file contains
+    it, and a method never exchanges it: `bound` returns another object on another copy of the backbone.
+    Whether it can name new classes, runs a tower in a step or can be merged is found out, not declared.
 
     Args:
         clip: the frozen backbone; learned tensors are made on its device.
@@ -222,18 +127,20 @@ class Method(nn.Module):
 
     name: ClassVar[str]  #: as in `build_method` and in saved runs
     title: ClassVar[str]  #: as in tables
+    cut: Cut = "feature"  #: where the frozen part of the image tower ends; `build` may set it
+    class_token_at: int | None = None  #: `frozen[1]` is the class token [B, 1, D] at the input of this layer
+    reads_frozen: bool = False  #: the loss also reads the frozen unit image feature, `frozen[-1]` [B, E]
+    dynamic: ClassVar[bool] = False  #: steps differ in what they compute, so that a GPU cannot replay one
     modes: ClassVar[tuple[str, ...]] = ("default",)  #: ways to predict, the usual one first
     uses_roles: ClassVar[bool] = False
-    mergeable: ClassVar[bool] = False
-    open_classes: ClassVar[bool] = True  #: can name classes it was not trained on
-    first: int | None = None  #: the first layer of the image tower that it changes; None: it changes none
-    reads_feature: ClassVar[bool] = False  #: its frozen stage is the frozen image feature [B, E] alone
-    quick: ClassVar[bool] = False  #: a training step runs neither tower once the frozen stage is known
-    #: every step launches the same kernels and never waits for the GPU
-    cuda_graph_safe: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     presets: ClassVar[Mapping[str, Preset]] = {}  #: named settings, the recommended one first
-    Config: ClassVar[type] = NoConfig  #: frozen dataclass; `earlier_values` says how fields are added later
+    Config: ClassVar[type] = NoConfig  #: frozen dataclass of its options
+    mergeable: ClassVar[bool] = False  #: found out: whether it writes `merge`
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.mergeable = cls.merge is not Method.merge
 
     def __init__(
         self,
@@ -265,6 +172,7 @@ class Method(nn.Module):
         self._cache: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
         generator = torch.Generator().manual_seed(seed)
         self.build(generator)
+        self._start_shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
 
     @classmethod
     def configure(cls, options: Mapping[str, Any], config: Any = None) -> Any:
@@ -300,47 +208,9 @@ class Method(nn.Module):
     def build(self, generator: torch.Generator) -> None:
         """Make the learned tensors; random numbers come from `generator` (on the CPU)."""
 
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """What the loss needs of the frozen backbone for pixels [B, 3, S, S]: tensors [B, ...].
-
-        It depends on no learned tensor and draws no random numbers. Here it is the input of layer `first`
-        [B, N, D]; without one, the frozen image feature [B, E] with `reads_feature`, else the pixels.
-        """
-        if self.first is not None:
-            return (self.clip.visual.prefix(pixels, self.first),)
-        return (self.clip.encode_image(pixels),) if self.reads_feature else (pixels,)
-
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The part of `frozen_stage` that `logits_from_frozen` reads; here all of it."""
-        return self.frozen_stage(pixels)
-
-    def stage_key(self) -> Hashable:
-        """Methods on one backbone with equal keys have the same `inference_stage`.
-
-        Here: all with the same first changed layer, all that read the frozen image feature alone, and
-        otherwise none but itself.
-        """
-        if self.first is not None:
-            return "prefix", self.first
-        return "feature" if self.reads_feature else id(self)
-
-    def stack_key(self) -> Hashable | None:
-        """Adapters with equal keys are computed in one pass by `stacked_logits`; None: one after another."""
-        return None
-
-    def stacked_logits(
-        self, methods: Sequence[Method], frozen: Frozen, mode: str, run: Runner = run_eagerly
-    ) -> list[Tensor]:
-        """Logits [C_i] of each image [B, ...] under its own adapter of `methods` [B], in one pass.
-
-        `run` runs functions of tensors [B, ...], eagerly or recorded.
-        """
-        raise NotImplementedError(f"{self.name} gives no stack_key")
-
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Image features [B, E], not of unit length; here those of the frozen backbone."""
-        features = frozen[0] if self.reads_feature else self.clip.encode_image(frozen[0])
-        return features[..., : self.clip.config.embed_dim]  # a focus stands behind them
+        return frozen[0] if self.cut == "feature" else frozen_feature(self.clip, self.cut, frozen[0])
 
     def texts(self) -> Tensor:
         """Text features [C, E] of the classes; here the frozen ones of the prompts."""
@@ -355,10 +225,6 @@ class Method(nn.Module):
         """The loss from the frozen stage, labels [B] and, where there are any, domain numbers [B]."""
         ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
         return Loss(ce, {"ce": ce.detach()})
-
-    def rates(self) -> Mapping[str, float]:
-        """Learning rates that differ from the recipe's, as multiples of it, by name of the parameter."""
-        return {}
 
     def prepare(self, batches: Batches) -> None:
         """Called once before the first step; `batches(augment)` walks the training set (for cache models)."""
@@ -382,7 +248,7 @@ class Method(nn.Module):
         return {}
 
     def merge(self) -> Clip:
-        """A plain CLIP that gives the same image features, for methods with `mergeable`."""
+        """A plain CLIP that gives the same image features, where there is one."""
         raise UsageError(f"the method {self.name!r} cannot be folded into a plain CLIP")
 
     # -- what every method has --------------------------------------------------------------------
@@ -407,10 +273,50 @@ class Method(nn.Module):
         """How many parameters are learned."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
-    def learn(self, start: Tensor) -> nn.Parameter:
-        """A learned tensor that starts at `start`: on the backbone's device, at least in float32."""
+    def learn(self, start: Tensor, lr_scale: float = 1.0) -> nn.Parameter:
+        """A learned tensor that starts at `start`: on the backbone's device, at least in float32.
+
+        `lr_scale` is its learning rate as a multiple of the recipe's.
+        """
         wide = torch.float64 if self.clip.dtype == torch.float64 else torch.float32
-        return nn.Parameter(start.detach().to(self.clip.device, wide, copy=True))
+        parameter = nn.Parameter(start.detach().to(self.clip.device, wide, copy=True))
+        parameter.lr_scale = lr_scale  # type: ignore[attr-defined]
+        return parameter
+
+    @property
+    def open_classes(self) -> bool:
+        """Whether it can name classes it was not trained on: nothing learned is sized by their number."""
+        if "_open_classes" not in self.__dict__:
+            given, several = self.prompts.given, len(self.classes) > 1
+            names = self.classes[:1] if several else (*self.classes, "something else")
+            ids = None if given is None else given[[0]] if several else given[[0, 0]]
+            twin = self._untrained(self.clip, names, self.template, ids)
+            self._open_classes = twin._start_shapes == self._start_shapes
+        return self._open_classes
+
+    @property
+    def quick(self) -> bool:
+        """Whether a training step runs neither tower once the frozen part is known."""
+        contexts = any(isinstance(part, ContextPrompts) for part in vars(self).values())
+        return self.cut in ("feature", "pooled") and type(self).texts is Method.texts and not contexts
+
+    def inference_stage(self, pixels: Tensor) -> Frozen:
+        """What `logits_from_frozen` reads of pixels [B, 3, S, S]: what the tower gives at the cut."""
+        return self._stages(pixels)[0]
+
+    def frozen_stage(self, pixels: Tensor) -> Frozen:
+        """What `loss_from_frozen` reads: the same and, with `reads_frozen`, unit image features [B, E]."""
+        stage, last, cut = self._stages(pixels)
+        return (*stage, unit(frozen_feature(self.clip, cut, last))) if self.reads_frozen else stage
+
+    def _stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
+        """The inference stage, and how far the tower was run for it: what it gave, and where."""
+        found = frozen_input(self.clip, self.cut, pixels)
+        if self.class_token_at is None or not isinstance(self.cut, int):
+            return (found,), found, self.cut
+        with torch.no_grad():
+            later = self.clip.visual.run(found, self.cut, self.class_token_at - 1)
+        return (found, later[:, :1]), later, self.class_token_at
 
     def by_training(self, trained: Tensor, others: Tensor) -> Tensor:
         """Logits [B, C]: columns of trained classes from the first tensor, all others from the second."""
@@ -484,7 +390,7 @@ class Method(nn.Module):
         return logits if scales is None else apply_scales(logits, scales.to(logits))
 
     def calibration_scales(self, mode: str | None = None) -> Tensor | None:
-        """What `calibrated` does with each class's logits (`class_scales`), [3, C]; None: nothing."""
+        """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
         mode = self.pick_mode(mode)
         own = None if self.calibration is None else self.calibration.modes.get(mode)
         if own is None or self._disabled:
@@ -561,8 +467,8 @@ class Method(nn.Module):
         """The same adapter and classes on a copy of the backbone on any device, with tensors of its own."""
         return self._again(clip, self.classes, self.template, self.prompts.given)
 
-    def _again(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None) -> Method:
-        other = type(self)(
+    def _untrained(self: M, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None) -> M:
+        return type(self)(
             clip,
             classes,
             template=template,
@@ -572,6 +478,9 @@ class Method(nn.Module):
             trained=self.trained_classes,
             config=self.config,
         )
+
+    def _again(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None) -> Method:
+        other = self._untrained(clip, classes, template, ids)
         other.load_adapter_state(self.adapter_state())
         other.calibration = self.calibration
         return other
@@ -609,6 +518,27 @@ class Method(nn.Module):
     def _stamp(self) -> tuple[tuple[int, int], ...]:
         """Changes when a learned tensor does."""
         return tuple((t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
+
+
+def frozen_input(clip: Clip, cut: Cut, pixels: Tensor) -> Tensor:
+    """What the frozen image tower gives at the cut, for pixels [B, 3, S, S]."""
+    visual = clip.visual
+    if isinstance(cut, int):
+        return visual.prefix(pixels, cut)
+    if cut == "pooled":
+        with torch.no_grad():
+            rows = visual.run(visual.embed(pixels), read=visual.read_rows())
+            return visual.pooled(rows)[:, 0]
+    return clip.encode_image(pixels) if cut == "feature" else pixels
+
+
+def frozen_feature(clip: Clip, cut: Cut, found: Tensor) -> Tensor:
+    """The frozen image feature [B, E], not of unit length, from what the tower gives at the cut."""
+    if isinstance(cut, int):
+        return clip.visual.frozen_features(found, cut)
+    if cut == "pooled":
+        return clip.visual.correct(clip.visual.into_space(found))
+    return found if cut == "feature" else clip.encode_image(found)
 
 
 _texts: WeakKeyDictionary[Method, tuple[Clip, Any, Any, Any]] = WeakKeyDictionary()

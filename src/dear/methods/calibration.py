@@ -3,16 +3,15 @@
 Logits z of a mode become (method page, section 6)
 
     trained class c:   z_c / T
-    new class c:       (gamma_c z_c - m) / T_c + m / T + b,    gamma_c = exp(-d_tuned) / exp(-d_frozen) or 1
+    new class c:       (gamma_c z_c - m) / T_new + m / T,    gamma_c = exp(-d_tuned) / exp(-d_frozen)
 
 where m is the mean of all logits of the image: what they share depends on the image and says nothing about
 its class, so the two sets must not scale it differently. d is the mean distance of c's text feature from its
 k nearest trained classes, in the tuned and in the frozen text space (distance-aware calibration, Wang et al.,
-ICML 2024). T_c is T_new in a list of new classes alone and T_joint beside trained ones, where gamma is 1: it
-would favor or slight them as a whole there, which lowers joint accuracy (docs/answers.md).
-`dear.train.calibrate` fits the temperatures and b by cross-validation and keeps the scores of held-out
-images, from which thresholds for "none of these" are read. This module holds the values and applies them; it
-knows no files.
+ICML 2024). Beside trained classes, new ones are scaled as those are: another scale would favor or slight them
+as a whole, which lowers joint accuracy (docs/answers.md). `dear.train.calibrate` fits the temperatures by
+cross-validation and keeps the scores of held-out images, from which thresholds for "none of these" are read.
+This module holds the values and applies them; it knows no files.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ class ModeCalibration(Strict, frozen=True):
     Attributes:
         temperature: logits of trained classes are divided by it.
         new_temperature: the same for classes that were never trained, in a list of such classes alone.
-        joint_temperature: the same for new classes beside trained ones.
-        new_bias: added to the scaled logits of new classes beside trained ones.
         score: what is compared with the threshold: the largest "logit" or "probability" after scaling.
         scores: that score of each held-out image of a trained class, ascending.
         auroc: how often an image of a trained class scores above one of a left-out class; None: not measured.
@@ -52,8 +49,6 @@ class ModeCalibration(Strict, frozen=True):
 
     temperature: Positive
     new_temperature: Positive = 1.0
-    joint_temperature: Positive = 1.0
-    new_bias: Finite = 0.0
     score: Literal["logit", "probability"] = "logit"
     scores: tuple[Finite, ...] = ()
     auroc: Share | None = None
@@ -85,7 +80,7 @@ class Threshold(Strict, frozen=True):
     Attributes:
         value: the score.
         share: of images of trained classes that was to be refused at most.
-        low: lower end of the interval of the true share, 95 % sure.
+        low: lower end of the interval of the true share, at 95% confidence.
         high: its upper end.
         images: held-out images that the threshold was read from.
     """
@@ -109,7 +104,7 @@ class Threshold(Strict, frozen=True):
 
 
 def _rank(share: float, n: int) -> int:
-    """The threshold is the so many smallest of n scores."""
+    """The k of the k-th smallest of n scores that is the threshold."""
     return max(1, math.floor(share * (n + 1) + 1e-9))
 
 
@@ -193,20 +188,16 @@ def distance_ratio(
 
 
 def class_scales(own: ModeCalibration, trained: Sequence[bool], gamma: Tensor) -> Tensor:
-    """For `apply_scales`: factors of logit and of the mean logit, and summands, of each class, [3, C].
+    """For `apply_scales`: factors of the logit and of the mean logit of each class, [2, C].
 
-    `gamma` [C] counts in lists of new classes alone.
+    The new temperature and `gamma` [C] count in lists of new classes alone.
     """
-    known = torch.tensor(list(trained), device=gamma.device)
-    new, mixed = own.new_temperature, 0.0
-    if bool(known.any()):
-        new, mixed, gamma = own.joint_temperature, own.new_bias, torch.ones_like(gamma)
-    scale = torch.where(known, torch.full_like(gamma, 1 / own.temperature), gamma / new)
-    shift = torch.where(known, 0.0, 1 / own.temperature - 1 / new)
-    return torch.stack([scale, shift.to(scale), torch.where(known, 0.0, mixed).to(scale)])
+    usual = torch.full_like(gamma, 1 / own.temperature)
+    if any(trained):
+        return torch.stack([usual, torch.zeros_like(usual)])
+    return torch.stack([gamma / own.new_temperature, usual - 1 / own.new_temperature])
 
 
 def apply_scales(logits: Tensor, scales: Tensor) -> Tensor:
-    """Logits [B, C] on the common scale of `class_scales` [3, C]."""
-    mean = logits.mean(dim=-1, keepdim=True)
-    return logits * scales[0] + mean * scales[1] + scales[2]
+    """Logits [B, C] on the common scale of `class_scales` [2, C]."""
+    return logits * scales[0] + logits.mean(dim=-1, keepdim=True) * scales[1]

@@ -33,9 +33,6 @@ class CLIPAdapter(Method):
 
     name: ClassVar[str] = "clip-adapter"
     title: ClassVar[str] = "CLIP-Adapter"
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
     Config: ClassVar[type] = CLIPAdapterConfig
     config: CLIPAdapterConfig
 

@@ -10,7 +10,7 @@ cosine with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 ar
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.clip.tower import Edit, LayerEdit, LowRank
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Loss, Method, scores, uniform
+from dear.methods.base import Cut, Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
 
 TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
@@ -50,13 +50,14 @@ class CLIPLoRA(Method):
 
     name: ClassVar[str] = "clip-lora"
     title: ClassVar[str] = "CLIP-LoRA"
-    mergeable: ClassVar[bool] = True
+    cut: Cut = 1
     recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = CLIPLoRAConfig
     config: CLIPLoRAConfig
 
     def build(self, generator: torch.Generator) -> None:
         """A [L, P, r, D] and B [L, P, H, d, r] of each tower, P the projections that change."""
+        self.cut = 1 if "image" in TOWERS[self.config.towers] else "feature"
         rank, count = self.config.rank, len(self.config.on)
         for name in TOWERS[self.config.towers]:
             tower = self.clip.config.vision if name == "image" else self.clip.config.text
@@ -78,16 +79,6 @@ class CLIPLoRA(Method):
             }
             layers[layer] = LayerEdit(**pairs)
         return Edit(layers)
-
-    def stage_key(self) -> Hashable:
-        """The embedded patches, or the frozen feature where the image tower stays frozen."""
-        return ("prefix", 1) if "image" in TOWERS[self.config.towers] else "feature"
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D]; where the image tower stays frozen, its features [B, E]."""
-        if "image" in TOWERS[self.config.towers]:
-            return (self.clip.visual.prefix(pixels),)
-        return (self.clip.encode_image(pixels),)
 
     def images_from_frozen(self, frozen: Frozen, dropout: float = 0.0) -> Tensor:
         """Features [B, E] of the changed image tower."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Method, linear, unit
-from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,6 @@ class CoCoOp(Method):
 
     name: ClassVar[str] = "cocoop"
     title: ClassVar[str] = "CoCoOp"
-    reads_feature: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
     Config: ClassVar[type] = CoCoOpConfig
     config: CoCoOpConfig

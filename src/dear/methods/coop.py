@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Method
-from dear.methods.context import WORDS, ContextPrompts
+from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class CoOp(Method):
 
     name: ClassVar[str] = "coop"
     title: ClassVar[str] = "CoOp"
-    reads_feature: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = CoOpConfig
     config: CoOpConfig

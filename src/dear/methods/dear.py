@@ -21,7 +21,7 @@ texts end at the longest EOT; the last layer computes the rows that are read; is
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -29,13 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.gpu.recorded import Runner, run_eagerly
 from dear.clip.gpu.streams import side_by_side
 from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE
 from dear.heads.roles import Role, RoleMap
-from dear.methods import dear_stack
 from dear.methods.base import Frozen, Loss, Method, distance, normal, unit
 from dear.methods.options import Preset, added
 
@@ -262,9 +260,9 @@ class DeAR(Method):
     name: ClassVar[str] = "dear"
     title: ClassVar[str] = "DeAR"
     first: int
+    cut: int = 1  # `build` sets the layer
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     uses_roles: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = DeARConfig
     config: DeARConfig
@@ -287,6 +285,9 @@ class DeAR(Method):
                     f"early tokens need a layer before layer {self.entry}, where attribute tokens enter; "
                     f"early_layer is {self.first}"
                 )
+        self.cut, self.reads_frozen = self.first, config.lambda_reg > 0
+        if config.early_tokens and config.token_start == "class":
+            self.class_token_at = self.entry
         same = self.entry if text.layers == vision.layers else text.last_third[0]
         self.text_first = _layer(config.text_first_layer, same, text.layers, "text_first_layer")
         each = config.tokens_per_attribute
@@ -299,36 +300,27 @@ class DeAR(Method):
             sets = (layers - first + 1,) if config.tokens_per_layer else ()
             return normal(generator, *sets, count, width)
 
-        self.tokens = self.learn(raw(self.entry, vision.layers, len(self.attributes) * each, vision.width))
-        self.text_tokens = self.learn(raw(self.text_first, text.layers, config.text_tokens, text.width))
+        own = raw(self.entry, vision.layers, len(self.attributes) * each, vision.width)
+        self.tokens = self.learn(own, config.token_rate)
+        own = raw(self.text_first, text.layers, config.text_tokens, text.width)
+        self.text_tokens = self.learn(own, config.text_rate)
         shape = (vision.width, self.clip.config.embed_dim)
         if config.projection == "low-rank":
-            self.p_down = self.learn(normal(generator, shape[0], config.rank, std=shape[0] ** -0.5))
-            self.p_up = self.learn(torch.zeros(config.rank, shape[1]))
+            down = normal(generator, shape[0], config.rank, std=shape[0] ** -0.5)
+            self.p_down = self.learn(down, config.projection_rate)
+            self.p_up = self.learn(torch.zeros(config.rank, shape[1]), config.projection_rate)
         else:
             start = self.clip.visual.space_matrix()
             if config.projection == "random":
                 start = normal(generator, *shape, std=shape[0] ** -0.5)
-            self.p_attr = self.learn(start)
+            self.p_attr = self.learn(start, config.projection_rate)
         v = torch.zeros(1 + len(self.attributes), dtype=torch.float64)
         if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
             v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
-        self.v = self.learn(v)
+        self.v = self.learn(v, config.alpha_rate)
         if config.early_tokens:
             sets = (self.entry - self.first, config.early_tokens, vision.width)
-            self.early_tokens = self.learn(normal(generator, *sets))
-
-    def rates(self) -> dict[str, float]:
-        """Learning rates of the tokens as multiples of the recipe's."""
-        config = self.config
-        rates = {
-            "tokens": config.token_rate,
-            "early_tokens": config.early_rate,
-            "text_tokens": config.text_rate,
-            "v": config.alpha_rate,
-            **dict.fromkeys(("p_attr", "p_down", "p_up"), config.projection_rate),
-        }
-        return {name: rate for name, rate in rates.items() if name in self._parameters}
+            self.early_tokens = self.learn(normal(generator, *sets), config.early_rate)
 
     def _take_roles(self, roles: RoleMap | None) -> RoleMap:
         """The role map to use, checked against the backbone."""
@@ -431,47 +423,6 @@ class DeAR(Method):
         """
         alpha = self.v.softmax(dim=0)
         return alpha[0] * f_cls + torch.einsum("a,bae->be", alpha[1:], f_attr)
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """What `inference_stage` gives and, for L_img, the frozen unit features [B, E]."""
-        found, middle = self._frozen_parts(pixels)
-        if self.config.lambda_reg == 0:
-            return found
-        return *found, unit(self.clip.visual.frozen_features(middle, self.entry))
-
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The input of the first changed layer [B, N, D].
-
-        With early tokens also the class token at the input of layer J [B, 1, D], where tokens start there.
-        """
-        return self._frozen_parts(pixels)[0]
-
-    def _frozen_parts(self, pixels: Tensor) -> tuple[Frozen, Tensor]:
-        """`inference_stage`, and the input of layer J."""
-        visual = self.clip.visual
-        prefix = visual.prefix(pixels, self.first)
-        if not self.config.early_tokens:
-            return (prefix,), prefix
-        with torch.no_grad():
-            middle = visual.run(prefix, self.first, self.entry - 1)
-        return ((prefix,) if self.config.token_start == "free" else (prefix, middle[:, :1])), middle
-
-    def stage_key(self) -> Hashable:
-        """Two frozen tensors are shared with adapters of the same layers alone."""
-        if self.config.early_tokens and self.config.token_start == "class":
-            return "prefix and class token", self.first, self.entry
-        return super().stage_key()
-
-    def stack_key(self) -> Hashable:
-        """Adapters that differ in learned tensors and classes alone are computed in one pass."""
-        return dear_stack.stack_key(self)
-
-    def stacked_logits(
-        self, methods: Sequence[Method], frozen: Frozen, mode: str, run: Runner = run_eagerly
-    ) -> list[Tensor]:
-        """Logits [C_i] of each image under its own adapter; see `dear_stack`."""
-        models = [method for method in methods if isinstance(method, DeAR)]
-        return dear_stack.stacked_logits(models, frozen, mode, run)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""

@@ -1,7 +1,8 @@
 """What methods that learn from the frozen image feature read of it: the feature, or one with a focus.
 
-With a focus on some heads, a linear layer, a kernel or a cache reads the focused feature (method page, section
-2d), while the zero-shot part of a method reads the image feature alone, which texts can be compared with.
+With a focus on some heads, a linear layer, a kernel or a cache reads the focused feature (method page,
+section 2d), while the zero-shot part of a method reads the image feature alone, which texts can be compared
+with.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class FocusConfig:
     focus_weight: float = 1.0  #: of these heads beside the whole feature
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "focus", tuple((int(layer), int(head)) for layer, head in self.focus))
         if not self.focus_weight > 0:
             raise UsageError(f"focus_weight = {self.focus_weight} must be positive")
 

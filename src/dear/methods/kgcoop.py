@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method
-from dear.methods.context import WORDS, ContextPrompts, knowledge_loss
+from dear.methods.base import Frozen, Loss, Method, distance, scores, unit
+from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,6 @@ class KgCoOp(Method):
 
     name: ClassVar[str] = "kgcoop"
     title: ClassVar[str] = "KgCoOp"
-    reads_feature: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 128}
     Config: ClassVar[type] = KgCoOpConfig
     config: KgCoOpConfig
@@ -54,3 +53,11 @@ class KgCoOp(Method):
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda (1 - mean cosine between learned and frozen text features)."""
         return knowledge_loss(self, frozen, labels, self.config.weight)
+
+
+def knowledge_loss(method: Method, frozen: Frozen, labels: Tensor, weight: float) -> Loss:
+    """Cross-entropy + weight x distance of the learned text features to the frozen ones (KgCoOp, eq. 5)."""
+    texts = method.texts()
+    ce = F.cross_entropy(scores(method.clip, method.images_from_frozen(frozen), texts), labels)
+    apart = distance(unit(texts), method.prompts.frozen)
+    return Loss(ce + weight * apart, {"ce": ce.detach(), "knowledge": apart.detach()})

@@ -39,10 +39,6 @@ class LinearProbe(Method):
 
     name: ClassVar[str] = "linear-probe"
     title: ClassVar[str] = "Linear probe"
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
-    open_classes: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {"epochs": 50, "batch": 32, "weight_decay": 1e-2}
     Config: ClassVar[type] = LinearProbeConfig
     config: LinearProbeConfig

@@ -72,9 +72,6 @@ class LPPlusPlus(Method):
 
     name: ClassVar[str] = "lp-plus-plus"
     title: ClassVar[str] = "LP++"
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    open_classes: ClassVar[bool] = False
     Config: ClassVar[type] = LPPlusPlusConfig
     config: LPPlusPlusConfig
     weight: Tensor

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Frozen, Method, linear
-from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class MaPLe(Method):
 
     name: ClassVar[str] = "maple"
     title: ClassVar[str] = "MaPLe"
-    first = 1
-    cuda_graph_safe: ClassVar[bool] = True
+    cut = 1
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = MaPLeConfig
     config: MaPLeConfig

@@ -49,7 +49,7 @@ class MMRL(RepresentationMethod):
         """R, two maps per layer (all started alike, as the authors do), and the projection of f_r."""
         super().build(generator)
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
-        for name, tower, first in (("image", vision, self.first), ("text", text, self.text_first)):
+        for name, tower, first in (("image", vision, self.cut), ("text", text, self.text_first)):
             layers = tower.layers - first + 1
             weight, bias = linear(generator, tower.width, config.width)
             self.register_parameter(f"to_{name}", self.learn(weight.repeat(layers, 1, 1)))

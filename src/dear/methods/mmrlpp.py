@@ -48,7 +48,7 @@ class MMRLpp(RepresentationMethod):
         """R, a shared map and residuals per tower, and a low-rank change of the projection."""
         super().build(generator)
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
-        for name, tower, first in (("image", vision, self.first), ("text", text, self.text_first)):
+        for name, tower, first in (("image", vision, self.cut), ("text", text, self.text_first)):
             layers, rank = tower.layers - first + 1, config.rank
             bias = uniform(generator, tower.width, inputs=config.width)
             shared = uniform(generator, tower.width, config.width, inputs=config.width)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, Method, scores
-from dear.methods.context import ContextPrompts
+from dear.methods.prompts import ContextPrompts
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,6 @@ class ProGrad(Method):
 
     name: ClassVar[str] = "prograd"
     title: ClassVar[str] = "ProGrad"
-    reads_feature: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
     Config: ClassVar[type] = ProGradConfig
     config: ProGradConfig

@@ -49,9 +49,6 @@ class ProKeR(Method):
 
     name: ClassVar[str] = "proker"
     title: ClassVar[str] = "ProKeR"
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    open_classes: ClassVar[bool] = False
     Config: ClassVar[type] = ProKeRConfig
     config: ProKeRConfig
     keys: Tensor

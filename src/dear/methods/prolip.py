@@ -13,7 +13,7 @@ into a plain CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,9 +44,7 @@ class ProLIP(Method):
 
     name: ClassVar[str] = "prolip"
     title: ClassVar[str] = "ProLIP"
-    mergeable: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
+    cut = "pooled"
     recipe: ClassVar[Mapping[str, Any]] = {
         "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0, "views": 10,
     }  # fmt: skip
@@ -69,17 +67,6 @@ class ProLIP(Method):
         if self.config.weight is None:
             images = sum(len(batch.labels) for batch in batches(False))
             self.penalty.fill_(len(self.classes) / max(1, images))
-
-    def stage_key(self) -> Hashable:
-        """The class token before the projection."""
-        return "class token"
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """The normed class token before the projection, [B, D]."""
-        visual = self.clip.visual
-        with torch.no_grad():
-            rows = visual.run(visual.embed(pixels), read=visual.read_rows())
-            return (visual.pooled(rows)[:, 0],)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained projection."""

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from dear._io.text import fill_template
 from dear.methods.base import Frozen, Loss, Method, normal, scores, unit
-from dear.methods.context import WORDS, ContextPrompts
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.prompts import WORDS, ContextPrompts
 
 # Sixty prompt templates of different wording, over which frozen text features are averaged.
 DIVERSE = tuple(
@@ -72,8 +72,8 @@ class PromptSRC(Method):
 
     name: ClassVar[str] = "promptsrc"
     title: ClassVar[str] = "PromptSRC"
-    first = 1
-    cuda_graph_safe: ClassVar[bool] = True
+    cut = 1
+    reads_frozen = True
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
     Config: ClassVar[type] = PromptSRCConfig
     config: PromptSRCConfig
@@ -92,15 +92,6 @@ class PromptSRC(Method):
     def texts(self) -> Tensor:
         """Features [C, E] of the prompts with the learned vectors of every layer."""
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """Embedded patches [B, N, D] and frozen unit features [B, E]."""
-        embedded = self.clip.visual.prefix(pixels)
-        return embedded, unit(self.clip.visual.frozen_features(embedded))
-
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer 1 [B, N, D]."""
-        return super().frozen_stage(pixels)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the class token beside the learned tokens."""

@@ -79,8 +79,8 @@ class Purify(Method):
 
     name: ClassVar[str] = "purify"
     title: ClassVar[str] = "Head purification"
-    first = 1
-    mergeable: ClassVar[bool] = True
+    cut = 1
+    dynamic: ClassVar[bool] = True  # domains of a batch decide which kernels are launched
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 32}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = PurifyConfig
@@ -102,12 +102,8 @@ class Purify(Method):
                         torch.zeros(vision.heads, vision.head_width, rank)
                     )
         if config.gates:
-            self.scalars = self.learn(torch.zeros(vision.layers, vision.heads))
+            self.scalars = self.learn(torch.zeros(vision.layers, vision.heads), config.gate_rate)
             self.register_buffer("history", self.scalars.detach().new_zeros(0, vision.layers, vision.heads))
-
-    def rates(self) -> dict[str, float]:
-        """The gates' scalars have a learning rate of their own."""
-        return {"scalars": self.config.gate_rate}
 
     def gates(self, top: int | None = None) -> Tensor:
         """Gates [L, H], mean 1 in a layer; with `top`, 1 for that many strongest heads, 0 for the rest."""

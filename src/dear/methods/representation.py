@@ -29,8 +29,8 @@ class RepresentationMethod(Method):
     Its `Config` has `tokens`, `width`, `first_layer`, `alpha` and `weight`.
     """
 
-    first: int
-    cuda_graph_safe: ClassVar[bool] = True
+    cut: int = 1  # `build` sets the layer
+    reads_frozen = True
     modes: ClassVar[tuple[str, ...]] = ("auto", "fused", "decoupled")
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     config: Any
@@ -38,7 +38,7 @@ class RepresentationMethod(Method):
     def build(self, generator: torch.Generator) -> None:
         """J of both towers, and the learned space R [K, d_r]."""
         config, shape = self.config, self.clip.config
-        self.first, self.text_first = (
+        self.cut, self.text_first = (
             depth_of(config.first_layer, tower.layers, share=0.5, option="first_layer")
             for tower in (shape.vision, shape.text)
         )
@@ -73,18 +73,9 @@ class RepresentationMethod(Method):
     def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """f_c and f_r, [B, E] each, from what the layers before J give, [B, N, D]."""
         visual = self.clip.visual
-        own, last = visual.class_and_tokens(prefix, self.first, self._edit("image", self.first))
+        own, last = visual.class_and_tokens(prefix, self.cut, self._edit("image", self.cut))
         f_c = visual.correct(visual.into_space(own))
         return f_c, self.project_mean(visual.correct_pooled(last.mean(dim=1)))
-
-    def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D] and the frozen unit features [B, E]."""
-        prefix = self.clip.visual.prefix(pixels, self.first)
-        return prefix, unit(self.clip.visual.frozen_features(prefix, self.first))
-
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """The input of layer J [B, N, D]."""
-        return super().frozen_stage(pixels)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C] of every mode."""

@@ -50,8 +50,7 @@ class RPO(Method):
 
     name: ClassVar[str] = "rpo"
     title: ClassVar[str] = "RPO"
-    first = 1
-    cuda_graph_safe: ClassVar[bool] = True
+    cut = 1
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
     Config: ClassVar[type] = RPOConfig
     config: RPOConfig

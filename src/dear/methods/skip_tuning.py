@@ -58,9 +58,7 @@ class SkipTuning(Method):
 
     name: ClassVar[str] = "skip-tuning"
     title: ClassVar[str] = "SkipTuning"
-    first: int
-    mergeable: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
+    cut: int = 1  # `build` sets the layer
     recipe: ClassVar[Mapping[str, Any]] = {
         "optimizer": "sgd", "lr": 2e-5, "epochs": 20, "batch": 4, "warmup_lr": 1e-6, "precision": "float32",
     }  # fmt: skip
@@ -70,9 +68,9 @@ class SkipTuning(Method):
     def build(self, generator: torch.Generator) -> None:
         """Additions to the upper layers, all zero, and the ranks of classes that take part in a step."""
         config, clip = self.config, self.clip.config
-        self.first = _first(config.frozen_layers, clip.vision.layers)
+        self.cut = _first(config.frozen_layers, clip.vision.layers)
         self.text_first = _first(config.frozen_text_layers, clip.text.layers)
-        upper = range(self.first, clip.vision.layers + 1), range(self.text_first, clip.text.layers + 1)
+        upper = range(self.cut, clip.vision.layers + 1), range(self.text_first, clip.text.layers + 1)
         self.image_changes = LayerChanges("image", upper[0], lambda name: True, projection=True)
         self.text_changes = LayerChanges("text", upper[1], lambda name: True, projection=True)
         self.image_changes.learn(self)
@@ -90,7 +88,7 @@ class SkipTuning(Method):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] of the changed image tower."""
-        return self.image_changes.images(self, frozen[0], self.first)
+        return self.image_changes.images(self, frozen[0], self.cut)
 
     def texts(self) -> Tensor:
         """Features [C, E] of the changed text tower."""

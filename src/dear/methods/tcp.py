@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, Method, linear
-from dear.methods.context import WORDS, ContextPrompts, knowledge_loss
 from dear.methods.deep import depth_of
+from dear.methods.kgcoop import knowledge_loss
+from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,6 @@ class TCP(Method):
 
     name: ClassVar[str] = "tcp"
     title: ClassVar[str] = "TCP"
-    reads_feature: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-3, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = TCPConfig
     config: TCPConfig

@@ -61,9 +61,7 @@ class TipAdapter(Method):
 
     name: ClassVar[str] = "tip-adapter"
     title: ClassVar[str] = "Tip-Adapter"
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    open_classes: ClassVar[bool] = False
+    open_classes = False  # the cached labels number the classes
     Config: ClassVar[type] = TipAdapterConfig
     config: TipAdapterConfig
     keys: Tensor
@@ -94,10 +92,7 @@ class TipAdapterF(Method):
 
     name: ClassVar[str] = "tip-adapter-f"
     title: ClassVar[str] = "Tip-Adapter-F"
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
-    cuda_graph_safe: ClassVar[bool] = True
-    open_classes: ClassVar[bool] = False
+    open_classes = False  # the cached labels number the classes
     recipe: ClassVar[Mapping[str, Any]] = {"epochs": 20, "batch": 256, "weight_decay": 1e-2}
     Config: ClassVar[type] = TipAdapterConfig
     config: TipAdapterConfig

@@ -44,7 +44,8 @@ class TwoStage(Method):
 
     name: ClassVar[str] = "two-stage"
     title: ClassVar[str] = "2SFS"
-    first = 1
+    cut = 1
+    dynamic: ClassVar[bool] = True  # the second stage computes other things than the first
     recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
     Config: ClassVar[type] = TwoStageConfig
     config: TwoStageConfig

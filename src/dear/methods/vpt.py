@@ -35,8 +35,7 @@ class VPT(Method):
 
     name: ClassVar[str] = "vpt"
     title: ClassVar[str] = "VPT"
-    first = 1
-    cuda_graph_safe: ClassVar[bool] = True
+    cut = 1
     recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
     Config: ClassVar[type] = VPTConfig
     config: VPTConfig

@@ -48,9 +48,6 @@ class ZeroShot(Method):
 
     name: ClassVar[str] = "zeroshot"
     title: ClassVar[str] = "CLIP"
-    mergeable: ClassVar[bool] = True
-    reads_feature: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
     Config: ClassVar[type] = ZeroShotConfig
     config: ZeroShotConfig
 

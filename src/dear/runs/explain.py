@@ -394,16 +394,10 @@ class Explainer:
         if removed:
             found[self._removal] = sum(removed.values(), torch.zeros(()))
         constant = sum((v for key, v in parts.constants.items() if key not in removed), torch.zeros(()))
-        scales = self.model.scales(self.mode)
-        shift = torch.zeros_like(parts.score)
-        if scales is not None and bool((scales[2] != 0).any()):
-            shift = questions.to(torch.float64) @ scales[2].double().cpu()
-            found[CALIBRATION] = shift
-        rest = parts.rest - shift
         if parts.linear:
-            constant = constant + rest
+            constant = constant + parts.rest
         else:
-            found[UNKNOWN] = rest
+            found[UNKNOWN] = parts.rest
         found[CONSTANTS] = constant
         return {name: value.expand_as(parts.score) for name, value in found.items()}
 

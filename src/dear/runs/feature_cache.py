@@ -90,7 +90,7 @@ class FeatureCache:
         """
         clip = method.clip
         with torch.no_grad():
-            if method.reads_feature:
+            if method.cut == "feature":
                 features = self.rows(
                     _digest("image feature", clip),
                     images,

@@ -159,6 +159,14 @@ def load_adapter(method: Method, folder: Path) -> None:
     method.calibration = read_calibration(folder)
 
 
+def write_spec(folder: Path, method: Method, spec: Spec) -> None:
+    """Write what is trained: `config.json`, and the role map and the correction where there are any."""
+    write_correction(folder, method.clip.correction)
+    write_json(folder / "config.json", spec.document())
+    if method.uses_roles and method.roles is not None:
+        method.roles.save(folder / "roles.json")
+
+
 def write_correction(folder: Path, correction: Correction | None) -> None:
     """Write the tensors of a correction, if there is one."""
     if correction is not None:

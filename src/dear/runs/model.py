@@ -47,8 +47,8 @@ from dear.runs.folder import (
     read_log,
     read_metrics,
     write_calibration,
-    write_correction,
     write_log,
+    write_spec,
 )
 from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
@@ -67,7 +67,7 @@ class Model:
     Args:
         method: trained or not; it may go on learning, the model answers with what it is at the time.
         calibration: from scores to probabilities; None: CLIP's own temperature.
-        config: what was trained, for `save`.
+        spec: what was trained, for `save`.
         metrics: of the training, for `save`.
         lines: the training's log, for `save`.
         path: the run folder it was read from.
@@ -79,7 +79,7 @@ class Model:
         method: Method,
         calibration: Calibration | None = None,
         *,
-        config: Spec | None = None,
+        spec: Spec | None = None,
         metrics: dict[str, Any] | None = None,
         lines: list[Line] | None = None,
         path: Path | None = None,
@@ -87,7 +87,7 @@ class Model:
     ) -> None:
         self.method = method
         self.calibration = method.calibration if calibration is None else calibration
-        self.config = config
+        self.spec = spec
         self.path = path
         self.precision = precision
         self._metrics, self._lines = metrics, lines
@@ -116,8 +116,8 @@ class Model:
             RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
         """
         method = load_run(path, backbone, device, allow_other)
-        config = read_config(path)
-        return cls(method, method.calibration, config=config, path=Path(path), precision=precision)
+        spec = read_config(path)
+        return cls(method, method.calibration, spec=spec, path=Path(path), precision=precision)
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
@@ -139,22 +139,22 @@ class Model:
             RunError: another process is using the folder.
             UsageError: the model was not trained, so there is no run to save.
         """
-        if self.config is None:
+        if self.spec is None:
             raise UsageError("this model was not trained, so there is no run to save")
-        target, method = Path(folder), self.method
-        metrics, lines = self.metrics, self.lines
-        with locked(target):
-            config = msgspec.structs.replace(self.config, extra={**self.config.extra, **plain(extra)})
-            write_correction(target, method.clip.correction)
-            write_json(target / "config.json", config.document())
-            if method.uses_roles and method.roles is not None:
-                method.roles.save(target / "roles.json")
-            write_log(target, lines)
-            # One key: safetensors writes several in an order that changes from run to run.
-            words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
-            write_safetensors(target / "adapter.safetensors", method.adapter_state(), words)
-            write_json(target / "metrics.json", plain(metrics))
-            write_calibration(target, self.calibration)
+        with locked(Path(folder)):
+            spec = msgspec.structs.replace(self.spec, extra={**self.spec.extra, **plain(extra)})
+            write_spec(Path(folder), self.method, spec)
+            self.write(Path(folder))
+
+    def write(self, folder: Path) -> None:
+        """Write what was learned into a run folder that has its `config.json` and is locked."""
+        method = self.method
+        write_log(folder, self.lines)
+        # One key: safetensors writes several in an order that changes from run to run.
+        words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
+        write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
+        write_json(folder / "metrics.json", plain(self.metrics))
+        write_calibration(folder, self.calibration)
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -171,6 +171,16 @@ class Model:
         if self._lines is not None:
             return self._lines
         return [] if self.path is None else read_log(self.path)
+
+    @property
+    def steps(self) -> int:
+        """Training steps."""
+        return int(self.metrics["steps"])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, of all processes that trained it."""
+        return float(self.metrics.get("seconds", 0.0))
 
     @property
     def clip(self) -> Clip:
@@ -246,7 +256,7 @@ class Model:
         return self._on(self.method.with_classes(names, template))
 
     def _on(self, method: Method) -> Model:
-        return Model(method, self.calibration, config=self.config, path=self.path, precision=self.precision)
+        return Model(method, self.calibration, spec=self.spec, path=self.path, precision=self.precision)
 
     def corrected(self, correction: Any) -> Model:
         """The model as it is with something removed from its image feature; nothing is trained again."""
@@ -342,7 +352,7 @@ class Model:
         return logits if scales is None else apply_scales(logits, scales.to(logits))
 
     def scales(self, mode: str | None = None) -> Tensor | None:
-        """What `calibrated` does with each class's logits (`class_scales`), [3, C]; None: nothing."""
+        """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
         mode = self.pick_mode(mode)
         own = None if self.calibration is None else self.calibration.modes.get(mode)
         if own is None:

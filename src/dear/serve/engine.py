@@ -13,10 +13,10 @@ from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
 from dear.heads.contributions import head_outputs
+from dear.methods import mixed_batch
 from dear.methods.base import Method, unit
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
-from dear.methods.together import answer_together
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Engine:
         if asked:
             methods = [method for row in asked if (method := jobs[row].method) is not None]
             part = pixels if len(asked) == len(jobs) else pixels[asked]
-            logits = answer_together(methods, part, run=self.run)
+            logits = mixed_batch.logits(methods, part, run=self.run)
             for row, own in zip(asked, _calibrated(methods, logits), strict=True):
                 found[row] = own
         return [one for one in found if one is not None]
@@ -136,7 +136,7 @@ def _calibrated(methods: Sequence[Method], logits: Sequence[Tensor]) -> list[Ten
 
 
 def _scales(method: Method) -> Callable[[], Tensor]:
-    """Computes the calibration of each class [3, C] on the CPU; empty where the usual mode has none."""
+    """Computes the calibration of each class [2, C] on the CPU; empty where the usual mode has none."""
 
     def compute() -> Tensor:
         scales = method.calibration_scales()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
+from scipy.optimize import minimize_scalar
+from scipy.stats import binomtest
 from torch import Tensor
 
 RANGE = (0.02, 50.0)  #: temperatures that are searched
 CAUTION = 1.5  #: standard errors by which a temperature stays nearer to 1 than the best one
 
 
-def negative_log_likelihood(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean negative log-likelihood of labels [n] under logits [n, C], with labels as sure as n images allow.
 
     A label counts (n + 1) / (n + 2) and the other classes share the rest (Platt's targets): otherwise the
@@ -23,30 +24,7 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor, weights: Tensor | No
     logs = logits.double().log_softmax(dim=-1)
     own = logs.gather(1, labels[:, None])[:, 0]
     others = (logs.sum(dim=-1) - own) / max(1, classes - 1)
-    each = -((1 - slack) * own + slack * others)
-    return each.mean() if weights is None else (each * weights).sum() / weights.sum()
-
-
-def smallest(function: Callable[[float], float], low: float, high: float, steps: int = 60) -> float:
-    """Where a function with one valley is smallest, by golden-section search.
-
-    >>> round(smallest(lambda x: (x - 2) ** 2, -10, 10), 6)
-    2.0
-    """
-    ratio = (5**0.5 - 1) / 2
-    a, b = low, high
-    c, d = b - ratio * (b - a), a + ratio * (b - a)
-    at_c, at_d = function(c), function(d)
-    for _ in range(steps):
-        if at_c <= at_d:
-            b, d, at_d = d, c, at_c
-            c = b - ratio * (b - a)
-            at_c = function(c)
-        else:
-            a, c, at_c = c, d, at_d
-            d = a + ratio * (b - a)
-            at_d = function(d)
-    return (a + b) / 2
+    return -((1 - slack) * own + slack * others).mean()
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -58,11 +36,10 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     def at(inverse: float) -> float:
         return float(negative_log_likelihood(logits.double() * inverse, labels))
 
-    # In two rounds: a grid of powers finds the valley, the search its floor.
-    low, high = 1 / RANGE[1], 1 / RANGE[0]
-    grid = [low * (high / low) ** (i / 40) for i in range(41)]
-    best = min(range(41), key=lambda i: at(grid[i]))
-    return 1 / smallest(at, grid[max(0, best - 1)], grid[min(40, best + 1)])
+    # On a log scale: a likelihood that is convex in 1 / T has one valley there, too.
+    low, high = (math.log(1 / end) for end in reversed(RANGE))
+    found = minimize_scalar(lambda log: at(math.exp(log)), bounds=(low, high), options={"xatol": 1e-9})
+    return math.exp(-found.x)
 
 
 def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> float:
@@ -105,59 +82,23 @@ def cautious_temperature(
     return math.exp(math.copysign(max(0.0, abs(math.log(best)) - spread), math.log(best)))
 
 
-def fit_bias(logits: Tensor, new: Tensor, labels: Tensor, span: float = 50.0) -> float:
-    """The summand of new classes' logits with the least balanced negative log-likelihood.
-
-    Args:
-        logits: of trained and new classes in one list, each on its own scale already, [n, C].
-        new: which columns are new classes, [C].
-        labels: [n]; images of trained and of new classes count equally much together.
-        span: the summand lies between -span and span.
-    """
-    of_new = new[labels]
-    share = torch.where(of_new, 0.5 / of_new.sum().clamp(min=1), 0.5 / (~of_new).sum().clamp(min=1)).double()
-
-    def at(bias: float) -> float:
-        return float(negative_log_likelihood(logits.double() + bias * new.double(), labels, share))
-
-    return smallest(at, -span, span)
-
-
 def auroc(known: Tensor, unknown: Tensor) -> float:
     """How often a score of `known` [n] is above one of `unknown` [m]; ties count one half.
 
     >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
     0.875
     """
-    ordered, _ = unknown.double().sort()
-    values = known.double().contiguous()
-    below = torch.searchsorted(ordered, values, right=False).double()
-    up_to = torch.searchsorted(ordered, values, right=True).double()
-    return float((below + up_to).mean() / 2 / len(unknown))
+    from sklearn.metrics import roc_auc_score
+
+    labels = torch.cat([torch.ones(len(known)), torch.zeros(len(unknown))])
+    return float(roc_auc_score(labels.numpy(), torch.cat([known, unknown]).double().numpy()))
 
 
-def share_interval(hits: int, n: int, sure: float = 0.9) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share of which `hits` of `n` were seen.
+def share_interval(hits: int, n: int, level: float = 0.9) -> tuple[float, float]:
+    """Clopper and Pearson's confidence interval of a share of which `hits` of `n` were seen.
 
     >>> tuple(round(end, 3) for end in share_interval(0, 10))
     (0.0, 0.259)
     """
-    edge = (1 - sure) / 2
-    low = 0.0 if hits == 0 else _share_with(hits - 1, n, 1 - edge)
-    high = 1.0 if hits == n else _share_with(hits, n, edge)
-    return low, high
-
-
-def _share_with(hits: int, n: int, chance: float) -> float:
-    """The true share of which so many hits of n, or fewer, are seen with a given chance."""
-    logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(hits + 1)]
-
-    def at_most(p: float) -> float:
-        yes, no = math.log(p), math.log1p(-p)
-        return sum(math.exp(log + k * yes + (n - k) * no) for k, log in enumerate(logs))
-
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if at_most(middle) > chance else (low, middle)
-    return (low + high) / 2
+    found = binomtest(hits, n).proportion_ci(level, "exact")
+    return float(found.low), float(found.high)

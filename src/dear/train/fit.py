@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.runs.folder import locked, write_calibration
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows
 from dear.train.calibrate import calibrate
@@ -15,7 +16,7 @@ from dear.train.crossval import Trials
 from dear.train.frozen import Stages, feature_stages, stages_of
 from dear.train.loop import OnStep
 from dear.train.prepare import Job, prepare
-from dear.train.run import Paused, Trained, train
+from dear.train.run import Paused, train
 
 VIEWS = 4  #: random views per image that the trainings of a calibration share
 
@@ -30,7 +31,7 @@ def fit(
     progress: Progress | None = None,
     log: OnStep | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Trained:
+) -> Model:
     """Train what a Spec says.
 
     Args:
@@ -68,7 +69,7 @@ def fit(
         spec=job.spec,
         stages=stages.subset(rows) if stages is not None and repeats else stages,
     )
-    if job.spec.calibrate and trained.method.calibration is None:
+    if job.spec.calibrate and trained.calibration is None:
         _calibrate(trained, job, stages, progress, stop)
     return trained
 
@@ -80,7 +81,7 @@ def trials_of(job: Job, stages: Stages | None, stop: Callable[[], bool] | None =
 
 
 def _calibrate(
-    trained: Trained,
+    trained: Model,
     job: Job,
     stages: Stages | None,
     progress: Progress | None,
@@ -105,7 +106,7 @@ def _calibrate(
             job.images.name,
         )
         return
-    method.calibration = found
+    trained.calibration = method.calibration = found
     if trained.path is not None:
         with locked(trained.path):
             write_calibration(trained.path, found)

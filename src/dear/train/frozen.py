@@ -195,6 +195,11 @@ class Stages:
         return self.own if self.rows is None else tuple(tensor[self.rows] for tensor in self.own)
 
 
+def reads_features(method: Method, recipe: Recipe) -> bool:
+    """Whether a training needs nothing of an image but the frozen feature of CLIP's own view."""
+    return method.cut == "feature" and not recipe.augment
+
+
 @torch.no_grad()
 def feature_stages(
     method: Method, images: ImageSet, recipe: Recipe, progress: Progress | None = None
@@ -203,7 +208,7 @@ def feature_stages(
 
     Where the method averages random views of each image (its option `views`), their features are there too.
     """
-    if not method.reads_feature or recipe.augment:
+    if not reads_features(method, recipe):
         return None
     walks = []
     clip = in_precision(method, recipe.precision).clip
@@ -237,7 +242,7 @@ def stages_of(
     known = feature_stages(method, images, recipe)
     if known is not None:
         return known
-    recorded = method.cuda_graph_safe and not method.quick and method.clip.device.type == "cuda"
+    recorded = not method.dynamic and not method.quick and method.clip.device.type == "cuda"
     if type(method).loss is not Method.loss or recorded:
         return None
     work = in_precision(method, recipe.precision)

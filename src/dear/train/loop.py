@@ -5,6 +5,7 @@ A step is launched kernel by kernel or replayed from a recording; which of the t
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dear.train.feed import Feed, stream
 from dear.train.frozen import FeatureTable, FrozenAhead, KeptViews, Stages, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
 
+_log = logging.getLogger("dear")
 _WORTH_RECORDING = 50  # steps
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
@@ -86,24 +88,44 @@ class RecordedStep:
     def __init__(self, parts: StepParts, inputs: FrozenAhead | KeptViews) -> None:
         self.parts, self.inputs = parts, inputs
         self.recording: Recording | None = None
+        self._works = True
         self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
 
     def __call__(self, number: int) -> Loss:
         """Take step `number`."""
         parts, inputs = self.parts, self.inputs.at(number)
-        if len(inputs.labels) != parts.feed.recipe.batch:
+        flat = (*inputs.frozen, inputs.labels, inputs.domains)
+        whole = len(inputs.labels) == parts.feed.recipe.batch
+        if whole and self.recording is None and self._works:
+            self.recording = self._record(flat)
+        if not whole or self.recording is None:
             parts.optimizer.zero_grad(set_to_none=True)
             loss = parts.gradients(inputs)
             parts.update()
             return loss
-        flat = (*inputs.frozen, inputs.labels, inputs.domains)
-        if self.recording is None:
-            optimizer = parts.optimizer if self._updates else None
-            self.recording = Recording(self._recorded, flat, parts.learned, optimizer)
         loss = self.recording(flat)
         if not self._updates:
             parts.update()
         return loss
+
+    def _record(self, inputs: Inputs) -> Recording | None:
+        """A recording of the step; None where the method does what cannot be recorded."""
+        try:
+            return Recording(
+                self._recorded, inputs, self.parts.learned, self.parts.optimizer if self._updates else None
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._works = False
+            torch.cuda.synchronize()
+            _log.warning(
+                "dear: a step of %s cannot be recorded, so training is slower (%s); `dynamic = True` in its "
+                "class says so",
+                self.parts.method.title,
+                str(error).splitlines()[0],
+            )
+            return None
 
     def _recorded(self, inputs: Inputs) -> Loss:
         *frozen, labels, domains = inputs
@@ -136,7 +158,7 @@ def make_step(
     kept = KeptViews(parts.method, parts.feed) if parts.feed.recipe.views else None
     recorded = (
         parts.feed.recipe.replay
-        and parts.method.cuda_graph_safe
+        and not parts.method.dynamic
         and splits
         and parts.feed.device.type == "cuda"
         and not parts.scaler.is_enabled()
@@ -211,7 +233,7 @@ class Loop:
         with torch.random.fork_rng(devices=devices):
             if self.step == 0:
                 torch.manual_seed(stream(self.recipe.seed, "prepare", 0).initial_seed())
-                table = self.table if self.method.reads_feature else None
+                table = self.table if self.method.cut == "feature" else None
                 self.method.prepare(self.feed.walk if table is None else table.walk)
             while self.step < self.steps:
                 self._one()
@@ -320,8 +342,7 @@ class Loop:
 
 def rates_of(method: Method) -> list[float]:
     """The learning rate of each learned tensor as a multiple of the recipe's."""
-    named = method.rates()
-    return [named.get(name, 1.0) for name, p in method.named_parameters() if p.requires_grad]
+    return [getattr(p, "lr_scale", 1.0) for p in method.parameters() if p.requires_grad]
 
 
 def optimizer_of(

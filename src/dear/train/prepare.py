@@ -113,7 +113,7 @@ def prepare(
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
         removal = remove(
-            clip, images, without, concept_roles or chart or given, heads_first=not kind.reads_feature
+            clip, images, without, concept_roles or chart or given, heads_first=kind.cut != "feature"
         )
         clip = removal.clip
         notices += [f"Removed before training: {removal.repair.title}.", *removal.notices]
@@ -131,7 +131,7 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
-    if kind.reads_feature:
+    if kind.cut == "feature":
         changes.setdefault("augment", False)  # the features are then computed once
     recipe = Recipe.of(method, **{"seed": spec.seed, **changes})
     if "epochs" not in spec.recipe:

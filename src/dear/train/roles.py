@@ -14,6 +14,7 @@ from dear.heads.discover import discover_roles
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.heads.stability import warnings_about
+from dear.runs.spec import data_digest, digest
 
 MOST_IMAGES = 2000  #: images that an automatic discovery looks at
 
@@ -26,8 +27,8 @@ def roles_for(
 ) -> tuple[RoleMap, list[str]]:
     """A role map for a backbone, and what the user should know about it.
 
-    A map that was given is taken. Otherwise the backbone's own one, then one that was found earlier for the
-    same weights and kept in the user's cache folder; at last roles are discovered on `images`, and kept.
+    A map that was given is taken, else the backbone's own one. Otherwise roles are discovered on up to
+    `MOST_IMAGES` images, spread evenly over the set; the map is cached for the same backbone and images.
     """
     if given is not None:
         roles = given if isinstance(given, RoleMap) else read_roles(given)
@@ -35,34 +36,28 @@ def roles_for(
     known = known_roles(clip)
     if known is not None:
         return known, []
-    kept = kept_path(clip)
-    if kept.is_file():
+    some = images.subset(range(0, len(images), -(-len(images) // MOST_IMAGES)))
+    cached = cached_path(clip, some)
+    if cached.is_file():
         try:
-            found = RoleMap.load(kept)
+            found = RoleMap.load(cached)
             found.check(clip)
-        except DearError:  # of an older version, or damaged: it is found again
-            kept.unlink(missing_ok=True)
+        except DearError:  # damaged: it is found again
+            cached.unlink(missing_ok=True)
         else:
-            told = f"roles of {clip.name} were found before and are kept in {kept}"
-            return found, [told, *warnings_about(found)]
-    return _find(clip, images, kept, progress)
-
-
-def kept_path(clip: Clip) -> Path:
-    """Where the role map of a backbone is kept."""
-    return cache_folder() / "roles" / f"{clip.fingerprint.removeprefix('sha256:')[:32]}.json"
-
-
-def _find(clip: Clip, images: ImageSet, kept: Path, progress: Progress | None) -> tuple[RoleMap, list[str]]:
-    """Discover roles on up to `MOST_IMAGES` images, spread evenly over the set."""
-    step = -(-len(images) // MOST_IMAGES)
-    some = images.subset(range(0, len(images), step))
+            notice = f"roles of {clip.name} were found before on these {len(some)} images ({cached})"
+            return found, [notice, *warnings_about(found)]
     found = discover_roles(clip, some, concepts="tags", progress=progress)
     counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
     notices = [f"no role map of {clip.name} was given; roles were found on {len(some)} images ({counts})"]
     notices += warnings_about(found)
     try:
-        found.save(kept)
+        found.save(cached)
     except DiskError as error:
-        notices.append(f"the role map could not be kept for the next time: {error}")
+        notices.append(f"the role map could not be cached: {error}")
     return found, notices
+
+
+def cached_path(clip: Clip, images: ImageSet) -> Path:
+    """Where the role map of a backbone that was found on some images is cached."""
+    return cache_folder() / "roles" / f"{digest([clip.identity, data_digest(images)])[:32]}.json"

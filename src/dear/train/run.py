@@ -13,25 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
-from dear._io.files import read_safetensors, require_finite, write_json, write_safetensors
+from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RunError, ran_out
 from dear.methods.base import Method, in_precision
-from dear.runs.folder import (
-    load_adapter,
-    locked,
-    open_folder,
-    read_log,
-    read_metrics,
-    write_calibration,
-    write_correction,
-    write_log,
-)
-from dear.runs.recipe import Line, Recipe
+from dear.runs.folder import load_adapter, locked, open_folder, read_log, write_log, write_spec
+from dear.runs.model import Model
+from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, plain
 from dear.train.feed import Feed
 from dear.train.frozen import Stages
@@ -42,29 +33,6 @@ class Paused(RunError):  # noqa: N818 (a state, not a mistake)
     """Training was stopped by the user and can be continued."""
 
     status = 130
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """The result of a training run."""
-
-    method: Method
-    steps: int
-    seconds: float  #: of all processes that trained it
-    lines: list[Line]
-    spec: Spec  #: what `config.json` holds
-    path: Path | None
-
-    def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
-        """Leave the run in a folder; `extra` goes into its `config.json`.
-
-        Raises:
-            RunError: another process is using the folder.
-        """
-        with locked(Path(folder)):
-            spec = msgspec.structs.replace(self.spec, extra={**self.spec.extra, **plain(extra)})
-            _write_config(Path(folder), self.method, spec)
-            _write_result(Path(folder), self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +62,7 @@ def train(
     save_every: int = 200,
     spec: Spec | None = None,
     stages: Stages | None = None,
-) -> Trained:
+) -> Model:
     """Train a method that was built by hand on a set, and leave a run folder if `out` is given.
 
     `dear.train.fit` trains what a Spec says, with everything around it.
@@ -147,24 +115,22 @@ def rollback_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def _in_folder(job: _Job, folder: Path) -> Trained:
+def _in_folder(job: _Job, folder: Path) -> Model:
     """Train in a run folder, or find there that nothing is left to do."""
     state = open_folder(folder, job.spec, job.resume)
     if state == "finished":
         load_adapter(job.method, folder)
-        metrics = read_metrics(folder)
-        seconds = float(metrics.get("seconds", 0.0))
-        return Trained(job.method, metrics["steps"], seconds, read_log(folder), job.spec, folder)
+        return Model(job.method, spec=job.spec, path=folder)
     if state == "new":
-        _write_config(folder, job.method, job.spec)
+        write_spec(folder, job.method, job.spec)
     trained = _train(job, resumable=state == "resumable")
-    _write_result(folder, trained)
+    trained.write(folder)
     with suppress(FileNotFoundError):
         (folder / "resume.safetensors").unlink()
     return trained
 
 
-def _train(job: _Job, resumable: bool = False) -> Trained:
+def _train(job: _Job, resumable: bool = False) -> Model:
     """Run the training loop."""
     began, before, recipe = time.perf_counter(), 0.0, job.recipe
 
@@ -194,31 +160,14 @@ def _train(job: _Job, resumable: bool = False) -> Trained:
             ) from error
     if pause is not None:
         raise Paused(_paused(pause, job.folder), hint=None if job.folder is None else "resume")
-    return Trained(job.method, loop.steps, seconds(), loop.lines, job.spec, job.folder)
-
-
-def _write_config(folder: Path, method: Method, spec: Spec) -> None:
-    write_correction(folder, method.clip.correction)
-    write_json(folder / "config.json", spec.document())
-    if method.uses_roles and method.roles is not None:
-        method.roles.save(folder / "roles.json")
-
-
-def _write_result(folder: Path, trained: Trained) -> None:
-    method = trained.method
-    write_log(folder, trained.lines)
-    # One key: safetensors writes several in an order that changes from run to run.
-    words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
-    write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
     metrics = {
-        "steps": trained.steps,
-        "seconds": round(trained.seconds, 3),
-        "trainable_parameters": method.trainable_parameters,
-        "loss": trained.lines[-1] if trained.lines else None,
-        **plain(method.facts()),
+        "steps": loop.steps,
+        "seconds": round(seconds(), 3),
+        "trainable_parameters": job.method.trainable_parameters,
+        "loss": loop.lines[-1] if loop.lines else None,
+        **plain(job.method.facts()),
     }
-    write_json(folder / "metrics.json", metrics)
-    write_calibration(folder, method.calibration)
+    return Model(job.method, spec=job.spec, metrics=metrics, lines=loop.lines, path=job.folder)
 
 
 def check_labels(method: Method, images: ImageSet) -> None:

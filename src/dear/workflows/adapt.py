@@ -14,10 +14,10 @@ from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.heads.without import Without
 from dear.runs.folder import check_folder
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.fit import fit
 from dear.train.prepare import prepare
-from dear.train.run import Trained
 
 _log = logging.getLogger("dear")
 
@@ -37,7 +37,7 @@ def adapt(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     **changes: Any,
-) -> Trained:
+) -> Model:
     """Adapt a backbone to the user's own images.
 
     Args:

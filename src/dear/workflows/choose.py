@@ -1,57 +1,46 @@
-"""Which method suits a person's own images: `dear choose`."""
+"""Which method suits a person's own images (`dear choose`): cross-validation of a few, and a table."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from scipy.stats import binomtest
+from torch import Tensor
 
 from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
+from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.runs.spec import Spec
-from dear.train.crossval import class_folds, image_folds
-from dear.train.fit import trials_of
-from dear.train.frozen import feature_stages
-from dear.train.prepare import prepare
-from dear.workflows.trying import Attempt, try_all
-from dear.workflows.verdict import Candidate, Choice, recommend
+from dear.train.confidence import share_interval
+from dear.train.crossval import HeldOut, Trials, held_out, image_folds, left_out
+from dear.train.estimate import estimate
+from dear.train.fit import VIEWS, trials_of
+from dear.train.frozen import Stages, reads_features, stages_of
+from dear.train.prepare import Job, prepare
+from dear.train.run import Paused
 
-METHODS = (
-    "zeroshot",
-    "linear-probe",
-    "tip-adapter-f",
-    "prolip",
-    "lp-plus-plus",
-    "proker",
-    "mmrl",
-    "dear",
-    "clip-lora",
-)
+METHODS = ("zeroshot", "linear-probe", "tip-adapter-f", "proker", "lp-plus-plus", "dear", "mmrl")
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
 FOLDS = 3
+DOUBT = 0.1  #: probability of chance above which two methods count as equally good
 
 
 @dataclass(frozen=True)
 class ChooseOptions:
-    """How methods are compared.
+    """How methods are compared."""
 
-    Attributes:
-        methods: their names; "dear" takes its recommended preset.
-        folds: parts of the images that are held out in turn.
-        minutes: time for everything. Methods that train inside the towers share what the others leave: their
-            trainings are shortened to fit, and a method that would hardly train at all is not tried.
-    """
-
-    methods: tuple[str, ...] = METHODS
-    folds: int = FOLDS
-    minutes: float = 2.0
+    methods: tuple[str, ...] = METHODS  #: each with its recommended preset
+    folds: int = FOLDS  #: parts of the images that are held out in turn
+    minutes: float = 2.0  #: for everything; methods that cannot be finished in it are not counted
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -64,27 +53,88 @@ class ChooseOptions:
             raise UsageError(f"minutes = {self.minutes}: give a positive time")
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """How a method did in cross-validation."""
+
+    method: str
+    title: str
+    preset: str | None = None
+    trained: Tensor | None = None  #: whether each held-out image was answered rightly, [n]
+    new: Tensor | None = None  #: the same for images of held-out classes; None: it cannot name new classes
+    seconds: float = 0.0  #: that trying it took
+    skipped: str | None = None  #: why it was not tried
+
+    def row(self) -> dict[str, Any]:
+        """Plain values for a table or JSON: shares of 1, with 90% confidence intervals."""
+        return {
+            "method": self.method,
+            "title": self.title,
+            "preset": self.preset,
+            "trained": _figures(self.trained),
+            "new": _figures(self.new),
+            "seconds": round(self.seconds, 1),
+            "skipped": self.skipped,
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `dear choose` found."""
+
+    candidates: tuple[Candidate, ...]
+    pick: Candidate  #: the most accurate for the classes at hand
+    pick_for_new: Candidate | None  #: the most accurate for classes added later; None: not measured
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation."""
+        alike = [one.title for one in self.candidates if one is not self.pick and _as_good(one, self.pick)]
+        said = f"Take {self.pick.title}."
+        if alike:
+            said += f" So few images do not tell it from {_listed(alike)}."
+        if self.pick_for_new is not None and self.pick_for_new is not self.pick:
+            said += f" Take {self.pick_for_new.title} if you will add classes later."
+        return said
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "pick": self.pick.method,
+            "preset": self.pick.preset,
+            "pick_for_new_classes": None if self.pick_for_new is None else self.pick_for_new.method,
+            "recommendation": self.sentence,
+            "notes": list(self.notes),
+            "methods": [one.row() for one in self.candidates],
+            "seconds": round(self.seconds, 1),
+        }
+
+
 def choose(
     data: PathLike | ImageSet,
     options: ChooseOptions | None = None,
     spec: Spec | None = None,
     *,
     clip: Clip | None = None,
+    roles: RoleMap | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Choice:
     """Cross-validate methods on a person's own training images and recommend one.
 
     Every method is trained without each part of the images in turn and answers for that part; then without
-    each half of the classes, and answers for images of those. All methods are compared on the same images.
+    each half of the classes, and answers for images of those. All methods answer for the same images.
 
     Args:
         data: what `open_data` takes (its training split is used), or an image set.
         options: which methods, how many parts, how long.
         spec: backbone, shots, seed, template and so on; its method, preset and options do not count.
         clip: a loaded backbone, instead of that of `spec`.
+        roles: role map; None: the backbone's own, or found on the images.
         device: "auto", "cpu", "cuda", ...
-        progress: told which method is being tried.
+        progress: called with the method that is tried, methods done, methods in all.
 
     Raises:
         DataError: no class has two images, so nothing can be held out.
@@ -102,57 +152,138 @@ def choose(
             f"{images.name}: every class has a single image, so none can be held out to compare methods; "
             "add a second image to some classes"
         )
-    attempts = []
-    for name in options.methods:
-        job = prepare(spec.changed(method=name), images, drawn=True, clip=clip)
-        method = job.method
-        trials = trials_of(job, feature_stages(method, images, job.recipe, progress))
-        named = Candidate(name, method.title, job.spec.preset, mode=method.modes[0], new_mode=method.modes[0])
-        attempts.append(Attempt(method, trials, named, options.folds))
-    tried = try_all(attempts, deadline, progress)
-    if all(one.trained is None for one in tried):
-        raise UsageError(f"no method could be tried in {options.minutes:g} minutes; allow more time")
-    return recommend(tried, time.monotonic() - began, _notes(images, options.folds, spec.seed, tried))
+    tried, cached = [], dict[Any, Stages | None]()
+    for place, name in enumerate(options.methods):
+        if progress is not None:
+            progress(name, place, len(options.methods))
+        job = prepare(
+            spec.changed(method=name),
+            images,
+            drawn=True,
+            clip=clip,
+            roles=roles if find_method(name).uses_roles else None,
+        )
+        tried.append(_try(job, options.folds, deadline, cached))
+    if progress is not None:
+        progress(options.methods[-1], len(options.methods), len(options.methods))
+    done = [one for one in tried if one.trained is not None]
+    if not done:
+        raise UsageError(
+            f"no method could be tried in {options.minutes:g} minutes ("
+            f"{'; '.join(f'{one.title} {one.skipped}' for one in tried)}); allow more time"
+        )
+    open_ones = [one for one in done if one.new is not None]
+    return Choice(
+        tuple(tried),
+        _best(done, "trained"),
+        _best(open_ones, "new") if open_ones else None,
+        tuple(_notes(images, options.folds, tried)),
+        time.monotonic() - began,
+    )
 
 
-def _notes(images: ImageSet, folds: int, seed: int, tried: Sequence[Candidate]) -> list[str]:
+def _try(job: Job, folds: int, deadline: float, cached: dict[Any, Stages | None]) -> Candidate:
+    """Cross-validate one method, unless that would take longer than is left."""
+    method, began = job.method, time.monotonic()
+    found = Candidate(job.spec.method, method.title, job.spec.preset)
+    left = deadline - began
+    expected = estimate(job)
+    if expected is not None:
+        needed = expected.training * (folds - 1 + (0.5 if method.open_classes else 0.0))
+        if needed > left:
+            return replace(
+                found, skipped=f"needs about {_minutes(needed)}, {_minutes(max(0.0, left))} were left"
+            )
+    elif left <= 0:
+        return replace(found, skipped="no time was left")
+    try:
+        trials = trials_of(job, _stages(job, cached), stop=lambda: time.monotonic() > deadline)
+        held = held_out(method, trials, folds)
+        assert held is not None  # some class has two images
+        new = _on_new(job, trials) if method.open_classes else None
+    except Paused:
+        return replace(found, skipped="was not finished in time")
+    return replace(found, trained=_right(held, method.modes[0]), new=new, seconds=time.monotonic() - began)
+
+
+def _stages(job: Job, cached: dict[Any, Stages | None]) -> Stages | None:
+    """What the frozen backbone makes of the images; methods that read the frozen feature share it."""
+    if not reads_features(job.method, job.recipe):
+        return stages_of(job.method, job.images, job.recipe, VIEWS)
+    views = getattr(job.method.config, "views", 0)
+    if views not in cached:
+        cached[views] = stages_of(job.method, job.images, job.recipe, VIEWS)
+    return cached[views]
+
+
+def _on_new(job: Job, trials: Trials) -> Tensor | None:
+    """Right or wrong on images of held-out classes, answered among those; None: too few classes."""
+    mode, parts = job.method.modes[0], []
+    for turn in left_out(job.method, trials):
+        first = len(turn.trained)
+        own = turn.labels >= first
+        if len(turn.new) > 1:
+            parts.append(turn.logits[mode][own, first:].argmax(dim=1) == turn.labels[own] - first)
+    return torch.cat(parts) if parts else None
+
+
+def _right(held: HeldOut, mode: str) -> Tensor:
+    order = held.rows.argsort()
+    return (held.logits[mode].argmax(dim=1) == held.labels)[order]
+
+
+def _figures(right: Tensor | None) -> dict[str, float | int] | None:
+    """Accuracy with its 90% confidence interval."""
+    if right is None:
+        return None
+    hits, images = int(right.sum()), len(right)
+    low, high = share_interval(hits, images)
+    return {"accuracy": hits / images, "low": low, "high": high, "images": images}
+
+
+def _best(candidates: Sequence[Candidate], column: str) -> Candidate:
+    """The most accurate; of several the quickest."""
+
+    def rank(one: Candidate) -> tuple[float, float]:
+        return float(getattr(one, column).double().mean()), -one.seconds
+
+    return max(candidates, key=rank)
+
+
+def _as_good(one: Candidate, best: Candidate) -> bool:
+    """Whether chance explains the difference on the same images (McNemar's exact test)."""
+    if one.trained is None or best.trained is None:
+        return False
+    wins, losses = int((best.trained & ~one.trained).sum()), int((~best.trained & one.trained).sum())
+    return wins + losses == 0 or binomtest(wins, wins + losses).pvalue >= DOUBT
+
+
+def _notes(images: ImageSet, folds: int, tried: Sequence[Candidate]) -> list[str]:
     """What the reader should know about the data."""
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     notes = [
         f"{len(images)} images of {len(images.classes)} classes; each part of {folds} was held out in turn"
     ]
-    single: Sequence[str] = [n for n, c in zip(images.classes, counts.tolist(), strict=True) if c == 1]
+    single = [name for name, count in zip(images.classes, counts.tolist(), strict=True) if count == 1]
     if single:
         notes.append(
             f"{len(single)} classes have a single image, which is never held out: the figures say nothing "
             f"about them ({', '.join(single[:3])}{', …' if len(single) > 3 else ''})"
         )
-    if int(counts.max()) >= 2 * int(counts.min()):
+    if len(images.classes) < 4:
         notes.append(
-            f"classes have {int(counts.min())} to {int(counts.max())} images; rare ones are repeated in "
-            "training, and the accuracy counts every image alike"
-        )
-    if not class_folds(len(images.classes), seed) or len(images.classes) < 4:
-        notes.append(
-            f"with {len(images.classes)} classes none can be left out, so accuracy on new classes is not "
+            f"with {len(images.classes)} classes none can be held out, so accuracy on new classes is not "
             "estimated; four are needed"
         )
-    if len(images) < 30:
-        notes.append(f"{len(images)} images are few: only large differences can be seen")
     untried = [one.title for one in tried if one.skipped is not None]
     if untried:
-        notes.append(
-            f"{_listed(untried)}: not tried for lack of time; methods that train inside the towers are often "
-            "the best, which more minutes would show"
-        )
-    short = [one.title for one in tried if one.shortened]
-    if short:
-        notes.append(
-            f"{_listed(short)} took fewer steps than a training has, to fit into the time; in full they "
-            "may do better, which more minutes would show"
-        )
+        notes.append(f"{_listed(untried)}: not tried for lack of time; more minutes may show a better method")
     return notes
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{math.ceil(seconds / 60)} min"

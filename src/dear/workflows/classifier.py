@@ -6,7 +6,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from dear.heads.roles import RoleMap
 from dear.runs.answer import NONE_OF_THESE
 from dear.runs.folder import load_run, read_config, read_log, read_metrics
 from dear.runs.model import Model
-from dear.train.run import Trained
 from dear.workflows.adapt import adapt
 from dear.workflows.inputs import as_images, check_labels, named
 
@@ -68,7 +66,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes:
         classes_: the labels that `predict` answers with.
         method_: the trained method.
-        run_: what training came to.
+        run_: the trained model.
 
     Example:
         >>> clf = Classifier(shots=4, epochs=2)                              # doctest: +SKIP
@@ -138,7 +136,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"reject = {self.reject}: give a share above 0 and at most 0.5, and leave calibrate on"
             )
         recipe = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr}
-        self.run_: Trained = adapt(
+        self.run_: Model = adapt(
             images,
             method=self.method,
             backbone=_backbone(self.backbone, pick_device(self.device)),
@@ -277,9 +275,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         found.method_ = method
         found.classes_ = np.array(labels)
-        metrics = read_metrics(path)
-        steps, seconds = (metrics.get(key, 0) for key in ("steps", "seconds"))
-        found.run_ = Trained(method, steps, seconds, read_log(Path(path)), config, Path(path))
+        found.run_ = Model(
+            method, spec=config, metrics=read_metrics(path), lines=read_log(Path(path)), path=Path(path)
+        )
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -312,8 +310,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 (Path(folder) / Path(name).name).write_bytes(data)
             clip = _backbone(backbone, pick_device(self.device))
             loaded = Classifier.load(folder, clip, self.device)
-        self.method_ = loaded.method_
-        self.run_ = replace(loaded.run_, path=None)
+        self.method_, self.run_ = loaded.method_, loaded.run_
+        self.run_.path = None
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "method_"):

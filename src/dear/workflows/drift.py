@@ -191,9 +191,8 @@ def reference_of(model: Model, progress: Progress | None = None) -> Reference:
         raise UsageError("this model was not read from a run folder, so its training images are not known")
     from dear.data.open import open_data
 
-    data = read_config(model.path).data
-    source = data.spec()
-    if source is None:
+    spec = read_config(model.path)
+    if spec.data is None:
         raise UsageError(f"{model.path}: does not say where its training images are; train it again")
-    images = open_data(source, "train", root=data.root)
+    images = open_data(spec.data, spec.split, root=spec.root)
     return Reference.of(model.features(images, progress=progress), images.labels)

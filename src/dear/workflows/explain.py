@@ -49,7 +49,7 @@ def explainer_of(
 
 def training_images(model: Model) -> ImageSet | None:
     """The images a model was trained on, where they can still be opened."""
-    spec = model.config
+    spec = model.spec
     if spec is None or spec.data is None:
         return None
     try:

@@ -15,17 +15,17 @@ from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
-from dear.errors import DataError
+from dear.errors import RunError
 from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, role_map
 from dear.methods.base import Method
 from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run, read_config
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.fit import fit
 from dear.train.prepare import prepare
-from dear.train.run import Trained
 from dear.workflows.evaluate import run_images
 
 DRAWS = 5  #: draws of random heads that a removal is compared with
@@ -112,7 +112,7 @@ class Repaired:
         proof: on test images, where there are any.
     """
 
-    trained: Trained
+    trained: Model
     removal: Removal | None
     proof: Proof | None
 
@@ -160,7 +160,7 @@ def repair_run(
     )
     changed = [part for part in spec.differences(job.spec) if part != "removed concepts"]
     if changed:
-        raise DataError(
+        raise RunError(
             f"{run}: cannot be trained again in the same way: {', '.join(changed)} changed since; train it "
             "anew, with the concept removed"
         )

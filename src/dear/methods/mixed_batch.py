@@ -7,20 +7,32 @@ whatever else is in the batch, but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from dear.clip.gpu.recorded import Runner, run_eagerly
+from dear.methods import dear_stack
 from dear.methods.base import Frozen, Method
+from dear.methods.dear import DeAR
 
 T = TypeVar("T")
 
 
+class Stack(NamedTuple):
+    """How adapters of one kind of method are computed in one pass."""
+
+    key: Callable[[Any], Hashable]  #: of an adapter; those with equal keys are computed together
+    logits: Callable[[Any, Frozen, str, Runner], list[Tensor]]  #: [C_i] of each image under its own adapter
+
+
+STACKS: dict[type[Method], Stack] = {DeAR: Stack(dear_stack.stack_key, dear_stack.stacked_logits)}
+
+
 @torch.no_grad()
-def answer_together(
+def logits(
     methods: Sequence[Method], pixels: Tensor, mode: str | None = None, run: Runner = run_eagerly
 ) -> list[Tensor]:
     """Logits [C_i] for each of the images [B, 3, S, S] under its own method, of `methods` [B].
@@ -43,38 +55,38 @@ def answer_together(
 
 
 def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]:
-    """`_stage_group` and `_stack_group`, kept while the method is on this backbone: asked for every image."""
-    kept = method.__dict__.get("_kept_groups")
-    if kept is None or kept[0] != id(method.clip):
+    """`_stage_group` and `_stack_group`, cached while the method is on this backbone."""
+    cached = method.__dict__.get("_batch_groups")
+    if cached is None or cached[0] != id(method.clip):
         groups = _stage_group(method), _stack_group(method)
-        kept = method.__dict__["_kept_groups"] = (id(method.clip), *groups)
-    return kept[1], kept[2]
+        cached = method.__dict__["_batch_groups"] = (id(method.clip), *groups)
+    return cached[1], cached[2]
 
 
 def _stage_group(method: Method) -> tuple[int, Hashable]:
     """Methods with equal groups share their frozen stage, but for the affine part of a correction.
 
-    A correction changes the feature alone, not the layers before it ("prefix", J); heads that are left out or
-    focused on change what the last layer gives ("feature", "class token").
+    A correction changes the feature alone, not the layers before it; heads that are left out or
+    focused on change what the last layer gives.
     """
-    clip, key = method.clip, method.stage_key()
-    alone = isinstance(key, int) or (isinstance(key, str) and bool(clip.visual.ablated_heads or clip.focus))
+    clip, key = method.clip, (method.cut, method.class_token_at)
+    alone = method.cut in ("pooled", "feature") and bool(clip.visual.ablated_heads or clip.focus)
     return id(clip) if alone else id(clip.plain), key
 
 
 def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
-    """The frozen stage of methods of one group; those that every adapter of a kind shares may be recorded."""
+    """The frozen stage of methods of one group, which may be recorded."""
     first = methods[0]
-    clip, key = first.clip, first.stage_key()
-    if isinstance(key, int):  # the method's own: a recording would serve this adapter alone
+    clip = first.clip
+    if first.cut == "pixels":
         return first.inference_stage(pixels)
-    if key == "feature" and not clip.visual.ablated_heads and not clip.focus:
+    if first.cut == "feature" and not clip.visual.ablated_heads and not clip.focus:
         plain = clip.plain
-        shared = ("stage", id(plain), plain.visual.positions.data_ptr(), key)
+        shared = ("stage", id(plain), plain.visual.positions.data_ptr(), "feature")
         (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)
         return (_corrected(methods, features),)
-    name = ("stage", _stage_group(first)[0], clip.visual.positions.data_ptr(), key)
-    return run(name, first.inference_stage, pixels)
+    group, key = _stage_group(first)
+    return run(("stage", group, clip.visual.positions.data_ptr(), key), first.inference_stage, pixels)
 
 
 def _corrected(methods: Sequence[Method], features: Tensor) -> Tensor:
@@ -96,7 +108,7 @@ def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: R
         part = frozen if len(rows) == len(methods) else tuple(tensor[rows] for tensor in frozen)
         several = run is not run_eagerly or any(method is not own[0] for method in own)
         if key is not None and several:  # a single adapter needs no stack unless it is to be recorded
-            answers = own[0].stacked_logits(own, part, own[0].pick_mode(mode), run)
+            answers = STACKS[type(own[0])].logits(own, part, own[0].pick_mode(mode), run)
         else:
             answers = _one_by_one(own, part, mode)
         for row, logits in zip(rows, answers, strict=True):
@@ -106,8 +118,9 @@ def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: R
 
 def _stack_group(method: Method) -> tuple[Hashable, ...]:
     """Methods with equal groups are computed in one pass where the first entry is not None."""
-    visual = method.clip.visual
-    return method.stack_key(), visual.ablated_heads, visual.correction_matrix is None
+    visual, stack = method.clip.visual, STACKS.get(type(method))
+    key = None if stack is None else stack.key(method)
+    return key, visual.ablated_heads, visual.correction_matrix is None
 
 
 def _one_by_one(methods: Sequence[Method], frozen: Frozen, mode: str | None) -> list[Tensor]:

@@ -1,25 +1,102 @@
-"""Prompts whose first words are learned vectors: what CoOp and its descendants share.
+"""The prompts of the classes: as they are, and with learned vectors in place of their first words.
 
-A prompt is `BOT, context, rest, EOT`. The rest (class name, full stop) keeps the positions it has behind the
-words that the context replaces. The context comes in as extra tokens of the text tower at layer 1, and may be
-replaced at deeper layers.
+A prompt is `BOT, words, EOT`; with learned vectors (CoOp and its descendants) `BOT, context, rest, EOT`. The
+rest (class name, full stop) keeps the positions it has behind the words that the context replaces. The
+context comes in as extra tokens of the text tower at layer 1, and may be replaced at deeper layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from dear._io.text import check_name, fill_template
 from dear.clip.model import Clip
 from dear.clip.tower import Edit, LayerEdit
-from dear.errors import UsageError
-from dear.methods.base import ClassPrompts, Frozen, Loss, Method, distance, normal, scores, unit
+from dear.errors import InputError, UsageError
+from dear.methods.tensors import normal, unit
 
 WORDS = "a photo of a"  #: what contexts start as
+_CLASSES_AT_ONCE = 256  # bounds the memory of the frozen passes over long class lists
 _TEXTS_AT_ONCE = 1024  # bounds the memory where every image has prompts of its own
+
+
+class ClassPrompts:
+    """One prompt per class, as token ids, with the frozen work on them done once.
+
+    Args:
+        clip: the backbone whose text tower reads the prompts.
+        classes: names of the classes.
+        template: the sentence around a name, with `{}` in its place.
+        ids: token ids [C, T] to use instead of tokenizing the sentences.
+    """
+
+    def __init__(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None = None) -> None:
+        if isinstance(classes, str) or not classes:
+            raise UsageError(f"classes must be a list of at least one name; got {classes!r}")
+        nameless = [c for c in classes if not isinstance(c, str) or not c.strip()]
+        if nameless:
+            raise UsageError(f"a class name must be text that is not empty; got {nameless[0]!r}")
+        self.clip = clip
+        self.classes = tuple(check_name(name) for name in classes)
+        self.template = template
+        self.texts = tuple(fill_template(template, name) for name in self.classes)
+        self.given = ids
+        full = clip.tokenize(self.texts) if ids is None else ids
+        if full.ndim != 2 or full.shape[0] != len(self.classes):
+            raise InputError(
+                f"ids must be [{len(self.classes)}, T], one row per class; got {list(full.shape)}"
+            )
+        if full.numel() == 0 or not 0 <= int(full.min()) <= int(full.max()) < clip.config.text.vocab:
+            raise InputError(f"ids must be token numbers from 0 to {clip.config.text.vocab - 1}")
+        self.ids = clip.text.cut(full).to(clip.device)  # [C, T]
+        self.eot = clip.text.eot(self.ids)  # [C]
+        self._frozen: Tensor | None = None
+        self._prefix: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def on(self, clip: Clip) -> ClassPrompts:
+        """The same prompts read by a copy of the backbone; the frozen features stay those of the first."""
+        other = copy.copy(self)
+        other._frozen = self.frozen
+        if clip is not self.clip:
+            other.clip, other._prefix = clip, {}
+        else:
+            other._prefix = dict(self._prefix)
+        return other
+
+    @property
+    def frozen(self) -> Tensor:
+        """Unit features of the prompts under the frozen text tower, [C, E]."""
+        if self._frozen is None:
+            with torch.no_grad():
+                self._frozen = unit(self.clip.encode_text(self.ids))
+        return self._frozen
+
+    def prefix(self, last: int) -> Tensor:
+        """What layer `last` of the frozen text tower gives, [C, T, D] (0: the embeddings); cached."""
+        if last not in self._prefix:
+            with torch.no_grad():
+                tower = self.clip.text
+                parts = [tower.run(tower.embed(i), last=last) for i in self.ids.split(_CLASSES_AT_ONCE)]
+                self._prefix[last] = torch.cat(parts)
+        return self._prefix[last]
+
+    def features(self, edit: Edit, first: int = 1) -> Tensor:
+        """Features [C, E] (not unit) of the text tower under `edit`, which starts to act at layer `first`.
+
+        Layers before `first` are the cached prefix; the last layer computes EOT's row alone.
+        """
+        end = self.eot + (edit.count if edit.at is not None else 0)
+        tower = self.clip.text
+        x = tower.run(self.prefix(first - 1), first=first, edit=edit, read=end[:, None])  # [C, 1, D]
+        return tower.project(x[:, 0])
 
 
 class ContextPrompts:
@@ -95,11 +172,3 @@ class ContextPrompts:
 def _length(clip: Clip, words: str) -> int:
     """How many tokens the words are."""
     return int(clip.text.word_count(clip.tokenize([words]))[0])
-
-
-def knowledge_loss(method: Method, frozen: Frozen, labels: Tensor, weight: float) -> Loss:
-    """Cross-entropy + weight x distance of the learned text features to the frozen ones (KgCoOp, eq. 5)."""
-    texts = method.texts()
-    ce = F.cross_entropy(scores(method.clip, method.images_from_frozen(frozen), texts), labels)
-    apart = distance(unit(texts), method.prompts.frozen)
-    return Loss(ce + weight * apart, {"ce": ce.detach(), "knowledge": apart.detach()})

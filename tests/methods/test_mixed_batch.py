@@ -6,8 +6,7 @@ import pytest
 import torch
 from tiny import images, mixed_roles, tiny_clip
 
-from dear.methods import METHODS, Batch, Method, build_method
-from dear.methods.together import answer_together
+from dear.methods import METHODS, Batch, Method, build_method, mixed_batch
 
 SMALL = {"mmrl": {"width": 16}, "mmrlpp": {"width": 16}, "rpo": {"prompts": 5}}
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -32,10 +31,9 @@ def adapters(name: str, clip, count: int = 3) -> list[Method]:
 def test_equal_stage_keys_mean_equal_stages(name: str) -> None:
     first, second, _ = adapters(name, tiny_clip())
     pixels = images(2)
-    if first.reads_feature:
-        assert first.stage_key() == "feature"
+    if first.cut == "feature":
         torch.testing.assert_close(first.inference_stage(pixels)[0], first.clip.encode_image(pixels))
-    assert first.stage_key() == second.stage_key()
+    assert (first.cut, first.class_token_at) == (second.cut, second.class_token_at)
     for one, other in zip(first.inference_stage(pixels), second.inference_stage(pixels), strict=True):
         assert torch.equal(one, other)
 
@@ -45,7 +43,7 @@ def test_a_batch_of_all_methods_at_once() -> None:
     methods = [method for name in METHODS for method in adapters(name, clip, 2)]
     order = torch.randperm(len(methods), generator=torch.Generator().manual_seed(0)).tolist()
     methods, pixels = [methods[i] for i in order], images(len(methods))
-    together = answer_together(methods, pixels)
+    together = mixed_batch.logits(methods, pixels)
     for method, logits, own in zip(methods, together, pixels, strict=True):
         torch.testing.assert_close(logits, method.logits(own[None])[0], rtol=1e-8, atol=1e-8)
 
@@ -54,6 +52,6 @@ def test_a_batch_of_all_methods_at_once() -> None:
 def test_neighbors_change_nothing(name: str) -> None:
     first, second, third = adapters(name, tiny_clip())
     pixels = images(4)
-    alone = answer_together([first], pixels[:1])[0]
+    alone = mixed_batch.logits([first], pixels[:1])[0]
     for neighbors in ([second, third, second], [first, first, first], [third, first, second]):
-        torch.testing.assert_close(answer_together([first, *neighbors], pixels)[0], alone)
+        torch.testing.assert_close(mixed_batch.logits([first, *neighbors], pixels)[0], alone)

@@ -1,0 +1,52 @@
+"""Unit features, CLIP's logits, distances, and random numbers that learned tensors start from."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+
+
+def unit(x: Tensor) -> Tensor:
+    """Features [..., E] at length 1, in float32 (float64 stays): cosines and logits need the precision."""
+    return F.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1)
+
+
+def scores(clip: Clip, images: Tensor, texts: Tensor) -> Tensor:
+    """CLIP's logits [B, C]: temperature times the cosines of features [B, E] and [C, E]."""
+    return clip.logit_scale * unit(images) @ unit(texts).T
+
+
+def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
+    """1 - cosine, the mean over rows of unit features [n, E].
+
+    >>> float(distance(torch.eye(2), torch.eye(2).flip(0)))
+    1.0
+    """
+    return (1 - (adapted * frozen).sum(-1)).mean()
+
+
+def normal(generator: torch.Generator, *shape: int, std: float = 0.02) -> Tensor:
+    """Normal random numbers around 0; 0.02 is the deviation of CLIP's token embeddings."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
+
+
+def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
+    """Uniform within 1/sqrt(inputs): how PyTorch initializes the weight and bias of a linear layer.
+
+    >>> float(uniform(torch.Generator().manual_seed(0), 1000, inputs=4).abs().max()) < 0.5
+    True
+    """
+    bound = max(1, inputs) ** -0.5
+    return torch.rand(*shape, generator=generator, dtype=torch.float64).mul(2).sub(1).mul(bound)
+
+
+def linear(generator: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
+    """Weight [..., out, in] and bias [..., out] of a linear layer, as PyTorch initializes them.
+
+    >>> [list(t.shape) for t in linear(torch.Generator(), 3, 4)]
+    [[3, 4], [3]]
+    """
+    return uniform(generator, *shape, inputs=shape[-1]), uniform(generator, *shape[:-1], inputs=shape[-1])
