@@ -1,8 +1,8 @@
-"""Are explanations true? Heatmaps against the object's mask, deletion and insertion, and planted shortcuts.
+r"""Are explanations true? Heatmaps against the object's mask, deletion and insertion, and planted shortcuts.
 
     python benchmarks/explain.py masks --out benchmarks/results/explain_masks.csv
     python benchmarks/explain.py shortcuts --out benchmarks/results/explain_shortcuts.csv
-    python benchmarks/explain.py photos --backbone FOLDER --data TABLE \\
+    python benchmarks/explain.py photos --backbone FOLDER --data TABLE \
         --images 48 --out benchmarks/results/explain_photos.csv
 
 *masks*: scenes of the attribute world with one animal, drawn at two places; pixels that do not change are the
@@ -145,11 +145,11 @@ def masks(args: argparse.Namespace) -> list[dict[str, Any]]:
     assert roles is not None
     about = {"class": "Object", "place": "Location", "color": "Color", "texture": "Texture"}
     rows = []
-    for name in about:
+    for name, role in about.items():
         scenes, images, inside = scenes_with_masks(args.images, args.seed, name == "texture")
         pixels = normalize(images, clip.config.mean, clip.config.std)
         question = questions(clip, scenes)[name]
-        groups = {f"{about[name]} heads": roles.select(concept=about[name])}
+        groups = {f"{role} heads": roles.select(concept=role)}
         found: dict[str, list[Tensor]] = {}
         for start in range(0, len(pixels), BATCH):
             part, asked = pixels[start : start + BATCH], question[start : start + BATCH]

@@ -10,28 +10,27 @@ from torch import Tensor
 
 from dear._io.image_file import normalize
 from dear.errors import DearError
-from dear.methods.base import Method
 from dear.runs.explain import Explainer
 from dear.runs.model import Model
 from dear.serve.errors import Refused
 
 
-def role_bars(method: Method, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
+def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
     """Answer, runner-up and bars of images uint8 [3, S, S].
 
     Raises:
         Refused: the score cannot be taken apart, or there is one class only.
     """
-    if len(method.classes) < 2:
+    if len(model.classes) < 2:
         raise Refused(400, "with one class there is nothing to explain an answer against")
     with torch.inference_mode(False):
-        own = method.bound(method.clip)
+        own = model.bound.bound(model.bound.clip)
         # Texts were encoded in inference mode, from which no gradient can be taken.
         own.prompts._frozen = own.prompts.frozen.clone()
         config = own.clip.config
         pixels = normalize(torch.stack(list(raw)).to(own.clip.device), config.mean, config.std)
         try:
-            found = Explainer(Model(own)).bars(pixels)
+            found = Explainer(Model(own, model.calibration)).bars(pixels)
         except DearError as error:
             raise Refused(400, str(error)) from None
     return [
