@@ -50,15 +50,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dear.workflows.trying
 import torch
 from answers_rows import append, hardware, recorded, rows_of, show
 from dear.workflows.calibrate import VIEWS
 from dear.workflows.options import AdaptOptions
+from dear.workflows.verdict import recommend
 from torch import Tensor
 
 import dear
 import dear.workflows.choose
-import dear.workflows.trying
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
@@ -66,12 +67,12 @@ from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
 from dear.methods.prolip import ProLIP
 from dear.runs.batches import pixels_for
+from dear.runs.model import Model
 from dear.train.calibrate import CLASS_FOLDS, FOLDS
-from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
+from dear.train.crossval import Trials, held_out, left_out, some_left_out
 from dear.train.frozen import Stages, stages_of
 from dear.train.run import train
 from dear.workflows.choose import METHODS, ChooseOptions, candidate, choose
-from dear.workflows.verdict import recommend
 
 WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
 REAL = ("EuroSAT", "DescribableTextures", "OxfordPets", "Caltech101")
@@ -179,7 +180,7 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     def asked(classes: list[str], images: ImageSet, key: str) -> dict[str, Tensor]:
         own = method if classes == task.base else method.with_classes(classes)
         stages = task.stages(method, images, key)
-        return answers_of(own, images, features=None if stages is None else stages.answered())
+        return Model(own).logits(images, frozen=None if stages is None else stages.answered())
 
     found["old"] = asked(task.base, task.old, "old"), task.old.labels
     found["outside"] = asked(task.base, task.new, "new")

@@ -20,7 +20,7 @@ from dear.heads.repair import Repair, remove_examples, remove_heads
 from dear.heads.values import find_concept
 from dear.heads.without import ways_to_remove
 from dear.methods import build_method
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.workflows.adapt import adapt
 from dear.workflows.speed import machine
@@ -120,7 +120,7 @@ def measure(
             recipe=recipe,
             calibrate=False,
         )
-        result = evaluate(adapt(drawn, settings=settings).method, test)
+        result = Model(adapt(drawn, settings=settings).method).evaluate(test)
         answers = result.answers[result.pick(None)]
     values = values_of(test)
     assert values is not None
