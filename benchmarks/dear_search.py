@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fair_table import REAL
 from jobs import workers
@@ -89,10 +90,9 @@ def prepare(dataset: str, place: Mapping[str, Any], seeds: tuple[int, ...]) -> N
         path = keep / f"{dataset}-{seed}.pt".replace(":", "-")
         if not path.exists():
             drawn = few_shot(whole.select_classes(whole.classes[:half]), 16, seed)
-            images = [drawn.image(i) for i in range(len(drawn))]
-            torch.save(
-                [to_tensor(resize_short(i, int(short)) if min(i.size) > short else i) for i in images], path
-            )
+            images = [np.array(drawn.image(i)) for i in range(len(drawn))]
+            small = [resize_short(i, int(short)) if min(i.shape[:2]) > short else i for i in images]
+            torch.save([to_tensor(image) for image in small], path)
     path = keep / f"{dataset}-test.pt".replace(":", "-")
     if not path.exists():
         torch.save(test.pixels(list(range(len(test))), clip.config.view), path)

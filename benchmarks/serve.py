@@ -101,7 +101,7 @@ def folders(options: argparse.Namespace) -> Rows:
 
 def http(options: argparse.Namespace) -> Rows:
     """Rows of `dear serve` and of a plain FastAPI program, over the loopback."""
-    shape = options.backbone, options.device
+    shape = options.backbone, options.device, options.images, options.clients
     yield from compare(options.requests, options.loads, options.adapters, options.threads, *shape)
 
 
@@ -132,9 +132,11 @@ def main() -> None:
     parser.add_argument("--loads", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32, 64, 256])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--images", type=int, nargs="+", default=[1], help="of a request over HTTP")
+    parser.add_argument("--clients", type=int, default=1, help="processes that send requests over HTTP")
     parser.add_argument("--corrected", action="store_true", help="each run has a correction of its own")
     parser.add_argument("--peft", type=int, nargs="*", default=[1, 10, 64])
-    parser.add_argument("--largest", type=int, default=256)
+    parser.add_argument("--largest", type=int, default=64)
     parser.add_argument("--wait-ms", type=float, default=4.0)
     parser.add_argument("--decoders", type=int, default=os.cpu_count() or 4)
     parser.add_argument("--repeats", type=int, default=15)

@@ -19,7 +19,8 @@ def thread_rows(
     clip: Clip, roles: RoleMap | None, batches: Sequence[int], threads: Sequence[int], repeats: int
 ) -> Iterator[dict[str, Any]]:
     """Milliseconds of a DeAR adapter's answer for 100 classes, thread counts taking turns."""
-    (method,) = make_adapters(clip, 1, 100, roles)
+    (adapter,) = make_adapters(clip, 1, 100, roles)
+    method = adapter.method
     size, before = clip.config.vision.image_size, torch.get_num_threads()
     for batch in batches:
         pixels = torch.randn(batch, 3, size, size)

@@ -45,7 +45,7 @@ def memory_rows(clip: Clip, counts: Sequence[int], corrected: bool) -> Iterator[
 def _answer(store: AdapterStore, engine: Engine, names: Sequence[str]) -> None:
     side = engine.clip.config.vision.image_size
     blank = torch.zeros(3, side, side, dtype=torch.uint8)
-    engine.compute([ImageJob(blank, store.get(name).method) for name in names])
+    engine.compute([ImageJob(blank, store.get(name).answerer) for name in names])
 
 
 def _correct(run: Path, width: int, seed: int) -> None:

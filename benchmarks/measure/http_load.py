@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import socket
@@ -21,7 +20,8 @@ import httpx
 import dear
 from dear.clip.checkpoint import save_hf
 from dear.heads.roles import RoleMap
-from measure.serving import jpegs, waits
+from measure.http_client import form, load
+from measure.serving import jpegs
 
 _SERVE = "from dear.cli import main; main()"
 _PLAIN = """
@@ -45,10 +45,12 @@ def compare(
     threads: Sequence[int],
     backbone: str = "mini",
     device: str = "cpu",
+    images: Sequence[int] = (1,),
+    clients: int = 1,
 ) -> Iterator[dict[str, Any]]:
-    """Rows per server, threads, adapters and requests in flight; a request is one JPEG of 500 x 375.
+    """Rows per server, threads, adapters, images of a request and requests in flight.
 
-    The name of a shape as backbone ("ViT-B-16") means random weights.
+    An image is a JPEG of 500 x 375. The name of a shape as backbone ("ViT-B-16") means random weights.
     """
     files = jpegs(16)
     with tempfile.TemporaryDirectory() as name:
@@ -63,16 +65,16 @@ def compare(
         servers = (("plain FastAPI", plain, (1,)), ("dear serve", served, adapters))
         for used, (title, command, counts) in product(threads, servers):
             with server(command, threads=used) as address:
-                for count, in_flight in product(counts, loads):
+                for count, each, in_flight in product(counts, images, loads):
                     names = [f"run-{number}" for number in range(count)]
-                    found = asyncio.run(load(address, names, files, requests, in_flight))
+                    bodies = [form([files[(n + k) % len(files)] for k in range(each)]) for n in range(16)]
+                    some = max(4 * in_flight, requests // each)
+                    found = load(address, names, bodies, some, in_flight, clients)
+                    rate = round(found["requests_per_s"] * each, 1)
                     yield {
-                        "server": title,
-                        "threads": used,
-                        "adapters": count,
-                        "in_flight": in_flight,
-                        **found,
-                    }
+                        "server": title, "threads": used, "adapters": count, "images": each,
+                        "in_flight": in_flight, "images_per_s": rate, **found,
+                    }  # fmt: skip
 
 
 def make_runs(folder: Path, count: int, backbone: str = "mini", device: str = "cpu") -> None:
@@ -121,28 +123,3 @@ def server(
         finally:
             process.terminate()
             process.wait(60)
-
-
-async def load(
-    address: str, names: Sequence[str], files: Sequence[bytes], requests: int, in_flight: int
-) -> dict[str, Any]:
-    """Requests that go round over the adapters; a client sends the next when it was answered."""
-    seconds: list[float] = []
-    limits = httpx.Limits(max_connections=in_flight)
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
-
-        async def ask(numbers: Iterator[int]) -> None:
-            for number in numbers:
-                began = time.perf_counter()
-                content = files[number % len(files)]
-                path = f"/v1/models/{names[number % len(names)]}/classify"
-                reply = await client.post(path, files=[("files", ("a.jpg", content))])
-                reply.raise_for_status()
-                seconds.append(time.perf_counter() - began)
-
-        for name in names:  # loaded
-            (await client.post(f"/v1/models/{name}/classify", files=[("files", ("a.jpg", files[0]))])).read()
-        began, numbers = time.perf_counter(), iter(range(requests))
-        await asyncio.gather(*(ask(numbers) for _ in range(in_flight)))
-        wall = time.perf_counter() - began
-    return {"requests_per_s": round(requests / wall, 2), **waits(seconds)}

@@ -18,11 +18,17 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.methods.base import Method, in_precision
+from dear.methods.base import in_precision
+from dear.runs.model import Model
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Decoding, Upload
-from dear.serve.engine import Engine, ImageJob
+from dear.serve.engine import Answerer, Engine, ImageJob
 from measure.task import token_ids
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
 
 
 def jpegs(count: int, width: int = 500, height: int = 375, quality: int = 90) -> list[bytes]:
@@ -39,34 +45,29 @@ def jpegs(count: int, width: int = 500, height: int = 375, quality: int = 90) ->
     return found
 
 
-def make_adapters(clip: Clip, count: int, classes: int, roles: RoleMap | None = None) -> list[Method]:
+def make_adapters(clip: Clip, count: int, classes: int, roles: RoleMap | None = None) -> list[Answerer]:
     """DeAR adapters that differ in every learned tensor and have texts of their own."""
     names = [f"class {number}" for number in range(classes)]
     ids = token_ids(clip.config, classes)
     base = in_precision(DeAR(clip, names, roles=roles or RoleMap.table2(), ids=ids), "auto")
     shared = {id(one): one for one in (base.clip, clip, base.prompts, base.roles)}
     generator = torch.Generator(clip.device).manual_seed(0)
-    found: list[Method] = []
+    found: list[Answerer] = []
     for _ in range(count):
         one = copy.deepcopy(base, dict(shared))
         with torch.no_grad():
             for p in one.parameters():
                 p.add_(0.02 * torch.randn(p.shape, device=p.device, generator=generator))
-        found.append(one)
+        found.append(Answerer(Model(one)))
     return found
 
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come.
+    """How requests come."""
 
-    Attributes:
-        requests: one image each.
-        in_flight: requests that wait at once; a new one comes when one is answered.
-    """
-
-    requests: int
-    in_flight: int
+    requests: int  #: one image each
+    in_flight: int  #: requests that wait at once; a new one comes when one is answered
 
 
 @dataclass(frozen=True)
@@ -79,23 +80,23 @@ class Batching:
 
 
 def under_load(
-    engine: Engine, methods: Sequence[Method], files: Sequence[bytes], load: Load, batching: Batching
+    engine: Engine, adapters: Sequence[Answerer], files: Sequence[bytes], load: Load, batching: Batching
 ) -> dict[str, Any]:
     """Rate and waiting times of requests that go round over the adapters."""
     how = Decoding(engine.clip.config.view, 50_000_000)
-    decoder = Decoder(batching.decoders, how, engine.clip.device.type != "cpu")
+    decoder = Decoder(batching.decoders, how)
     sizes: list[int] = []
     batcher: Batcher[ImageJob, Tensor] = Batcher(
         engine.compute, batching.largest, batching.wait, 4 * load.in_flight + 64,
-        lambda images, _: sizes.append(images),
+        observe=lambda images, _: sizes.append(images),
     )  # fmt: skip
     seconds: list[float] = []
 
     async def ask(number: int) -> None:
         began = time.perf_counter()
         (pixels,) = await decoder.decode([Upload(str(number), files[number % len(files)])])
-        job = ImageJob(pixels, methods[number % len(methods)])
-        await asyncio.wrap_future(batcher.submit([job])[0])
+        assert isinstance(pixels, Tensor)
+        await batcher.compute([ImageJob(pixels, adapters[number % len(adapters)])])
         seconds.append(time.perf_counter() - began)
 
     async def client(numbers: Any) -> None:
@@ -106,11 +107,12 @@ def under_load(
         numbers = iter(range(requests))  # shared: whoever is free takes the next
         await asyncio.gather(*(client(numbers) for _ in range(load.in_flight)))
 
-    asyncio.run(all_clients(min(load.requests, 2 * load.in_flight + 2 * len(methods))))  # warm
+    run = uvloop.run if uvloop is not None else asyncio.run  # as uvicorn does
+    run(all_clients(min(load.requests, 2 * load.in_flight + 2 * len(adapters))))  # warm
     seconds.clear()
     sizes.clear()
     began = time.perf_counter()
-    asyncio.run(all_clients(load.requests))
+    run(all_clients(load.requests))
     wall = time.perf_counter() - began
     batcher.close()
     decoder.close()
@@ -126,7 +128,7 @@ def waits(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def batch_seconds(
-    engine: Engine, groups: Sequence[Sequence[Method]], batch: int, repeats: int
+    engine: Engine, groups: Sequence[Sequence[Answerer]], batch: int, repeats: int
 ) -> list[float]:
     """Median seconds of the engine for a batch of decoded images, a group's adapters in turn.
 
@@ -136,9 +138,9 @@ def batch_seconds(
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
     found: list[list[float]] = [[] for _ in groups]
     for repeat in range(repeats + 3):
-        for methods, own in zip(groups, found, strict=True):
+        for adapters, own in zip(groups, found, strict=True):
             start = repeat * batch
-            jobs = [ImageJob(one, methods[(start + row) % len(methods)]) for row, one in enumerate(images)]
+            jobs = [ImageJob(one, adapters[(start + row) % len(adapters)]) for row, one in enumerate(images)]
             engine.compute(jobs[:batch])  # texts of these adapters are kept from here on
             began = time.perf_counter()
             engine.compute(jobs)

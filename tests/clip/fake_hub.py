@@ -63,15 +63,21 @@ class FakeHub:
         path = unquote(urlparse(request.path).path)
         self.requests.append((request.command, path, request.headers.get("Range")))
         files = sorted(file.name for file in self.folder.iterdir())
-        prefix = f"/{self.name}/resolve/main/"
+        api, known = f"/api/models/{self.name}", ("main", COMMIT)
+        revision, _, file = path.removeprefix(f"/{self.name}/resolve/").partition("/")
         if self.down:
             self._send(request, 503, b"", {}, body)
-        elif path == f"/api/models/{self.name}":
+        elif path in (api, *(f"{api}/revision/{name}" for name in known)):
             self._send(request, 200, json.dumps(self._listing(files)).encode(), {}, body)
-        elif path.startswith(prefix) and path.removeprefix(prefix) in files:
-            self._file(request, path.removeprefix(prefix), body)
+        elif path in [f"{api}/tree/{name}" for name in known]:
+            sizes = {file: (self.folder / file).stat().st_size for file in files}
+            tree = [{"type": "file", "path": file, "size": n, "oid": "0" * 40} for file, n in sizes.items()]
+            self._send(request, 200, json.dumps(tree).encode(), {}, body)
+        elif revision in known and file in files:
+            self._file(request, file, body)
         else:
-            code = "EntryNotFound" if path.startswith(prefix) else "RepoNotFound"
+            code = "EntryNotFound" if revision in known else "RepoNotFound"
+            code = "RevisionNotFound" if path.startswith(f"{api}/revision/") else code
             self._send(request, 404, b"", {"X-Error-Code": code, "X-Repo-Commit": COMMIT}, body)
 
     def _listing(self, files: list[str]) -> dict:

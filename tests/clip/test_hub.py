@@ -91,21 +91,19 @@ def test_a_file_damaged_on_the_way_is_not_kept(server, files, tmp_path, file):
         fetch(server, tmp_path)
     damaged = server.checksum(file)
     assert not [path for path in blobs(tmp_path) if path.name.startswith(damaged)]
-    assert len(server.transfers(file)) == 2
     server.corrupt.clear()
     assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
 
 
-def test_a_file_that_rots_in_the_cache_is_noticed_and_replaced(server, files, tmp_path, monkeypatch):
-    folder = fetch(server, tmp_path)
-    target = (folder / "model.safetensors").resolve()
-    target.chmod(0o644)
-    target.write_bytes(target.read_bytes()[:-4] + b"\0\0\0\1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
-        fetch(server, tmp_path)
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert dear.load(fetch(server, tmp_path)).fingerprint == files[1]
+def test_a_revision_is_pinned(server, files, tmp_path):
+    commit = fetch(server, tmp_path).name
+    pinned = hub.fetch(f"{NAME}@{commit}", cache_dir=tmp_path / "other", endpoint=server.endpoint)
+    assert pinned.name == commit
+    before = len(server.requests)
+    assert hub.fetch(f"{NAME}@{commit}", cache_dir=tmp_path / "other", endpoint=server.endpoint) == pinned
+    assert len(server.requests) == before
+    with pytest.raises(CheckpointError, match="no-such-branch"):
+        hub.fetch(f"{NAME}@no-such-branch", cache_dir=tmp_path / "third", endpoint=server.endpoint)
 
 
 def test_an_interrupted_set_of_files_is_completed(server, files, tmp_path):

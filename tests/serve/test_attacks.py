@@ -30,6 +30,7 @@ from tiny import tiny_clip
 from conftest import decoded, image_bytes
 from dear._io.image_file import open_image, resize_crop
 from dear._io.image_header import read_header
+from dear.runs.model import Model
 from dear.serve import archive
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
@@ -652,3 +653,38 @@ def test_decode_gives_errors_per_file_and_a_limit_for_all(decoder):
             await decoder.decode(mixed, most_pixels=2000)
 
     asyncio.run(go())
+
+
+def test_new_classes_are_calibrated_as_by_the_model_itself(runs):
+    own = {"temperature": 2.0, "new_temperature": 3.0, "scores": [0.5] * 40, "score": "logit"}
+    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
+    (runs / "coop" / "calibration.json").write_text(json.dumps(words))
+    names = [f"thing number {n}" for n in range(20)]
+    with client_of(runs) as client:
+        body = {"top": "23", "classes": "+" + ",".join(names)}
+        reply = client.post("/v1/models/coop/classify", files=[file(3)], data=body)
+    got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
+    model = Model.load(runs / "coop", tiny_clip(dtype=torch.float32)).with_classes(names, add=True)
+    row = model.probabilities([open_image(image_bytes(3))])[0]
+    assert got == pytest.approx(dict(zip(model.classes, row.tolist(), strict=True)), abs=1e-5)
+
+
+def test_texts_that_a_request_has_begun_are_gone_on_with(runs):
+    names = ["+" + ",".join(f"thing number {n}" for n in range(60))]
+    settings = replace(QUICK, limits=replace(QUICK.limits, seconds=0.5))
+    with client_of(runs, settings) as client:
+        assert client.post("/v1/models/coop/classify", files=[file(1)]).status_code == 200
+        batcher, call, costs = client.app.state.service.batcher, client.app.state.service.batcher.call, []
+
+        async def slow(function, caller="", cost=1.0):
+            costs.append(cost)
+            await asyncio.sleep(0.2)
+            return await call(function, caller, cost)
+
+        batcher.call = slow
+        for _ in range(8):
+            reply = client.post("/v1/models/coop/classify", files=[file(1)], data={"classes": names})
+            if reply.status_code == 200:
+                break
+        assert reply.status_code == 200, reply.text
+        assert 3 <= costs.count(16) <= 12  # three slices of 16 and one of 15, some of them asked for twice

@@ -7,11 +7,18 @@ import json
 import logging
 import time
 
+import pytest
+import torch
 from starlette.requests import ClientDisconnect
-from test_service import client_of, file, wait_for
+from test_service import client_of, file, gallery, wait_for
+from tiny import mixed_roles, tiny_clip
 
-from dear.cli.serve import _show_log
+from dear.cli.serve import _check_tls, _show_log
+from dear.errors import UsageError
 from dear.runs.folder import add_metrics
+from dear.serve import tracing
+from dear.serve.errors import Refused
+from dear.serve.galleries import ByHeads, Galleries
 from dear.serve.guard import Guard
 from dear.serve.metrics import Metrics
 from dear.serve.settings import Limits
@@ -71,3 +78,76 @@ def test_every_log_line_is_printed_once(capsys):
             log.handlers, log.propagate = handlers, propagate
             log.setLevel(level)
     assert capsys.readouterr().err == "a line\n"
+
+
+def test_searches_by_different_role_maps_do_not_cancel_each_other(tmp_path):
+    clip, images, calls = tiny_clip(dtype=torch.float32), gallery(tmp_path), []
+    layers = mixed_roles().layers
+    searches = [ByHeads(clip, mixed_roles(seed=seed)) for seed in (3, 4)]
+    assert searches[0].key != searches[1].key
+
+    async def compute(jobs):
+        calls.append(len(jobs))
+        await asyncio.sleep(0.05)
+        return [torch.rand(clip.config.embed_dim + len(layers) * clip.config.vision.width) for _ in jobs]
+
+    async def go():
+        galleries = Galleries({"stored": images}, clip.config.view, compute)
+        for _ in range(2):
+            found = await asyncio.gather(*(galleries.index("stored", search) for search in searches))
+            assert len(found) == 2
+            assert calls == [5, 5]  # both are cached
+
+    asyncio.run(go())
+
+
+def test_requests_are_traced_where_opentelemetry_is_installed(monkeypatch):
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(tracing.trace, "get_tracer", provider.get_tracer)
+    parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    async def app(scope, receive, send):
+        raise Refused(404, "nothing")
+
+    async def send(message):
+        pass
+
+    scope = {"type": "http", "path": "/", "method": "GET", "headers": [(b"traceparent", parent)]}
+    asyncio.run(Guard(app, Limits(), Metrics())(scope, None, send))
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["http.response.status_code"] == 404
+    assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():
+    statuses = []
+
+    async def app(scope, receive, send):
+        await asyncio.sleep(60)
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    async def go():
+        scope = {"type": "http", "path": "/", "method": "GET", "headers": []}
+        task = asyncio.create_task(Guard(app, Limits(), Metrics())(scope, None, send))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(go())
+    assert statuses[0] == 503
+
+
+def test_halves_of_tls_are_refused(tmp_path):
+    for engine, certificate, key in (("local", None, tmp_path), ("ray", tmp_path, None)):
+        with pytest.raises(UsageError, match="--tls"):
+            _check_tls(engine, certificate, key)
+    _check_tls("local", tmp_path, tmp_path)

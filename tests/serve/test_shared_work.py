@@ -59,7 +59,8 @@ def test_corrected_runs_answer_as_alone_and_hold_no_weights_of_their_own(correct
     store = AdapterStore(corrected_runs, clip)
     store.refresh()
     names = [card.name for card in store.cards()]
-    methods = {name: store.get(name).method for name in names}
+    answerers = {name: store.get(name).answerer for name in names}
+    methods = {name: answerer.method for name, answerer in answerers.items()}
     weights = {p.data_ptr() for p in clip.parameters()}
     assert {p.data_ptr() for m in methods.values() for p in m.clip.parameters()} == weights
     assert methods["dear-1"].clip is methods["dear-1-again"].clip
@@ -77,7 +78,7 @@ def test_corrected_runs_answer_as_alone_and_hold_no_weights_of_their_own(correct
                     dict(zip(("red", "green", "blue"), row.tolist(), strict=True)), abs=1e-5
                 )
     together = [
-        ImageJob(torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8), methods[name]) for name in names
+        ImageJob(torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8), answerers[name]) for name in names
     ]
     engine = Engine(clip)
     for own, mixed in zip(together, engine.compute(together), strict=True):

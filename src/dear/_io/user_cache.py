@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 
 def cache_folder() -> Path:
-    """Where things that can be computed again are kept.
+    """Where things that can be computed again are cached; it may not exist yet.
 
     The variable `DEAR_CACHE` names it; otherwise it is the system's place for caches (`~/.cache/dear` on
-    Linux). It may not exist yet.
+    Linux).
     """
     named = os.environ.get("DEAR_CACHE")
-    if named:
-        return Path(named).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "dear" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "dear"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dear"
+    return Path(named).expanduser() if named else user_cache_path("dear", appauthor=False)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
@@ -164,31 +165,31 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         summary="Classes of images, likeliest first.",
         openapi_extra=json_schema("top", "classes", "reject"),
     )
-    async def classify(request: Request, name: str) -> dict[str, Any]:
+    async def classify(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
         with service.traffic.request(caller):
             uploads, options, adapter = await read(request, name, caller)
             classes = asked_classes(options.classes, adapter.card.classes)
-            method = await service.on_classes(adapter, classes, caller.name)
+            answerer = await service.on_classes(adapter, classes, caller.name)
             share = REJECT_SHARE if options.reject else None
-            found = await service.answers(uploads, adapter, method, share, caller.name)
+            found = await service.answers(uploads, adapter, answerer, share, caller.name)
         best: list[tuple[str, float]] = []
 
         def show(one: Any) -> dict[str, Any]:
-            classes = _likeliest(one.probabilities, method.classes, options.top)
+            classes = _likeliest(one.probabilities, answerer.model.classes, options.top)
             best.append((classes[0]["name"], classes[0]["probability"]))
             return {"classes": classes, **({"rejected": one.rejected} if options.reject else {})}
 
         answers = _per_image(uploads, found, show)
         service.metrics.observe_answers(name, adapter.names, best)
-        return reply(adapter, answers)
+        return _json(reply(adapter, answers))
 
     @app.post(
         "/v1/models/{name}/retrieve",
         summary="Images of a stored gallery that are most like an image, per attribute.",
         openapi_extra=json_schema("gallery", "by", "attribute", "top"),
     )
-    async def retrieve(request: Request, name: str) -> dict[str, Any]:
+    async def retrieve(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
         with service.traffic.request(caller):
             uploads, options, adapter = await read(request, name, caller)
@@ -201,7 +202,12 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             found,
             lambda best: {"attributes": {a: [asdict(one) for one in own] for a, own in best.items()}},
         )
-        return {"gallery": gallery, **reply(adapter, answers)}
+        return _json({"gallery": gallery, **reply(adapter, answers)})
+
+
+def _json(value: Any) -> Response:
+    """A response that is encoded at once: the framework would look at every number first."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def _likeliest(row: Tensor, names: tuple[str, ...], top: int) -> list[dict[str, Any]]:
@@ -222,7 +228,7 @@ def _add_embeddings(app: FastAPI, service: Service) -> None:
         summary="Unit features of images and texts under the frozen backbone.",
         openapi_extra=json_schema("texts"),
     )
-    async def embeddings(request: Request) -> dict[str, Any]:
+    async def embeddings(request: Request) -> Response:
         caller = _caller(service, request)
         with service.traffic.request(caller):
             uploads, options = await read_request(request, service.settings.limits)
@@ -230,13 +236,10 @@ def _add_embeddings(app: FastAPI, service: Service) -> None:
                 raise Refused(400, "the request holds neither images nor texts")
             found = await service.features(uploads, caller.name) if uploads else []
             images = _per_image(uploads, found, lambda row: {"embedding": row.tolist()})
-            found_texts = await service.text_features(options.texts, caller.name) if options.texts else ()
-        rows = zip(options.texts, found_texts, strict=True)
-        return {
-            "backbone": service.clip.name,
-            "images": images,
-            "texts": [{"text": text, "embedding": row.tolist()} for text, row in rows],
-        }
+            features = await service.text_features(options.texts, caller.name) if options.texts else ()
+        rows = zip(options.texts, features, strict=True)
+        found_texts = [{"text": text, "embedding": row.tolist()} for text, row in rows]
+        return _json({"backbone": service.clip.name, "images": images, "texts": found_texts})
 
 
 def _add_management(app: FastAPI, service: Service) -> None:

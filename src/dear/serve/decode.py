@@ -76,6 +76,11 @@ class Decoder:
         while len(self._workers) < self._most_workers:
             self._workers.append(Worker(self))
 
+    @property
+    def starting(self) -> bool:
+        """Whether processes were started and none is ready yet."""
+        return bool(self._workers) and not any(worker.pid for worker in self._workers)
+
     def standing(self, seconds: float) -> bool:
         """Whether files wait and none was finished for that long."""
         waiting = len(self._queue) or any(worker.task for worker in self._workers)

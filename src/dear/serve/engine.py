@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,23 +17,35 @@ from dear.methods import mixed_batch
 from dear.methods.base import Method, unit
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
+from dear.runs.model import Model
+
+
+class Answerer:
+    """A model as the engine asks it: it does not change, so what every image needs is looked up once."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.method = model, model.bound
+        self._scales: Tensor | None = None
+        self._known = False
+
+    @property
+    def scales(self) -> Tensor | None:
+        """The calibration of each class on the CPU; None where there is none."""
+        if not self._known:
+            scales = self.model.scales()
+            self._scales = None if scales is None else scales.float().cpu()
+            self._known = True
+        return self._scales
 
 
 @dataclass(frozen=True)
 class ImageJob:
-    """One image of a request.
+    """One image of a request."""
 
-    Attributes:
-        pixels: uint8 [3, S, S].
-        method: the adapter that answers; None asks for the frozen image feature.
-        spaces: asks for unit features in the adapter's spaces [A, E] instead of logits.
-        layers: asks for the frozen image feature and the outputs of the heads of these layers behind it,
-            [E + L · H · d], instead.
-    """
-
-    pixels: Tensor
-    method: Method | None
-    spaces: bool = False
+    pixels: Tensor  #: uint8 [3, S, S]
+    answerer: Answerer | None  #: the adapter; None asks for the frozen image feature
+    spaces: bool = False  #: asks for unit features in the adapter's spaces [A, E] instead of logits
+    #: asks for the frozen image feature and the outputs of these layers' heads behind it, [E + L · H · d]
     layers: tuple[int, ...] = ()
 
 
@@ -52,7 +64,7 @@ class Engine:
         self.tower = clip if kept else cached_cast(clip, matrix_dtype(precision, clip.device))
         self.run = Recorder() if run is None else run  # an empty one counts as false
 
-    def prepare(self, methods: Sequence[Method], largest: int) -> int:
+    def prepare(self, answerers: Sequence[Answerer], largest: int) -> int:
         """Record features and answers of adapters for all batches of up to `largest` images.
 
         Returns how many recordings there are; none where nothing is recorded (on a CPU).
@@ -62,8 +74,8 @@ class Engine:
             blank = torch.zeros(3, side, side, dtype=torch.uint8)
             with self.run.at_once():
                 for size in self.run.sizes(largest):
-                    for method in (None, *methods):
-                        self.compute([ImageJob(blank, method)] * size)
+                    for answerer in (None, *answerers):
+                        self.compute([ImageJob(blank, answerer)] * size)
         return len(self.run)
 
     @torch.inference_mode()
@@ -78,28 +90,28 @@ class Engine:
         torch.stack([job.pixels for job in jobs], out=raw)
         pixels = normalize(raw.to(self.clip.device, non_blocking=True), config.mean, config.std)
         found: list[Tensor | None] = [None] * len(jobs)
-        plain = [row for row, job in enumerate(jobs) if job.method is None and not job.layers]
+        plain = [row for row, job in enumerate(jobs) if job.answerer is None and not job.layers]
         if plain:
             (features,) = self.run(("image", id(self.tower)), self._encode, pixels[plain])
             for row, feature in zip(plain, features.cpu(), strict=True):
                 found[row] = feature
         for row, own in (self._in_spaces(jobs, pixels) | self._in_heads(jobs, pixels)).items():
             found[row] = own
-        asked = [row for row, job in enumerate(jobs) if job.method is not None and not job.spaces]
+        asked = [(row, job.answerer) for row, job in enumerate(jobs) if job.answerer and not job.spaces]
         if asked:
-            methods = [method for row in asked if (method := jobs[row].method) is not None]
-            part = pixels if len(asked) == len(jobs) else pixels[asked]
-            logits = mixed_batch.logits(methods, part, run=self.run)
-            for row, own in zip(asked, _calibrated(methods, logits), strict=True):
-                found[row] = own
+            part = pixels if len(asked) == len(jobs) else pixels[[row for row, _ in asked]]
+            logits = mixed_batch.logits([answerer.method for _, answerer in asked], part, run=self.run)
+            for (row, answerer), own in zip(asked, _to_cpu(logits), strict=True):
+                scales = answerer.scales
+                found[row] = own if scales is None else apply_scales(own[None], scales)[0]
         return [one for one in found if one is not None]
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
         """Unit features [A, E] of the jobs that ask for them, by their place."""
         groups: dict[Method, list[int]] = {}
         for row, job in enumerate(jobs):
-            if job.spaces and job.method is not None:
-                groups.setdefault(job.method, []).append(row)
+            if job.spaces and job.answerer is not None:
+                groups.setdefault(job.answerer.method, []).append(row)
         found: dict[int, Tensor] = {}
         for method, rows in groups.items():
             if isinstance(method, DeAR):
@@ -124,25 +136,6 @@ class Engine:
 
     def _encode(self, pixels: Tensor) -> tuple[Tensor]:
         return (unit(self.tower.encode_image(pixels).float()),)
-
-
-def _calibrated(methods: Sequence[Method], logits: Sequence[Tensor]) -> list[Tensor]:
-    """Calibrated logits [C_i] on the CPU: on a GPU a few launches per image would outlast the batch."""
-    found = []
-    for method, row in zip(methods, _to_cpu(logits), strict=True):
-        scales = None if method.calibration is None else method.cached("served scales", _scales(method))
-        found.append(row if scales is None or not len(scales) else apply_scales(row[None], scales)[0])
-    return found
-
-
-def _scales(method: Method) -> Callable[[], Tensor]:
-    """Computes the calibration of each class [2, C] on the CPU; empty where the usual mode has none."""
-
-    def compute() -> Tensor:
-        scales = method.calibration_scales()
-        return torch.empty(0) if scales is None else scales.float().cpu()
-
-    return compute
 
 
 def _to_cpu(rows: Sequence[Tensor]) -> list[Tensor]:

@@ -84,7 +84,7 @@ class ByFeatures:
 
     def job(self, pixels: Tensor) -> ImageJob:
         """Unit features [A, E]."""
-        return ImageJob(pixels, self.method, spaces=True)
+        return ImageJob(pixels, self.adapter.answerer, spaces=True)
 
     def index(self, found: Tensor) -> Near:
         """Of features [n, A, E]."""

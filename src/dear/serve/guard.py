@@ -63,6 +63,10 @@ class Guard:
             except Refused as error:
                 if not answered["status"]:
                     await _refuse(error, answer)
+            except asyncio.CancelledError:  # the drain limit is over
+                if not answered["status"]:
+                    await _refuse(Refused(503, "the service is stopping; ask another one"), answer)
+                raise
             except ClientDisconnect:
                 answered["status"] = answered["status"] or GONE
             except Exception:

@@ -24,12 +24,10 @@ from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
-from dear.methods.base import Method
-from dear.methods.calibration import rejection_score, run_threshold
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Decoding, Upload
-from dear.serve.engine import Engine, ImageJob
+from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
@@ -37,11 +35,12 @@ from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
-from dear.serve.texts import prepare_texts
+from dear.serve.texts import Rows, prepare_texts
 from dear.serve.traffic import Traffic
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
+_MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 
 
@@ -94,7 +93,7 @@ class Service:
         self.recorded = 0  #: recordings made before the first request
         if engine.run.records(clip.device):
             kinds = self.store.one_of_each_kind(_MOST_KINDS)
-            self.recorded = engine.prepare([one.method for one in kinds], largest)
+            self.recorded = engine.prepare([one.answerer for one in kinds], largest)
         queued = limits.queued_images
         self.batcher: Batcher[ImageJob, Tensor] = Batcher(
             engine.compute,
@@ -106,8 +105,10 @@ class Service:
         )
         self.galleries = Galleries(galleries or {}, size, self.batcher.compute)
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
+        self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
-        self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Method] = OrderedDict()
+        self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Answerer] = OrderedDict()
+        self._begun: OrderedDict[tuple[str, str, tuple[str, ...]], list[Rows]] = OrderedDict()
         self._stopping = threading.Event()
         self._memory = ExitStack()
         self._memory.enter_context(given_back())
@@ -119,6 +120,8 @@ class Service:
         seconds = self.settings.stall_seconds
         if self._stopping.is_set():
             return "the service is stopping"
+        if self.decoder.starting:
+            return "the decoders are starting"
         if self.decoder.standing(seconds):
             return f"no image was decoded for {seconds:g} seconds"
         if self.batcher.standing(seconds):
@@ -127,7 +130,9 @@ class Service:
 
     async def adapter(self, name: str, caller: str = "") -> Adapter:
         """An adapter, loaded in the background if need be, with its class texts encoded."""
-        adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
+        adapter = self.store.ready(name)
+        if adapter is None:
+            adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
         await self._prepared(adapter, caller)
         return adapter
 
@@ -135,31 +140,37 @@ class Service:
         """Encode the texts of the adapter's own classes, once."""
         if not adapter.prepared:
             with self._in_time():
-                adapter.rows = await prepare_texts(adapter.method, self._in_turn(caller))
+                adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(caller))
             adapter.prepared = True
 
     def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
         return lambda function, cost: self.batcher.call(function, caller, cost)
 
-    async def on_classes(self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = "") -> Method:
-        """The adapter's method on other classes, with their texts encoded; None: on its own.
+    async def on_classes(
+        self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
+    ) -> Answerer:
+        """The adapter on other classes, with their texts encoded; None: on its own.
 
         Raises:
             Refused: the method cannot name these classes, or the time is up.
         """
-        if classes is None or classes == adapter.method.classes:
-            return adapter.method
+        if classes is None or classes == adapter.card.classes:
+            return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
-        if (method := self._lists.get(key)) is None:
-            with self._in_time():
+        if (answerer := self._lists.get(key)) is None:
+            parts = self._begun.setdefault(key, [])
+            while len(self._begun) > _MOST_BEGUN:
+                self._begun.popitem(last=False)
+            with self._in_time():  # what a request that gave up has begun is gone on with
                 loop = asyncio.get_running_loop()
-                method = await loop.run_in_executor(self._loaders, adapter.on_classes, classes)
-                await prepare_texts(method, self._in_turn(caller), adapter.rows)
-            self._lists[key] = method
+                answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
+                await prepare_texts(answerer, self._in_turn(caller), adapter.rows, parts)
+            self._begun.pop(key, None)
+            self._lists[key] = answerer
             while sum(len(names) for _, _, names in self._lists) > _MOST_CACHED_CLASSES:
                 self._lists.popitem(last=False)
         self._lists.move_to_end(key)
-        return method
+        return answerer
 
     async def features(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none.
@@ -174,7 +185,7 @@ class Service:
         self,
         uploads: Sequence[Upload],
         adapter: Adapter,
-        method: Method,
+        answerer: Answerer,
         reject: float | None = None,
         caller: str = "",
     ) -> list[Answer | Refused]:
@@ -183,7 +194,7 @@ class Service:
         Args:
             uploads: the images.
             adapter: that answers.
-            method: of the adapter, on the wanted classes.
+            answerer: of the adapter, on the wanted classes.
             reject: share of images of known classes that may be called none of them; None: none is.
             caller: who asks.
 
@@ -193,18 +204,18 @@ class Service:
         limit = None
         if reject is not None:
             try:
-                limit = run_threshold(method, method.pick_mode(None), reject)
+                limit = answerer.model.threshold(reject)
             except DearError as error:
                 raise Refused(400, str(error)) from None
         with self._in_time():
-            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, method), caller)
+            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, answerer), caller)
         answers: list[Answer | Refused] = []
         for own in found:
             if isinstance(own, Refused):
                 answers.append(own)
                 continue
             _require_finite(own, adapter.card.name)
-            rejected = limit is not None and _score(method, own) < limit.value
+            rejected = limit is not None and float(answerer.model.score(own[None])) < limit.value
             answers.append(Answer(own.softmax(dim=-1), rejected))
         return answers
 
@@ -286,7 +297,7 @@ class Service:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
-            asked = self.batcher.compute([ImageJob(blank, adapter.method)], MANAGEMENT)
+            asked = self.batcher.compute([ImageJob(blank, adapter.answerer)], MANAGEMENT)
             answer = asyncio.run(asyncio.wait_for(asked, self.settings.limits.seconds))
             _require_finite(answer[0], adapter.card.name)
         except Exception as error:  # whatever its values make of an image
@@ -307,7 +318,7 @@ class Service:
         self.galleries.close()
         self.decoder.close()
         self.batcher.close(max(0.1, until - time.monotonic()))
-        for pool in (self._loaders, self._managers):
+        for pool in (self._loaders, self._builders, self._managers):
             pool.shutdown(wait=False, cancel_futures=True)
         self._watcher.join(1.0)
         self._memory.close()
@@ -331,8 +342,3 @@ def _require_finite(scores: Tensor, name: str) -> None:
     """Refuse scores that are not numbers: an adapter's values may be finite and too large."""
     if not bool(torch.isfinite(scores).all()):
         raise Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")
-
-
-def _score(method: Method, logits: Tensor) -> float:
-    """What the adapter's threshold is compared with, of calibrated logits [C]."""
-    return float(rejection_score(method, logits[None], method.pick_mode(None)))

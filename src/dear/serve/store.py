@@ -20,8 +20,10 @@ from typing import Any
 
 from dear.clip.model import Clip
 from dear.errors import DearError, RunError
-from dear.methods.base import Method, in_precision
-from dear.runs.folder import CALIBRATION, CORRECTION, REQUIRED_FILES, load_run, read_config, read_metrics
+from dear.methods.base import Method
+from dear.runs.folder import FILES, REQUIRED_FILES, read_config, read_metrics
+from dear.runs.model import Model
+from dear.serve.engine import Answerer
 from dear.serve.errors import Refused
 from dear.serve.texts import Rows
 
@@ -48,21 +50,26 @@ class Card:
 class Adapter:
     """A loaded adapter. It never changes: a changed run is another adapter."""
 
-    def __init__(self, card: Card, method: Method) -> None:
-        self.card = card
-        self.method = method
+    def __init__(self, card: Card, model: Model) -> None:
+        self.card, self.model = card, model
+        self.answerer = Answerer(model)
         self.names = frozenset(card.classes)
         self.prepared = False  #: whether the texts of its classes are encoded
         self.rows: Rows | None = None  #: what is known of them
 
-    def on_classes(self, classes: tuple[str, ...]) -> Method:
-        """The method on other classes, whose texts are still to be encoded.
+    @property
+    def method(self) -> Method:
+        """The method in the service's precision."""
+        return self.answerer.method
+
+    def on_classes(self, classes: tuple[str, ...]) -> Answerer:
+        """The adapter on other classes, whose texts are still to be encoded.
 
         Raises:
             Refused: the method cannot name these classes.
         """
         try:
-            return self.method.with_classes(classes)
+            return Answerer(self.model.with_classes(classes))
         except DearError as error:
             raise Refused(400, str(error)) from error
 
@@ -188,7 +195,7 @@ class AdapterStore:
             DearError: it is no finished run of this backbone.
         """
         config, metrics = read_config(path), read_metrics(path)
-        if config.fingerprint != self.clip.fingerprint:
+        if config.identity != self.clip.identity:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
         if len(config.classes) > _MOST_CLASSES:
             raise RunError(f"{path}: has {len(config.classes):,} classes; {_MOST_CLASSES:,} can be served")
@@ -207,10 +214,10 @@ class AdapterStore:
         Raises:
             DearError: it cannot be loaded.
         """
-        method = load_run(path, self.clip)
+        model = Model.load(path, self.clip, precision=self.precision)
         if run_version(path) != card.version:
             raise RunError(f"{path}: changed while it was read")
-        return Adapter(card, in_precision(method, self.precision))
+        return Adapter(card, model)
 
     def _forget(self, name: str) -> None:
         self._cards.pop(name, None)
@@ -255,6 +262,14 @@ class AdapterStore:
             self._problems[name] = str(reason)
             self._failed[name] = (card.version, time.monotonic() + _RETRY_SECONDS)
         raise Refused(409, f"the adapter {name!r} cannot be served: {reason}") from reason
+
+    def ready(self, name: str) -> Adapter | None:
+        """The adapter if it is loaded.
+
+        Raises:
+            Refused: there is none of that name.
+        """
+        return self._ready(self.card(name))
 
     def _ready(self, card: Card) -> Adapter | None:
         """The loaded adapter of a card, marked as used."""
@@ -304,7 +319,6 @@ def is_run(path: Path) -> bool:
 
 def run_version(path: Path) -> str:
     """A word that changes when the run's files do."""
-    stamps = [
-        (path / name).stat() for name in (*REQUIRED_FILES, CORRECTION, CALIBRATION) if (path / name).is_file()
-    ]
+    names = [name for name in FILES if name != "log.jsonl" and (path / name).is_file()]
+    stamps = [(path / name).stat() for name in names]
     return "-".join(f"{stamp.st_mtime_ns:x}.{stamp.st_size:x}" for stamp in stamps)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Method, unit
-from dear.methods.calibration import distance_ratio
+from dear.methods.calibration import class_scales, distance_ratio
+from dear.serve.engine import Answerer
 
 SLICE = 16  #: classes whose texts are encoded at once on a CPU, between two batches
 SLICE_ON_GPU = 64
@@ -32,23 +33,27 @@ class Rows:
     texts: Tensor  #: the method's text features, [c, E]
 
 
-async def prepare_texts(method: Method, call: Call, base: Rows | None = None) -> Rows | None:
-    """Encode the texts of a method's classes in slices; None for a method that cannot take other classes.
+async def prepare_texts(
+    answerer: Answerer, call: Call, base: Rows | None = None, parts: list[Rows] | None = None
+) -> Rows | None:
+    """Encode the texts of a model's classes in slices; None for a method that cannot take other classes.
 
     Args:
-        method: whose first answer then encodes nothing.
+        answerer: whose first answer then encodes nothing.
         call: runs one slice.
         base: of the adapter's own classes, for the calibration of others.
+        parts: slices that are done already; further ones are added.
     """
+    method = answerer.method
     size = SLICE if method.clip.device.type == "cpu" else SLICE_ON_GPU
     if not method.open_classes:
         await call(partial(_answer, method), 1.0)
         return None
-    parts: list[Rows] = []
-    for start in range(0, len(method.classes), size):
+    parts = [] if parts is None else parts
+    for start in range(size * len(parts), len(method.classes), size):
         names = method.classes[start : start + size]
         parts.append(await call(partial(_rows, method, names), len(names)))
-    found: Rows = await call(partial(_fill, method, parts, base), 1.0)
+    found: Rows = await call(partial(_fill, answerer, parts, base), 1.0)
     return found
 
 
@@ -64,18 +69,23 @@ def _rows(method: Method, names: Sequence[str]) -> Rows:
 
 
 @torch.no_grad()
-def _fill(method: Method, parts: Sequence[Rows], base: Rows | None) -> Rows:
-    """Give the method on all classes what the slices found."""
+def _fill(answerer: Answerer, parts: Sequence[Rows], base: Rows | None) -> Rows:
+    """Give the model on all classes what the slices found."""
+    method, model = answerer.method, answerer.model
     stamp = method._stamp()
     shared = set(parts[0].cached).intersection(*(part.cached for part in parts))
     cached = {key: torch.cat([part.cached[key] for part in parts]) for key in shared}
     rows = Rows(cached, *(torch.cat([getattr(p, name) for p in parts]) for name in ("frozen", "texts")))
     method.prompts._frozen = rows.frozen
-    if base is not None and method.calibration is not None and not method.all_trained:
-        tuned, frozen = unit(rows.texts).float(), unit(rows.frozen).float()
-        base_tuned, base_frozen = unit(base.texts).float(), unit(base.frozen).float()
-        cached["distance ratio"] = distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
     method._cache.update({key: (stamp, value) for key, value in cached.items()})
+    mode = model.pick_mode(None)
+    own = None if model.calibration is None else model.calibration.modes.get(mode)
+    if base is not None and own is not None and not all(model.trained):  # as `Model.scales` computes it
+        sides = (unit(side).float() for side in (rows.texts, rows.frozen, base.texts, base.frozen))
+        tuned, frozen, base_tuned, base_frozen = sides
+        gamma = distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
+        model._scales[mode] = ((id(own), model.method._stamp()), class_scales(own, model.trained, gamma))
+    _ = answerer.scales  # now, not with the first image
     return rows
 
 

@@ -1,0 +1,368 @@
+"""The layouts in which CLIP-like models are published.
+
+A layout is a table of entries: one published tensor, its shape, and the tensor (or tensors) of ours that it
+becomes. The same table loads, names what is missing or misshapen, and writes the layout again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
+from dear.errors import CheckpointError
+
+#: Maps a BPE id to a row of a shortened token table (an addition of ours to Hugging Face's layout).
+TOKEN_ROWS = "text_model.embeddings.token_rows"
+TOKEN_TABLE = "text_model.embeddings.token_embedding.weight"
+
+# Buffers and notes that some releases save and that carry no weight.
+_NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")
+_NOT_WEIGHT_ENDINGS = ("position_ids", "attn_mask")
+
+_MAX_LOG_SCALE = 20.0  # its exponential multiplies every logit: e^20 times a cosine is no logit any more
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.int16, torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One published tensor: its name, its shape, and what it becomes.
+
+    Several names in `into` share the tensor's rows equally (OpenAI keeps q, k and v in one matrix).
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    into: tuple[str, ...]
+    transposed: bool = False
+    integer: bool = False
+
+
+def is_huggingface(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
+    """Whether these tensor names are those of a Hugging Face `CLIPModel`."""
+    return any(name.startswith(("vision_model.", "text_model.")) for name in names)
+
+
+def is_openai(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
+    """Whether these tensor names are those OpenAI and OpenCLIP use for a vision transformer."""
+    return any(name.startswith("visual.transformer.resblocks.") for name in names)
+
+
+def is_timm(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
+    """Whether the image tower is one of timm's inside OpenCLIP."""
+    return any(name.startswith("visual.trunk.") for name in names)
+
+
+def text_prefix(names: Sequence[str] | Mapping[str, Tensor]) -> str:
+    """What OpenCLIP puts before the text tower's names: nothing, or "text."."""
+    return "text." if any(name.startswith("text.") for name in names) else ""
+
+
+def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) -> dict[str, Tensor]:
+    """Turn published tensors into the state dict of `Clip`, keeping each tensor's precision.
+
+    Args:
+        tensors: published names to tensors.
+        table: the layout, made by `huggingface`, `openai` or `timm`.
+        source: the file, for messages.
+
+    Raises:
+        CheckpointError: naming the tensors that are missing, surplus, misshapen, not numbers, or not finite.
+    """
+    check(tensors, table, source)
+    state: dict[str, Tensor] = {}
+    for entry in table:
+        tensor = tensors[entry.source].detach().reshape(entry.shape)
+        if entry.integer:
+            state[entry.into[0]] = tensor.long()
+            continue
+        # A sum is finite only if all its terms are, and takes a tenth of the time.
+        if not bool(tensor.sum().isfinite()) and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                f"{source}: tensor {entry.source!r} holds NaN or infinity; the file is damaged, get it again"
+            )
+        if entry.transposed:
+            tensor = tensor.t()
+        parts = tensor.chunk(len(entry.into)) if len(entry.into) > 1 else (tensor,)
+        state.update(zip(entry.into, (part.contiguous() for part in parts), strict=True))
+    if "text.rows" in state:
+        _check_rows(state, source)
+    if not abs(float(state["log_scale"])) < _MAX_LOG_SCALE:
+        raise CheckpointError(
+            f"{source}: logit_scale is {float(state['log_scale']):g}, which is no usable temperature; "
+            f"CLIP's is below 4.7"
+        )
+    return state
+
+
+def _check_rows(state: Mapping[str, Tensor], source: str) -> None:
+    """Every BPE id must point at a row that is there."""
+    rows, count = state["text.rows"], len(state["text.tokens"])
+    if int(rows.min()) < 0 or int(rows.max()) >= count:
+        raise CheckpointError(
+            f"{source}: {TOKEN_ROWS} points at rows {int(rows.min())} to {int(rows.max())}, "
+            f"but {TOKEN_TABLE} has {count}"
+        )
+
+
+def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) -> None:
+    """Compare names, shapes and kinds with the table.
+
+    Raises:
+        CheckpointError: with every kind of difference in one message.
+    """
+    expected = {entry.source: entry for entry in table}
+    missing = [name for name in expected if name not in tensors]
+    surplus = [name for name in tensors if name not in expected and not _is_note(name)]
+    misshapen, strange = [], []
+    for name, entry in expected.items():
+        if name not in tensors:
+            continue
+        tensor = tensors[name]
+        # Some releases write the scale as [1], and the probe and the positions with leading axes of 1.
+        if tuple(d for d in tensor.shape if d != 1) != tuple(d for d in entry.shape if d != 1):
+            misshapen.append(f"{name} is {list(tensor.shape)}, expected {list(entry.shape)}")
+        if tensor.dtype not in (_INTEGERS if entry.integer else _FLOATS):
+            strange.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
+    faults = [
+        f"{word} {some(names)}"
+        for word, names in (
+            ("missing", missing),
+            ("surplus", surplus),
+            ("misshapen", misshapen),
+            ("of an unusable type", strange),
+        )
+        if names
+    ]
+    if faults:
+        raise CheckpointError(f"{source}: the tensors do not fit this CLIP: {'; '.join(faults)}")
+
+
+def _is_note(name: str) -> bool:
+    return name in _NOT_WEIGHTS or name.endswith(_NOT_WEIGHT_ENDINGS)
+
+
+def some(names: Sequence[str], limit: int = 6) -> str:
+    """The first names, and how many more there are: for messages."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def publish(state: Mapping[str, Tensor], table: Sequence[Entry]) -> dict[str, Tensor]:
+    """The reverse of `convert`: the tensors of `Clip` under their published names."""
+    published = {}
+    for entry in table:
+        parts = [state[name].detach() for name in entry.into]
+        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+        published[entry.source] = (tensor.t() if entry.transposed else tensor).contiguous()
+        if entry.integer:
+            published[entry.source] = tensor.to(torch.int32)
+    return published
+
+
+# Ours -> the published names inside one layer, or inside the pooling.
+_HF_BLOCK = {
+    "ln_1": "layer_norm1",
+    "attn.q": "self_attn.q_proj",
+    "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj",
+    "attn.o": "self_attn.out_proj",
+    "ln_2": "layer_norm2",
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+}
+_OPENAI_BLOCK = {
+    "ln_1": "ln_1",
+    "attn.o": "attn.out_proj",
+    "ln_2": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_TIMM_BLOCK = {
+    "ln_1": "norm1",
+    "attn.o": "attn.proj",
+    "ln_2": "norm2",
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+}
+_HF_POOL = {"attn.o": "attention.out_proj", "norm": "layernorm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+_OPENAI_POOL = {
+    "attn.o": "attn.out_proj",
+    "norm": "layernorm",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_TIMM_POOL = {"attn.q": "q", "attn.o": "proj", "norm": "norm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+
+
+def huggingface_table(config: ClipConfig, rows: int | None = None) -> tuple[Entry, ...]:
+    """Hugging Face's `CLIPModel`, `MetaClip2Model` or `SiglipModel`; `rows`: a shortened token table's."""
+    vision, text, E = config.vision, config.text, config.embed_dim
+    table = [
+        *_scale(config),
+        Entry(TOKEN_TABLE, (text.vocab if rows is None else rows, text.width), ("text.tokens",)),
+        Entry(
+            "text_model.embeddings.position_embedding.weight", (text.context, text.width), ("text.positions",)
+        ),
+        *_norm("text_model.final_layer_norm", "text.ln_final", text.width),
+        *_image_ends(
+            vision,
+            patch="vision_model.embeddings.patch_embedding",
+            class_token="vision_model.embeddings.class_embedding",
+            positions="vision_model.embeddings.position_embedding.weight",
+            pre="vision_model.pre_layrnorm",  # the published name has the slip
+            post="vision_model.post_layernorm",
+        ),
+        *_blocks("vision_model.encoder.layers", "visual.blocks", vision, _HF_BLOCK),
+        *_blocks("text_model.encoder.layers", "text.blocks", text, _HF_BLOCK),
+    ]
+    if text.projection_bias:  # SigLIP's name
+        table += _linear("text_model.head", "text.proj", (E, text.width))
+    else:
+        table.append(
+            Entry("text_projection.weight", (E, text.width), ("text.proj",), transposed=True),
+        )
+    if vision.projection:
+        table.append(
+            Entry("visual_projection.weight", (E, vision.width), ("visual.proj",), transposed=True),
+        )
+    if vision.pool == "attention":
+        table.append(Entry("vision_model.head.probe", (vision.width,), ("visual.pool.probe",)))
+        table += _packed("vision_model.head.attention.in_proj_{}", "visual.pool.attn", "qkv", vision.width)
+        table += _named("vision_model.head", "visual.pool", vision, _HF_POOL)
+    if rows is not None:
+        table.append(Entry(TOKEN_ROWS, (text.vocab,), ("text.rows",), integer=True))
+    return tuple(table)
+
+
+def openai_table(config: ClipConfig, text_at: str = "") -> tuple[Entry, ...]:
+    """OpenAI's state dict, which OpenCLIP and PE-Core share; OpenCLIP may put "text." before text names."""
+    vision, E = config.vision, config.embed_dim
+    table = [
+        *_scale(config),
+        *_openai_text(config, text_at),
+        *_image_ends(
+            vision,
+            patch="visual.conv1",
+            class_token="visual.class_embedding",
+            positions="visual.positional_embedding",
+            pre="visual.ln_pre",
+            post="visual.ln_post",
+        ),
+        *_openai_blocks("visual.transformer.resblocks", "visual.blocks", vision),
+        Entry("visual.proj", (vision.width, E), ("visual.proj",)),
+    ]
+    if vision.pool == "attention":
+        table.append(Entry("visual.attn_pool.probe", (vision.width,), ("visual.pool.probe",)))
+        table += _packed("visual.attn_pool.attn.in_proj_{}", "visual.pool.attn", "qkv", vision.width)
+        table += _named("visual.attn_pool", "visual.pool", vision, _OPENAI_POOL)
+    return tuple(table)
+
+
+def timm_table(config: ClipConfig, text_at: str = "text.") -> tuple[Entry, ...]:
+    """OpenCLIP's state dict around an image tower of timm."""
+    vision, E = config.vision, config.embed_dim
+    table = [
+        *_scale(config),
+        *_openai_text(config, text_at),
+        *_image_ends(
+            vision,
+            patch="visual.trunk.patch_embed.proj",
+            class_token="visual.trunk.cls_token",
+            positions="visual.trunk.pos_embed",
+            pre="visual.trunk.norm_pre",
+            post="visual.trunk.norm",
+        ),
+        *_blocks("visual.trunk.blocks", "visual.blocks", vision, _TIMM_BLOCK),
+    ]
+    for layer in range(vision.layers):
+        source = f"visual.trunk.blocks.{layer}.attn.qkv."
+        table += _packed(source + "{}", f"visual.blocks.{layer}.attn", "qkv", vision.width)
+    if vision.projection:
+        table += _linear("visual.trunk.head", "visual.proj", (E, vision.width))
+    if vision.pool == "attention":
+        table.append(Entry("visual.trunk.attn_pool.latent", (vision.width,), ("visual.pool.probe",)))
+        table += _packed("visual.trunk.attn_pool.kv.{}", "visual.pool.attn", "kv", vision.width)
+        table += _named("visual.trunk.attn_pool", "visual.pool", vision, _TIMM_POOL)
+    return tuple(table)
+
+
+def _scale(config: ClipConfig) -> Iterator[Entry]:
+    yield Entry("logit_scale", (), ("log_scale",))
+    if config.logit_bias:
+        yield Entry("logit_bias", (), ("pair_bias",))
+
+
+def _openai_text(config: ClipConfig, at: str) -> Iterator[Entry]:
+    text, E = config.text, config.embed_dim
+    if text.projection_bias:
+        yield from _linear(f"{at}text_projection", "text.proj", (E, text.width))
+    else:
+        yield Entry(f"{at}text_projection", (text.width, E), ("text.proj",))
+    yield Entry(f"{at}token_embedding.weight", (text.vocab, text.width), ("text.tokens",))
+    yield Entry(f"{at}positional_embedding", (text.context, text.width), ("text.positions",))
+    yield from _norm(f"{at}ln_final", "text.ln_final", text.width)
+    yield from _openai_blocks(f"{at}transformer.resblocks", "text.blocks", text)
+
+
+def _image_ends(
+    vision: VisionConfig, patch: str, class_token: str, positions: str, pre: str, post: str
+) -> Iterator[Entry]:
+    """What stands before and after the layers; the class token has a position of its own."""
+    shape = (vision.width, 3, vision.patch_size, vision.patch_size)
+    yield Entry(f"{patch}.weight", shape, ("visual.patch.weight",))
+    if vision.patch_bias:
+        yield Entry(f"{patch}.bias", (vision.width,), ("visual.patch.bias",))
+    if vision.class_token:
+        yield Entry(class_token, (vision.width,), ("visual.class_token",))
+    yield Entry(positions, (vision.positions, vision.width), ("visual.positions",))
+    if vision.pre_norm:
+        yield from _norm(pre, "visual.ln_pre", vision.width)
+    yield from _norm(post, "visual.ln_post", vision.width)
+
+
+def _norm(source: str, ours: str, width: int) -> Iterator[Entry]:
+    for part in ("weight", "bias"):
+        yield Entry(f"{source}.{part}", (width,), (f"{ours}.{part}",))
+
+
+def _linear(source: str, ours: str, shape: tuple[int, int]) -> Iterator[Entry]:
+    """A projection with a bias, of which ours is the transpose."""
+    yield Entry(f"{source}.weight", shape, (ours,), transposed=True)
+    yield Entry(f"{source}.bias", shape[:1], (f"{ours}_bias",))
+
+
+def _packed(source: str, ours: str, names: str, width: int) -> Iterator[Entry]:
+    """Several square projections in one matrix; `{}` in `source` becomes "weight" or "bias"."""
+    count = len(names)
+    for part, shape in (("weight", (count * width, width)), ("bias", (count * width,))):
+        yield Entry(source.format(part), shape, tuple(f"{ours}.{name}.{part}" for name in names))
+
+
+def _openai_blocks(source: str, ours: str, tower: VisionConfig | TextConfig) -> Iterator[Entry]:
+    yield from _blocks(source, ours, tower, _OPENAI_BLOCK)
+    for layer in range(tower.layers):
+        packed = f"{source}.{layer}.attn.in_proj_"
+        yield from _packed(packed + "{}", f"{ours}.{layer}.attn", "qkv", tower.width)
+
+
+def _blocks(source: str, ours: str, tower: TowerConfig, names: Mapping[str, str]) -> Iterator[Entry]:
+    for layer in range(tower.layers):
+        yield from _named(f"{source}.{layer}", f"{ours}.{layer}", tower, names)
+
+
+def _named(source: str, ours: str, tower: TowerConfig, names: Mapping[str, str]) -> Iterator[Entry]:
+    """The parts of a layer or of the pooling; a bias has the first number of its weight's shape."""
+    D = tower.width
+    square = dict.fromkeys(("attn.q", "attn.k", "attn.v", "attn.o"), (D, D))
+    norms = dict.fromkeys(("ln_1", "ln_2", "norm"), (D,))
+    sizes: dict[str, tuple[int, ...]] = {
+        **norms, **square, "mlp.up": (tower.mlp, D), "mlp.down": (D, tower.mlp)
+    }  # fmt: skip
+    for name, published in names.items():
+        for part, shape in (("weight", sizes[name]), ("bias", sizes[name][:1])):
+            yield Entry(f"{source}.{published}.{part}", shape, (f"{ours}.{name}.{part}",))
