@@ -62,11 +62,11 @@ from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
 from dear.methods.prolip import ProLIP
 from dear.runs.batches import pixels_for
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.calibrate import CLASS_FOLDS, FOLDS, SLOW_FOLDS
 from dear.train.crossval import (
     Trials,
-    answers_of,
     classes_held_out,
     held_out,
     held_parts,
@@ -185,7 +185,7 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     def asked(classes: list[str], images: ImageSet, key: str) -> dict[str, Tensor]:
         own = method if classes == task.base else method.with_classes(classes)
         stages = task.stages(method, images, key)
-        return answers_of(own, images, features=None if stages is None else stages.answered())
+        return Model(own).logits(images, frozen=None if stages is None else stages.answered())
 
     found["old"] = asked(task.base, task.old, "old"), task.old.labels
     found["outside"] = asked(task.base, task.new, "new")

@@ -19,7 +19,6 @@ from dear.heads.repair import Repair, remove_examples, remove_heads
 from dear.heads.values import find_concept
 from dear.heads.without import ways_to_remove
 from dear.methods import build_method
-from dear.runs.evaluate import evaluate
 from dear.runs.recipe import Recipe
 from dear.workflows.adapt import adapt
 from dear.workflows.speed import machine
@@ -111,7 +110,7 @@ def measure(
         fixed = clip if repair is None else clip.corrected(repair.correction())
         recipe = {"epochs": epochs} if epochs else None
         settings = {"seed": seed, "preset": preset or None, "recipe": recipe, "calibrate": False}
-        result = evaluate(adapt(drawn, method=own, backbone=fixed, **settings).method, test)
+        result = adapt(drawn, method=own, backbone=fixed, **settings).evaluate(test)
         answers = result.answers[result.pick(None)]
     values = values_of(test)
     assert values is not None

@@ -110,7 +110,7 @@ def test_a_focus_is_part_of_its_heads() -> None:
 def test_what_is_left_of_a_probe_is_its_bias() -> None:
     method = method_of("linear-probe", tiny_clip())
     parts = trace(method, images(), "default").parts(each_class(method))
-    torch.testing.assert_close(parts.rest, method.get_parameter("bias").detach()[:, None].expand(3, 4))
+    torch.testing.assert_close(parts.rest, method.get_buffer("bias")[:, None].expand(3, 4))
 
 
 def test_what_is_left_of_a_cache_model_is_the_vote_of_its_cache() -> None:

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear._io.image_file import in_batches
 from dear.data.images import ImageSet
-from dear.methods.base import Frozen, Method, in_precision
-from dear.runs.batches import GPU_BATCH as BATCH
-from dear.runs.evaluate import logits_of
+from dear.methods.base import Method
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.feed import stream
@@ -121,32 +119,8 @@ def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, se
         allow_other_roles=True,  # they were accepted when `method` was built
         ids=ids,
         seed=seed,
-        config=method.config,
+        config=method.settled_config(),
     )
-
-
-@torch.no_grad()
-def answers_of(
-    method: Method, images: ImageSet, precision: str = "auto", features: Tensor | Frozen | None = None
-) -> Logits:
-    """Logits [n, C] in every mode on the CPU.
-
-    Known image features [n, E], or what `Method.inference_stage` gives of all images, spare the image tower.
-    """
-    method = in_precision(method, precision)
-    found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
-    known = (features,) if isinstance(features, Tensor) else features
-
-    def some(rows: range) -> Logits:
-        if known is not None:
-            part = tuple(tensor[rows.start : rows.stop].to(method.clip.device) for tensor in known)
-            return method.logits_from_frozen(part)
-        return logits_of(method, images, list(rows))
-
-    for _, answers in in_batches(some, len(images), BATCH):
-        for mode, logits in answers.items():
-            found[mode].append(logits.float().cpu())
-    return {mode: torch.cat(parts) for mode, parts in found.items()}
 
 
 @dataclass(frozen=True)
@@ -187,7 +161,8 @@ class Trials:
     def answers(self, method: Method, rows: Tensor) -> Logits:
         """Logits in every mode of the images at `rows`."""
         known = None if self.stages is None else self.stages.subset(rows).answered()
-        return answers_of(method, self.images.subset(rows.tolist()), self.recipe.precision, known)
+        model = Model(method, precision=self.recipe.precision)
+        return model.logits(self.images.subset(rows.tolist()), frozen=known)
 
 
 def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:

@@ -109,7 +109,11 @@ class RecordedStep:
         return loss
 
     def _record(self, inputs: Inputs) -> Recording | None:
-        """A recording of the step; None where the method does what cannot be recorded."""
+        """A recording of the step; None where the method does what cannot be recorded.
+
+        Recording runs the step a few times; random numbers (dropout) go on as if it had not.
+        """
+        before = torch.cuda.get_rng_state(self.parts.feed.device)
         try:
             return Recording(
                 self._recorded, inputs, self.parts.learned, self.parts.optimizer if self._updates else None
@@ -126,6 +130,8 @@ class RecordedStep:
                 str(error).splitlines()[0],
             )
             return None
+        finally:
+            torch.cuda.set_rng_state(before, self.parts.feed.device)
 
     def _recorded(self, inputs: Inputs) -> Loss:
         *frozen, labels, domains = inputs
