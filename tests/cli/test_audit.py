@@ -14,8 +14,8 @@ from dear import world
 from dear.cli import build_app
 from dear.data import few_shot
 from dear.heads.without import Without, remove
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.workflows.adapt import adapt
 from dear.workflows.audit import without
 from dear.workflows.repair import repair_run
@@ -72,7 +72,7 @@ def test_a_repair_is_proved_beside_random_heads(run: Path) -> None:
     assert report["repaired"]["accuracy"] > report["random_heads"]["mean"]["accuracy"] + 0.1
     assert len(report["random_heads"]["draws"]) == 5
     assert 0.05 < report["answers_changed"] < 1
-    assert evaluate(done.trained.method, test).report()["accuracy"] == report["repaired"]["accuracy"]
+    assert Model(done.trained.method).evaluate(test).report()["accuracy"] == report["repaired"]["accuracy"]
 
 
 def test_a_removal_is_kept_by_export_and_zeroshot(tmp_path: Path) -> None:

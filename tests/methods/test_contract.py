@@ -12,7 +12,7 @@ from dear.errors import RunError, UsageError
 from dear.methods import METHODS, DeAR, Method, build_method, find_method
 from dear.methods.base import in_precision
 from dear.methods.dear import layer_mask
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.recording import mark_changed
 from dear.train.run import train
@@ -146,7 +146,7 @@ def test_evaluating_within_training_changes_no_bit_of_it() -> None:
 
         def progress(*_: object, model: Method = model, precision: str | None = precision) -> None:
             if precision is not None:
-                evaluate(model, Colors(), precision=precision)
+                Model(model, precision=precision).evaluate(Colors())
 
         train(model, Colors(), Recipe(epochs=3, batch=5, lr=1e-2), progress=progress)
         states.append(model.adapter_state())
@@ -223,7 +223,7 @@ def test_evaluating_within_a_recorded_training_changes_no_bit_of_it(precision: s
 
         def progress(*_: object, model: Method = model, watch: bool = watch) -> None:
             if watch:
-                evaluate(model, Colors())
+                Model(model).evaluate(Colors())
                 torch.cuda.empty_cache()
                 junk = [torch.full((n,), float("nan"), device="cuda") for n in (64, 4096, 1 << 16, 1 << 20)]
                 del junk

@@ -12,7 +12,6 @@ from dear.runs.recipe import Recipe
 SGD, ADAMW = "sgd", "adamw"
 # name: (optimizer, lr, batch, epochs, weight decay), options that the paper sets
 PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] = {
-    "linear-probe": ((ADAMW, 1e-3, 32, 50, 1e-2), {}),
     "coop": ((SGD, 2e-3, 32, 50, 5e-4), {"context": 4, "words": "a photo of a"}),
     "cocoop": ((SGD, 2e-3, 1, 10, 5e-4), {"context": 4, "words": "a photo of a", "narrowing": 16}),
     "vpt": ((SGD, 2.5e-3, 4, 5, 5e-4), {"tokens": 8, "depth": None}),

@@ -66,7 +66,7 @@ def test_parts_sum_to_the_logit_with_every_preset(name: str) -> None:
     for preset in METHODS[name].presets.values():
         method = method_of(name, clip, **preset.options)
         for mode in method.modes:
-            parts = trace(method, pixels, mode).parts(each_class(method))
+            parts = trace(method, pixels, mode).parts(each_class(method), patches=True)
             logits = method.logits(pixels, mode)
             torch.testing.assert_close(parts.total().T.float(), logits, atol=1e-4, rtol=0, msg=mode)
             assert float(parts.rest.abs().max()) < 1e-4
@@ -110,7 +110,7 @@ def test_a_focus_is_part_of_its_heads() -> None:
 def test_what_is_left_of_a_probe_is_its_bias() -> None:
     method = method_of("linear-probe", tiny_clip())
     parts = trace(method, images(), "default").parts(each_class(method))
-    torch.testing.assert_close(parts.rest, method.get_parameter("bias").detach()[:, None].expand(3, 4))
+    torch.testing.assert_close(parts.rest, method.get_buffer("bias")[:, None].expand(3, 4))
 
 
 def test_what_is_left_of_a_cache_model_is_the_vote_of_its_cache() -> None:

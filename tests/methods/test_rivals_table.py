@@ -22,7 +22,7 @@ SMALL = {"mmrl": {"width": 16}, "mmrlpp": {"width": 16}, "rpo": {"prompts": 5}, 
 # Options under which a method that has learned nothing yet is the frozen CLIP, or nothing else is possible.
 NEUTRAL = {
     "zeroshot": {},
-    "linear-probe": {"start": "text"},
+    "linear-probe": {"start": "text", "C": 1e-12},
     "coop": {},
     "kgcoop": {},
     "prograd": {"context": 4, "words": "a photo of a"},
@@ -35,7 +35,8 @@ NEUTRAL = {
 }
 LATER = {"two-stage": ("classifier",)}  # learned tensors that begin to learn in a later stage
 EVERY = list(METHODS)
-LEARNING = [name for name in EVERY if name not in ("zeroshot", "tip-adapter", "lp-plus-plus", "proker")]
+CLOSED = ("zeroshot", "linear-probe", "tip-adapter", "lp-plus-plus", "proker")  # nothing is learned by steps
+LEARNING = [name for name in EVERY if name not in CLOSED]
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 1, **options) -> Method:

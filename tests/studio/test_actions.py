@@ -16,8 +16,8 @@ from dear.data import open_data
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
 from dear.methods import ZeroShot
 from dear.methods.calibration import Calibration, ModeCalibration
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio import compare as comparing
 from dear.studio.classify import (
@@ -287,7 +287,9 @@ def test_measuring_accuracy_while_training_leaves_the_trained_method_alone():
     """A recorded step holds tensors of the method's prompts: an evaluation has a binding of its own."""
     trained = model()
     before = (trained.clip, trained.prompts, trained._cache, dict(trained._cache))
-    evaluate(trained, open_data("world:vehicles", "test").select_classes(trained.classes).subset(range(4)))
+    Model(trained).evaluate(
+        open_data("world:vehicles", "test").select_classes(trained.classes).subset(range(4))
+    )
     assert trained.clip is before[0]
     assert trained.prompts is before[1]
     assert trained._cache is before[2]
@@ -387,8 +389,8 @@ def test_two_models_are_compared_on_the_same_images(tmp_path):
     step = -(-len(data) // 600)
     some = data.subset(range(0, len(data), step))
     mode = "fused"
-    right = evaluate(model().with_classes(some.classes), some)
-    frozen = evaluate(ZeroShot(backbone(), some.classes, template=some.template), some)
+    right = Model(model().with_classes(some.classes)).evaluate(some)
+    frozen = Model(ZeroShot(backbone(), some.classes, template=some.template)).evaluate(some)
     now, then = right.answers[mode] == some.labels, frozen.answers["default"] == some.labels
     assert f"answers {int((now & ~then).sum())} rightly" in html
     assert f"{int((then & ~now).sum())} wrongly" in html

@@ -230,7 +230,6 @@ def test_a_winner_is_named_with_those_that_chance_does_not_tell_from_it() -> Non
 
 def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
     from dear.runs.recipe import Recipe
-    from dear.train.crossval import answers_of
     from dear.train.frozen import stages_of
     from dear.train.run import train
 
@@ -247,8 +246,8 @@ def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
             train(quick, on, replace(own, views=0), stages=stages)
             for before, after in zip(plain.parameters(), quick.parameters(), strict=True):
                 torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
-            from_stages = answers_of(quick, on, features=stages.answered())
-            for mode, logits in answers_of(quick, on).items():
+            from_stages = Model(quick).logits(on, frozen=stages.answered())
+            for mode, logits in Model(quick).logits(on).items():
                 torch.testing.assert_close(from_stages[mode], logits, rtol=1e-4, atol=1e-4)
 
 

@@ -24,6 +24,7 @@ from dear.methods import find_method
 from dear.methods.base import Method
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, data_digest, digest, plain, roles_digest
+from dear.train.focus import can_focus
 
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOut())
@@ -181,6 +182,7 @@ class _Planner:
             extra["template"] = request.templates[dataset]
         data = Data(dataset, extra, seed, request.templates.get(dataset), request.data_root)
         how = variant.roles.format(seed=seed) if kind.uses_roles else ""
+        focus = request.training.focus if can_focus(kind) else None
         spec = msgspec.structs.replace(
             request.training,
             method=kind.name,
@@ -192,7 +194,8 @@ class _Planner:
             data=dataset,
             backbone=request.backbone,
             identity=request.identity,
-            roles_digest=self._roles(how) if kind.uses_roles else None,
+            roles_digest=self._roles(how) if kind.uses_roles or focus is not None else None,
+            focus=focus,
             **self._training(data, shots),
         )
         return Cell(

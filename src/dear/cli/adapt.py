@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +89,13 @@ def adapt(
     ] = None,
     way: Way = "auto",
     examples: Examples = None,
+    focus: Annotated[
+        str | None,
+        typer.Option(
+            "--focus",
+            help="Learn with the heads of one role beside the whole feature (location, color), or auto.",
+        ),
+    ] = None,
     calibrate: Annotated[
         bool,
         typer.Option(
@@ -120,6 +128,8 @@ def adapt(
 
     `dear adapt --data photos/ --out run --without location`
 
+    `dear adapt --data photos/ --out run --method linear-probe --focus auto`
+
     `dear adapt --data photos/ --out run --recipe lr=1e-4 --recipe precision=float32`
     """
     from dear.errors import DiskError, UsageError
@@ -132,7 +142,7 @@ def adapt(
     from dear.train.tensorboard import logged
     from dear.workflows.evaluate import held_out_accuracy, open_held_out
 
-    if roles is not None and not find_method(method).uses_roles and not without:
+    if roles is not None and not find_method(method).uses_roles and not without and focus is None:
         raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")
     preset, changes = _recipe(recipe, epochs, batch)
     spec = Spec().changed(
@@ -151,6 +161,7 @@ def adapt(
         balance=balance,
         unreadable=unreadable,
         calibrate=calibrate,
+        focus=focus,
     )
     removed = asked_without(without, way, examples)
     check_folder(out, resume)
@@ -246,6 +257,8 @@ def _facts(
     correction = trained.method.clip.correction
     if correction is not None:
         facts["removed"] = correction.note
+    if job.focus is not None:
+        facts["focus"] = asdict(job.focus)
     if found is not None:
         facts["accuracy"] = {"before": found.before, "after": found.after, "images": found.images}
     return facts

@@ -101,6 +101,10 @@ def bench(
         str | None, typer.Option("--targets", help="Datasets to test on (cross-dataset, domain-shift).")
     ] = None,
     roles: Roles = None,
+    focus: Annotated[
+        str | None,
+        typer.Option("--focus", help="Role to focus on, or auto, for methods that can (see `dear adapt`)."),
+    ] = None,
     options: Set = None,
     recipe: Recipe = None,
     template: Templates = None,
@@ -131,15 +135,21 @@ def bench(
 
     from dear.bench.outputs import write_protocol
     from dear.bench.plan import find_protocol, plan
+    from dear.errors import UsageError
+    from dear.methods import find_method
+    from dear.train.focus import can_focus
 
     find_protocol(protocol)
     asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
     preset, values = read_recipe(recipe)
     names = _with_preset(_names(methods), preset)
+    if focus is not None and not any(can_focus(find_method(name.partition("@")[0])) for name in names):
+        raise UsageError(f"--focus {focus}: none of the methods ({', '.join(names)}) can focus on heads")
     engines = _engine(asked, engine, address, workers, gpus)
     request, place = _prepare(asked, names, options, values, template)
     wanted = None if targets is None else _datasets(targets)
-    request = replace(request, methods=names, targets=wanted)
+    training = request.training.changed(focus=focus)
+    request = replace(request, methods=names, targets=wanted, training=training)
     place = replace(place, adapters=str((out / "adapters").resolve()))
     cells = plan(protocol, request)
     grid, summary = _compute(out, cells, place, engines, protocol, tensorboard)

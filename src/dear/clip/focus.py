@@ -48,32 +48,39 @@ def check_focus(visual: VisionTower, heads: Sequence[Head]) -> tuple[Head, ...]:
     return chosen
 
 
-def focused_features(visual: VisionTower, pixels: Tensor, heads: Sequence[Head]) -> Tensor:
-    """Image features and the sum of the terms of `heads` in them, [B, 2E], for pixels [B, 3, S, S].
+def focused_features(visual: VisionTower, pixels: Tensor, groups: Sequence[Sequence[Head]]) -> Tensor:
+    """Image features and the sum of the terms of each of G groups of heads, [B, (1 + G) E].
 
     A correction of the feature applies to the terms as well: heads that it leaves out add nothing, and its
     matrix acts on what the others add.
+
+    Args:
+        visual: the image tower.
+        pixels: normalized, [B, 3, S, S].
+        groups: (layer, head) pairs.
     """
-    first = min(layer for layer, _ in heads)
-    record = _ClassRow()
-    x = visual.run(visual.embed(pixels), last=first - 1)
-    rows = visual.run(x, first=first, read=visual.read_rows(), record=record)  # [B, 1, D]
-    wide, norm = rows[:, 0].float(), visual.ln_post
+    layers = sorted({layer for heads in groups for layer, _ in heads})
+    record, norm = _ClassRow(), visual.ln_post
+    x = visual.run(visual.embed(pixels), last=layers[0] - 1)
+    rows = visual.run(x, first=layers[0], read=visual.read_rows(), record=record)  # [B, 1, D]
+    wide = rows[:, 0].float()
     if visual.ablated_heads:  # the rows carry the standard deviation as their mean
         spread = wide.mean(dim=-1, keepdim=True)
     else:
         spread = (wide.var(dim=-1, keepdim=True, unbiased=False) + norm.eps).sqrt()
-    added = torch.zeros_like(wide)
-    for layer in sorted({layer for layer, _ in heads}):
-        block = visual.blocks[layer - 1]
-        assert isinstance(block, Block)
-        own = [head for at, head in heads if at == layer and (at, head) not in visual.ablated_heads]
-        weight = block.attn.o.weight.float().T.unflatten(0, (visual.config.heads, -1))[own]  # [h, d, D]
-        outputs = record[f"blocks.{layer}.attn.heads"][:, own, 0].float()  # [B, h, d]
-        added = added + outputs.flatten(1) @ weight.flatten(0, 1)
-    centered = (added - added.mean(dim=-1, keepdim=True)) / spread
-    terms = (centered * norm.weight.float()) @ visual.space_matrix().float()
-    if visual.correction_matrix is not None:
-        terms = terms @ visual.correction_matrix.to(terms.dtype)
-    features = visual.features(rows)
-    return torch.cat([features, terms.to(features.dtype)], dim=-1)
+    found = [visual.features(rows)]
+    for heads in groups:
+        added = torch.zeros_like(wide)
+        for layer in sorted({layer for layer, _ in heads}):
+            block = visual.blocks[layer - 1]
+            assert isinstance(block, Block)
+            own = [head for at, head in heads if at == layer and (at, head) not in visual.ablated_heads]
+            weight = block.attn.o.weight.float().T.unflatten(0, (visual.config.heads, -1))[own]  # [h, d, D]
+            outputs = record[f"blocks.{layer}.attn.heads"][:, own, 0].float()  # [B, h, d]
+            added = added + outputs.flatten(1) @ weight.flatten(0, 1)
+        centered = (added - added.mean(dim=-1, keepdim=True)) / spread
+        terms = (centered * norm.weight.float()) @ visual.space_matrix().float()
+        if visual.correction_matrix is not None:
+            terms = terms @ visual.correction_matrix.to(terms.dtype)
+        found.append(terms.to(found[0].dtype))
+    return torch.cat(found, dim=-1)

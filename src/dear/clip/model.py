@@ -231,7 +231,7 @@ class Clip(nn.Module):
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length; see also `focused`."""
         if self.focus:
-            return focused_features(self.visual, pixels.to(self.device), self.focus)
+            return focused_features(self.visual, pixels.to(self.device), (self.focus,))
         features: Tensor = self.visual(pixels.to(self.device))
         return features
 

@@ -175,6 +175,12 @@ def _measured(role: str, own: float, none: float) -> str:
     )
 
 
+def hardly_specialized(roles: RoleMap) -> str | None:
+    """A part of a sentence where most heads of a map have no role of their own; else None."""
+    total, own = len(list(roles)), sum(len(heads) for heads in attribute_heads(roles).values())
+    return f"{total - own} of {total} heads have no attribute of their own" if 2 * own < total else None
+
+
 def enough_to_measure(labels: Tensor) -> bool:
     """Whether cross-validation is possible: two images or more in most classes."""
     return int(torch.bincount(labels).float().median()) >= 2

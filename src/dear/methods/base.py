@@ -210,7 +210,8 @@ class Method(nn.Module):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Image features [B, E], not of unit length; here those of the frozen backbone."""
-        return frozen[0] if self.cut == "feature" else frozen_feature(self.clip, self.cut, frozen[0])
+        features = frozen[0] if self.cut == "feature" else frozen_feature(self.clip, self.cut, frozen[0])
+        return features[..., : self.clip.config.embed_dim]  # a focus stands behind it
 
     def texts(self) -> Tensor:
         """Text features [C, E] of the classes; here the frozen ones of the prompts."""
@@ -242,6 +243,10 @@ class Method(nn.Module):
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         """Shapes of those tensors of `state` whose size the training set decided (for cache models)."""
         return {}
+
+    def settled_config(self) -> Any:
+        """The options with what training chose by itself, for trainings on parts of the same images."""
+        return self.config
 
     def facts(self) -> dict[str, Any]:
         """Plain values worth keeping beside a run's metrics."""

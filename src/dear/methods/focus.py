@@ -1,8 +1,7 @@
 """What methods that learn from the frozen image feature read of it: the feature, or one with a focus.
 
 With a focus on some heads, a linear layer, a kernel or a cache reads the focused feature (method page,
-section 2d), while the zero-shot part of a method reads the image feature alone, which texts can be compared
-with.
+section 2d), while the zero-shot part of a method reads the image feature, which texts can be compared with.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ class FeatureReader(nn.Module):
         self.width = clip.feature_width
         self.weight = config.focus_weight
         self._texts = clip.config.embed_dim
-        mean = torch.zeros(self.width, device=clip.device) if config.focus else None
+        wide = torch.float64 if clip.dtype == torch.float64 else torch.float32
+        mean = torch.zeros(self.width, device=clip.device, dtype=wide) if config.focus else None
         self.register_buffer("mean", mean)  # no tensor of the run without a focus
 
     @torch.no_grad()

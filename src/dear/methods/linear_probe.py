@@ -1,37 +1,41 @@
 """Linear probe: a linear classifier on frozen image features (Radford et al., ICML 2021).
 
-`logits = tau (f / |f|) W^T + b` with f the frozen image feature; W and b are learned, the text tower is not
-used.
+`logits = x W^T + b` with x the frozen image feature at unit length, or the focused one; W and b are a
+logistic regression with an L2 penalty on W, fitted by L-BFGS. The text tower is not used.
 
-Departures: CLIP's authors fit logistic regression with L-BFGS and search its penalty on validation data; here
-W is trained by the same loop as every method, with weight decay, and nothing is searched. The temperature tau
-only sets the scale of W. `start="text"` begins at the text features of the prompts, where the probe equals
-zero-shot CLIP.
+Departures: CLIP's authors search the penalty on validation data; here it is chosen by cross-validation on the
+training images, and features have unit length. `start="text"` adds zero-shot CLIP's logits, so that W is what
+the images change of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Method, unit
+from dear.methods.base import Batches, Frozen, Method
+from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.logistic import choose_strength, fit_logistic
 
 
 @dataclass(frozen=True)
-class LinearProbeConfig:
+class LinearProbeConfig(FocusConfig):
     """Options of the linear probe."""
 
-    start: str = "zero"  #: or "text": the prompts' features
+    start: str = "zero"  #: or "text": zero-shot CLIP's logits, which W adds to
+    C: float | None = None  #: inverse of the penalty, as in scikit-learn; none: chosen on the training images
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.start not in ("zero", "text"):
             raise UsageError(f"start {self.start!r} is not known; choose from zero, text")
+        if self.C is not None and not self.C > 0:
+            raise UsageError(f"C = {self.C} must be positive")
 
 
 class LinearProbe(Method):
@@ -39,17 +43,45 @@ class LinearProbe(Method):
 
     name: ClassVar[str] = "linear-probe"
     title: ClassVar[str] = "Linear probe"
-    recipe: ClassVar[Mapping[str, Any]] = {"epochs": 50, "batch": 32, "weight_decay": 1e-2}
     Config: ClassVar[type] = LinearProbeConfig
     config: LinearProbeConfig
+    weight: Tensor
+    bias: Tensor
+    strength: Tensor
 
     def build(self, generator: torch.Generator) -> None:
-        """W [C, E] and b [C]."""
+        """W [C, W] and b [C]."""
         text = self.prompts.frozen
-        self.weight = self.learn(text if self.config.start == "text" else torch.zeros_like(text))
-        self.bias = self.learn(torch.zeros(len(text)))
+        self.reader = FeatureReader(self.clip, self.config)
+        self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
+        self.register_buffer("bias", text.new_zeros(len(text)))
+        self.register_buffer("strength", text.new_zeros(()))  # C, as it was chosen
+
+    def prepare(self, batches: Batches) -> None:
+        """Choose C, unless it is given, and fit W and b."""
+        features, images, labels = training_features(self.clip, self.reader, batches, views=0)
+        features, count = features.to(self.weight.dtype), len(self.classes)
+        offset = self._offset(images)
+        strength = self.config.C or choose_strength(features, labels, count, offset)
+        self.strength = self.strength.new_tensor(strength)
+        self.weight, self.bias = fit_logistic(features, labels, count, strength, offset)
+
+    def facts(self) -> dict[str, float]:
+        """The C that was taken."""
+        return {"C": float(self.strength)}
+
+    def settled_config(self) -> LinearProbeConfig:
+        """The options with the C that was chosen."""
+        return replace(self.config, C=float(self.strength) or None)
+
+    def _offset(self, images: Tensor) -> Tensor | None:
+        """What is added to the logits, [B, C], for unit image features [B, E]."""
+        if self.config.start == "zero":
+            return None
+        return self.clip.logit_scale * images.to(self.weight.dtype) @ self.prompts.frozen.T
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""
-        images = unit(frozen[0]).to(self.weight.dtype)
-        return {"default": F.linear(self.clip.logit_scale * images, self.weight, self.bias)}
+        logits = F.linear(self.reader(frozen[0]).to(self.weight.dtype), self.weight, self.bias)
+        offset = self._offset(self.reader.image(frozen[0]))
+        return {"default": logits if offset is None else logits + offset}

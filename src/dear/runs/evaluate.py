@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.progress import Progress
-from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.methods.base import Method
-from dear.runs.batches import pixels_for
 
 BINS = 15  #: of the calibration error
 
@@ -123,36 +119,3 @@ def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> fl
     place = (sure * bins).ceil().clamp(1, bins).long() - 1
     gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double() - sure)
     return float(gaps.abs().sum() / len(sure))
-
-
-def fit_classes(method: Method, images: ImageSet, template: str | None = None) -> tuple[Method, Tensor]:
-    """The method that can answer for a set, and the set's labels in that method's numbering [n].
-
-    When the method knows all the set's classes, it chooses among all of its own; otherwise the adapter is
-    put on the set's classes, with `template` or else the template it was trained with.
-    """
-    if tuple(images.classes) == method.classes:  # also where two classes share a name
-        return method, images.labels
-    known = {name: number for number, name in enumerate(method.classes)}
-    if all(name in known for name in images.classes):
-        numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
-        return method, numbers[images.labels]
-    return method.with_classes(images.classes, template), images.labels
-
-
-@torch.no_grad()
-def logits_of(method: Method, images: ImageSet, rows: list[int]) -> dict[str, Tensor]:
-    """Logits [b, C] in every mode, from CLIP's own view of the images."""
-    return method.all_logits(pixels_for(method.clip, images, rows))
-
-
-def evaluate(
-    method: Method,
-    images: ImageSet,
-    precision: str = "auto",
-    progress: Progress | None = None,
-) -> Evaluation:
-    """`Model.evaluate` of a method."""
-    from dear.runs.model import Model
-
-    return Model(method, precision=precision).evaluate(images, progress=progress)

@@ -8,7 +8,7 @@ and the same image in two folders is computed once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from dear._io.feature_store import FeatureStore
 from dear._io.progress import Progress
+from dear.clip.correction import Head
+from dear.clip.focus import focused_features
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.methods.base import Method, in_precision
@@ -43,7 +45,7 @@ class FeatureCache:
 
     def rows(self, what: bytes, images: ImageSet, indices: list[int], compute: Rows) -> Tensor:
         """Rows [b, ...] in float32 on the CPU; `what` says what they are and by which weights."""
-        keys = {index: key for index in indices if (key := content_key(images, index, what)) is not None}
+        keys = _keys(images, indices, what)
         known = self.store.get(keys.values())
         missing = [index for index in indices if keys.get(index) not in known]
         fresh: dict[int, Tensor] = {}
@@ -52,15 +54,7 @@ class FeatureCache:
             rows = compute(missing).float().cpu()
             shape = tuple(rows.shape[1:])
             fresh = dict(zip(missing, rows, strict=True))
-            skipped = getattr(images, "problems", {})  # images that could not be read have no true row
-            if rows[0].numel() * 4 <= _MOST_BYTES:
-                self.store.put(
-                    {
-                        keys[index]: _pack(row)
-                        for index, row in fresh.items()
-                        if index in keys and index not in skipped and bool(row.isfinite().all())
-                    }
-                )
+            self._keep(images, fresh, keys)
         result = []
         for index in indices:
             row = fresh[index] if index in fresh else _unpack(known[keys[index]])
@@ -68,6 +62,20 @@ class FeatureCache:
                 row = compute([index]).float().cpu()[0]
             result.append(row)
         return torch.stack(result)
+
+    def _keep(self, images: ImageSet, rows: Mapping[int, Tensor], keys: Mapping[int, bytes]) -> None:
+        """Store rows of images, by their places, that have a key."""
+        skipped = getattr(images, "problems", {})  # images that could not be read have no true row
+        self.store.put(
+            {
+                keys[index]: _pack(row)
+                for index, row in rows.items()
+                if index in keys
+                and index not in skipped
+                and row.numel() * 4 <= _MOST_BYTES
+                and bool(row.isfinite().all())
+            }
+        )
 
     def image_features(
         self, clip: Clip, images: ImageSet, progress: Progress | None = None, batch: int = _BATCH
@@ -81,7 +89,36 @@ class FeatureCache:
             )
 
         parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
-        return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
+        return torch.cat([torch.empty(0, clip.feature_width), *parts])
+
+    def focused_features(
+        self,
+        clip: Clip,
+        images: ImageSet,
+        groups: Sequence[Sequence[Head]],
+        progress: Progress | None = None,
+        batch: int = _BATCH,
+    ) -> Tensor:
+        """Image features and what each of G groups of heads adds to them, [n, (1 + G) E], on the CPU."""
+        clip = clip.focused(())
+        what = _digest(f"parts of {[list(heads) for heads in groups]}", clip)
+
+        @torch.no_grad()
+        def some(reading: ImageSet, rows: list[int]) -> Tensor:
+            def compute(missing: list[int]) -> Tensor:
+                pixels = pixels_for(clip, reading, missing)
+                return focused_features(clip.visual, pixels.to(clip.device), groups)
+
+            return self.rows(what, reading, rows, compute)
+
+        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
+        return torch.cat([torch.empty(0, (1 + len(groups)) * clip.config.embed_dim), *parts])
+
+    def remember(self, clip: Clip, images: ImageSet, features: Tensor) -> None:
+        """Cache image features [n, W] that are known already, for `image_features` of the same backbone."""
+        indices = list(range(len(images)))
+        keys = _keys(images, indices, _digest("image feature", clip))
+        self._keep(images, dict(zip(indices, features, strict=True)), keys)
 
     def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
         """Logits [b, C] in every mode; what `Model` takes.
@@ -135,6 +172,11 @@ def learned_digest(kind: str, method: Method, *words: str) -> bytes:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.digest()
+
+
+def _keys(images: ImageSet, indices: list[int], what: bytes) -> dict[int, bytes]:
+    """The keys of those images that are files."""
+    return {index: key for index in indices if (key := content_key(images, index, what)) is not None}
 
 
 def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:

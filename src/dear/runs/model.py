@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import msgspec
 import torch
@@ -25,7 +25,7 @@ from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Method, in_precision, unit
+from dear.methods.base import Frozen, Method, in_precision, unit
 from dear.methods.calibration import (
     Calibration,
     Threshold,
@@ -37,7 +37,7 @@ from dear.methods.calibration import (
 )
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
-from dear.runs.batches import Images, image_set, name_of, over_batches, pixels_for
+from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
@@ -52,6 +52,9 @@ from dear.runs.folder import (
 )
 from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
+
+if TYPE_CHECKING:
+    from dear.runs.explain import Explanation
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
@@ -290,6 +293,7 @@ class Model:
         *,
         unreadable: str = "stop",
         cached: bool = False,
+        frozen: Frozen | None = None,
         progress: Progress | None = None,
     ) -> Logits:
         """Logits [n, C] in every mode on the CPU, uncalibrated.
@@ -298,9 +302,10 @@ class Model:
             images: an image set, or files and Pillow images in a list.
             unreadable: "stop" raises at an image that cannot be read, "skip" gives it rows of NaN.
             cached: keep answers for image files in the user's cache, and take those that are there.
+            frozen: `Method.inference_stage` of all images, where it is known: no image is read.
             progress: called with ("images", images done, images in all).
         """
-        parts, problems = self._each(images, lambda logits: logits, unreadable, cached, progress)
+        parts, problems = self._each(images, lambda logits: logits, unreadable, cached, frozen, progress)
         empty = torch.empty(0, len(self.classes))
         found = {mode: torch.cat([empty, *(part[mode] for part in parts)]) for mode in self.modes}
         for rows in found.values():
@@ -313,6 +318,7 @@ class Model:
         use: Callable[[Logits], Result],
         unreadable: str = "stop",
         cached: bool = False,
+        frozen: Frozen | None = None,
         progress: Progress | None = None,
     ) -> tuple[list[Result], dict[int, str]]:
         """`use` of the logits [b, C] of every batch, on the CPU, and why some images could not be read.
@@ -323,7 +329,9 @@ class Model:
         method = self.bound
 
         def compute(some: ImageSet, rows: list[int]) -> Result:
-            if cache is None:
+            if frozen is not None:
+                found = method.logits_from_frozen(tuple(part[rows].to(method.clip.device) for part in frozen))
+            elif cache is None:
                 found = self.forward(pixels_for(method.clip, some, rows))
             else:
                 found = cache.logits(method, some, rows)
@@ -338,7 +346,14 @@ class Model:
                     )
             return use(logits)
 
-        return over_batches(images, compute, method.clip.device, unreadable=unreadable, progress=progress)
+        return over_batches(
+            images,
+            compute,
+            method.clip.device,
+            unreadable=unreadable,
+            progress=progress,
+            batch=None if frozen is None else GPU_BATCH,
+        )
 
     def calibrated(self, logits: Tensor, mode: str | None = None) -> Tensor:
         """Logits [b, C] of a mode on the scale where their softmax says how sure the answer is.
@@ -491,7 +506,7 @@ class Model:
                 found[mode] = (top.indices, top.values, model.score(scaled, mode))
             return found
 
-        parts, problems = model._each(images, best, unreadable, cached, progress)
+        parts, problems = model._each(images, best, unreadable, cached, progress=progress)
         keep = [row for row in range(len(images)) if row not in problems]
         indices, values, scores = (
             {mode: torch.cat([part[mode][column] for part in parts])[keep] for mode in model.modes}
@@ -509,6 +524,28 @@ class Model:
             scores=None if model.calibration is None else scores,
         )
 
+    def explain(
+        self,
+        image: ImageLike,
+        *,
+        answer: str | None = None,
+        against: str | None = None,
+        reference: ImageSet | None = None,
+        mode: str | None = None,
+    ) -> Explanation:
+        """Why the image is answered as it is: the score as a sum over heads, tokens and patches.
+
+        Args:
+            image: a file or a Pillow image.
+            answer: the class to explain; None: the answer.
+            against: the class to compare with; None: the runner-up.
+            reference: images for answers without a role or concept, usually the training images.
+            mode: way to predict; None: the usual one.
+        """
+        from dear.runs.explain import Explainer
+
+        return Explainer(self, reference, mode=mode).explain([image], answer, against)[0]
+
     def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
         """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""
         if tuple(images.classes) == self.classes:  # also where two classes share a name
@@ -522,7 +559,7 @@ class Model:
     def features(self, images: Images, *, cached: bool = True, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of the backbone, on the CPU; the images' files are cached."""
         found = image_set(images)
-        clip = self.bound.clip
+        clip = self.bound.clip.focused(())
         if cached:
             return FeatureCache().image_features(clip, found, progress)
         return frozen_features(clip, found, progress)

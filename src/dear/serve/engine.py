@@ -117,7 +117,7 @@ class Engine:
             if isinstance(method, DeAR):
                 features = unit(method.attribute_features(pixels[rows]).float())  # [b, A, E]
             else:
-                features = unit(method.clip.encode_image(pixels[rows]).float())[:, None]
+                features = unit(method.clip.focused(()).encode_image(pixels[rows]).float())[:, None]
             found.update(zip(rows, features.cpu(), strict=True))
         return found
 

@@ -22,8 +22,9 @@ from dear.report.page import Table, percent, render
 from dear.report.results_page import sheet_table
 from dear.report.run_facts import Compared
 from dear.report.run_page import changed_classes, gallery, spread_rows
-from dear.runs.evaluate import Evaluation, evaluate
+from dear.runs.evaluate import Evaluation
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.workflows.examine import recommended_modes
@@ -130,7 +131,7 @@ def compare_models(desk: Desk, first: str, second: str, data: str, tell: Progres
         def progress(stage: str, done: int, total: int | None, name: str = name) -> None:
             told(f"asking {name}", done, total)
 
-        found.append(evaluate(fitting, images, progress=progress))
+        found.append(Model(fitting).evaluate(images, progress=progress))
     modes = [_mode(model, images.classes) for model in models]
     before = replace(
         found[0],

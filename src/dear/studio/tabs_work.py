@@ -12,6 +12,7 @@ import gradio as gr
 from dear.clip.factory import list_backbones
 from dear.data import list_datasets
 from dear.errors import RunError, UsageError
+from dear.heads.focus import AUTO, attribute_heads
 from dear.methods import list_methods
 from dear.report import figures
 from dear.runs.spec import Spec
@@ -20,6 +21,8 @@ from dear.studio.desk import Desk
 from dear.studio.parts import Work, errors_as_message, errors_as_output, plot_look, visitor_of
 from dear.studio.tabs_look import Refreshed
 from dear.studio.training import AUTOMATIC, ROLE_CHOICES, Trainer, Watched, status_html
+
+NO_FOCUS = "none"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,14 @@ def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
                 elem_id="train-roles-file",
                 height=140,
             )
+            focus = gr.Dropdown(
+                focus_choices(desk),
+                value=NO_FOCUS,
+                allow_custom_value=True,
+                label="Focus on the heads of a role (methods that learn from the image feature)",
+                info="auto: the role that serves these images best, or none",
+                elem_id="train-focus",
+            )
             shots = gr.Slider(0, 64, 16, step=1, label="Images per class (0: all)", elem_id="train-shots")
             epochs = gr.Slider(1, 50, 10, step=1, label="Epochs", elem_id="train-epochs")
             seed = gr.Number(1, label="Seed", precision=0, minimum=0, elem_id="train-seed")
@@ -78,7 +89,7 @@ def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
             status = gr.HTML(status_html(trainer.watched), elem_id="train-status")
             loss = gr.Plot(label="Loss", visible=False, **plot_look("train-loss"))
             accuracy = gr.Plot(label="Accuracy on test images", visible=False, **plot_look("train-accuracy"))
-    fields = [data, method, shots, epochs, seed, backbone, roles, roles_file]
+    fields = [data, method, shots, epochs, seed, backbone, roles, roles_file, focus]
     return _TrainParts(fields, start, stop, resume, [status, loss, accuracy, download])
 
 
@@ -111,6 +122,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
         weights: str | None,
         choice: str,
         file: str | None,
+        focus: str | None,
         request: gr.Request,
     ) -> None:
         training = Spec().changed(
@@ -120,6 +132,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
             seed=int(number or 0),
             backbone=weights or "",
             recipe={"epochs": int(rounds)},
+            focus=None if focus in (None, "", NO_FOCUS) else focus,
         )
         trainer.start(training, file or choice, visitor_of(request))
 
@@ -144,6 +157,11 @@ def backbone_choices(desk: Desk) -> list[str]:
     """Backbones to choose from; visitors of other computers cannot make this one download any."""
     names = [name for name in list_backbones() if name != desk.clip.name] if desk.local else ["mini"]
     return list(dict.fromkeys([desk.clip.name, *names]))
+
+
+def focus_choices(desk: Desk) -> list[str]:
+    """None, auto, and the roles of the desk's map."""
+    return [NO_FOCUS, AUTO, *({} if desk.roles is None else attribute_heads(desk.roles))]
 
 
 def training_plots(watched: Watched) -> list[Any]:

@@ -22,12 +22,13 @@ from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.methods.base import Method
 from dear.report.page import render
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import FILES
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train.fit import fit
+from dear.train.focus import check_focus
 from dear.train.prepare import Job, check_task, open_training, prepare
 from dear.train.run import Paused
 
@@ -160,6 +161,8 @@ class Trainer:
             raise UsageError("this studio is open to other computers; choose its own backbone or mini")
         if roles not in ROLE_CHOICES:
             RoleMap.load(roles)
+        if spec.focus is not None:
+            check_focus(find_method(spec.method))
 
     def _open(self, spec: Spec) -> tuple[ImageSet, ImageSet | None]:
         name = (spec.data or "").strip()
@@ -221,7 +224,7 @@ class Trainer:
                 watched.lines.append(dict(line))
             if test is not None and step * epochs % steps == 0:
                 watched.message = f"Step {step} of {steps}, measuring accuracy …"
-                watched.accuracy.append((step, evaluate(method, test).accuracy))
+                watched.accuracy.append((step, Model(method).evaluate(test).accuracy))
             left = (time.monotonic() - began) / (step - first) * (steps - step)
             watched.message = f"Step {step} of {steps}, about {left:.0f} s left."
 
@@ -240,7 +243,7 @@ class Trainer:
             watched.message = f"Loading the backbone {spec.backbone} …"
             clip = load(spec.backbone, device=str(clip.device))
         roles = None
-        if find_method(spec.method).uses_roles:
+        if find_method(spec.method).uses_roles or spec.focus is not None:
             roles = self._roles(
                 clip, images if not spec.shots else few_shot(images, spec.shots, spec.seed), watched
             )

@@ -17,6 +17,7 @@ from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import DataError
+from dear.heads.focus import FocusChoice
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, remove
 from dear.methods import build_method, find_method
@@ -24,6 +25,7 @@ from dear.methods.base import Method
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows, counts, enough_steps
+from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
 from dear.train.notices import backbone_notices, image_notices
 from dear.train.roles import roles_for
 
@@ -40,6 +42,7 @@ class Job:
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
     removal: Removal | None = None  #: of concepts, where some were removed
+    focus: FocusChoice | None = None  #: on the heads of a role, where one was asked for
 
     @property
     def rows(self) -> list[int]:
@@ -92,12 +95,14 @@ def prepare(
         without: concepts to remove, instead of `spec.without`.
         concept_roles: role map for their removal; None: the method's.
         device: "auto", "cpu", "cuda", ...
-        progress: told about each stage of the work.
+        progress: called with (stage, done, total).
 
     Raises:
         DearError: anything a user can correct, in one sentence.
     """
     kind = find_method(spec.method)
+    if spec.focus is not None:
+        check_focus(kind)
     preset = kind.preset(spec.preset)
     options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
     images, available, unreadable = _training_images(spec, data, drawn)
@@ -105,7 +110,7 @@ def prepare(
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
     given = spec.roles if roles is None else roles
     chart = None
-    if kind.uses_roles:
+    if kind.uses_roles or spec.focus is not None:
         chart, more = roles_for(clip, images, given, progress)
         notices += more
     removal = None
@@ -118,11 +123,17 @@ def prepare(
         clip = removal.clip
         notices += [f"Removed before training: {removal.repair.title}.", *removal.notices]
         spec = spec.changed(**_noted(without))
+    focus = None
+    if spec.focus is not None and chart is not None:
+        chart.check(clip, spec.allow_other_roles)
+        focus = find_focus(clip, images, spec.focus, chart, progress)
+        notices += focus_notices(focus, clip, chart)
+        options |= focus_options(focus)
     method = build_method(
         spec.method,
         clip,
         images.classes,
-        roles=chart,
+        roles=chart if kind.uses_roles else None,
         allow_other_roles=spec.allow_other_roles,
         template=spec.template or images.template,
         ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
@@ -139,7 +150,7 @@ def prepare(
         recipe = enough_steps(recipe, walked)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
-    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal)
+    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus)
 
 
 def _noted(without: Without) -> dict[str, object]:

@@ -37,7 +37,6 @@ from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.heads.without import role_map, ways_to_remove
 from dear.methods.base import Method
-from dear.runs.evaluate import fit_classes
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 
@@ -163,7 +162,8 @@ def audit(
     method = _method(run, asked)
     labels = images.labels
     if method is not None:
-        method, labels = fit_classes(method, images, None)
+        model, labels = Model(method).for_labels(images)
+        method = model.method
     clip = method.clip if method is not None else _backbone(asked)
     roles = role_map(asked.roles, clip)
     seen = _collected(clip, images, roles, progress)

@@ -56,6 +56,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         device: "auto", "cpu", "cuda", …
         without: concepts to remove before anything is learned ("location", ["location", "color"]).
         examples: images that show the values of the only concept to remove, one folder per value.
+        focus: role whose heads to learn with beside the whole feature ("location"), or "auto"; None: none.
         calibrate: fit probabilities by cross-validation on the training images, which takes about one and a
             half further trainings.
         reject: share of images of known classes that `predict` may refuse (0.05, say), so that it answers
@@ -91,6 +92,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         device: str = "auto",
         without: str | Sequence[str] | None = None,
         examples: PathLike | None = None,
+        focus: str | None = None,
         calibrate: bool = True,
         reject: float | None = None,
         class_weight: str | None = "balanced",
@@ -111,6 +113,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.without = without
         self.examples = examples
+        self.focus = focus
         self.calibrate = calibrate
         self.reject = reject
         self.class_weight = class_weight
@@ -151,6 +154,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             mode=self.mode,
             without=self.without,
             examples=self.examples,
+            focus=self.focus,
             calibrate=self.calibrate,
             balance=self.class_weight == "balanced",
         )

@@ -46,7 +46,7 @@ from dear.report.demo_facts import (
 from dear.report.page import Thumbnail, thumbnail
 from dear.report.run_facts import Compared
 from dear.report.run_page import gallery
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.fit import fit
 from dear.train.prepare import prepare
@@ -109,7 +109,7 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> 
     frozen = build_method("zeroshot", clip, base, template=whole.template)
     mode = model.pick_mode(None)
     known, new = (
-        Compared(images, evaluate(model, images), evaluate(frozen, images), mode)
+        Compared(images, Model(model).evaluate(images), Model(frozen).evaluate(images), mode)
         for images in (_first(test.select_classes(half), size.test_images) for half in (base, novel))
     )
     return TaskFacts(

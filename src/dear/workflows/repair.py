@@ -20,7 +20,6 @@ from dear.heads.repair import Repair, remove_heads
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, role_map
 from dear.methods.base import Method
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run, read_config
 from dear.runs.model import Model
 from dear.runs.spec import Spec
@@ -62,7 +61,7 @@ class Proof:
 
 def figures(method: Method, images: ImageSet) -> tuple[dict[str, float], Tensor]:
     """Accuracy (and worst group) of a method's usual mode, and its answers."""
-    found = evaluate(method, images)
+    found = Model(method).evaluate(images)
     report = found.report()
     shown = {"accuracy": report["accuracy"]}
     if "worst_group" in report:
@@ -142,7 +141,7 @@ def repair_run(
         backbone: if it moved since training.
         device: "auto", "cpu", "cuda", …
         prove: also train on the untouched backbone and on removals of random heads, and compare.
-        progress: told (stage, done, total).
+        progress: called with (stage, done, total).
 
     Raises:
         DearError: anything a user can correct, in one sentence.

@@ -1,0 +1,113 @@
+"""The focus of a training: which heads it learns with, named by the user or chosen on the training images."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from dear._io.progress import Progress
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.errors import UsageError
+from dear.heads.focus import (
+    AUTO,
+    FocusChoice,
+    attribute_heads,
+    choose_focus,
+    choose_weight,
+    enough_to_measure,
+    find_attribute,
+    focus_by_names,
+    hardly_specialized,
+)
+from dear.heads.roles import RoleMap
+from dear.heads.values import find_concept
+from dear.methods import METHODS
+from dear.methods.base import Method
+from dear.runs.feature_cache import FeatureCache
+
+
+def check_focus(kind: type[Method]) -> None:
+    """Refuse a focus for a method that cannot use it.
+
+    Raises:
+        UsageError: naming the methods that can.
+    """
+    if not can_focus(kind):
+        able = ", ".join(name for name, other in METHODS.items() if can_focus(other))
+        raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {able}")
+
+
+def can_focus(kind: type[Method]) -> bool:
+    """Whether a method can learn with a focus."""
+    return any(option.name == "focus" for option in fields(kind.Config))
+
+
+def find_focus(
+    clip: Clip, images: ImageSet, wanted: str, roles: RoleMap, progress: Progress | None = None
+) -> FocusChoice:
+    """The focus that a user names, with its weight, or the one that `auto` finds.
+
+    Args:
+        clip: the backbone, with its correction.
+        images: the training images.
+        wanted: a role of the map, in any case, or "auto".
+        roles: the backbone's role map.
+        progress: told about the images that are read.
+
+    Raises:
+        UsageError: no head has that role, or all that have it are removed.
+    """
+    heads = {
+        name: left
+        for name, own in attribute_heads(roles).items()
+        if (left := tuple(head for head in own if head not in clip.visual.ablated_heads))
+    }
+    if wanted != AUTO:
+        name = find_attribute(_concept(wanted), heads)
+        heads = {name: heads[name]}
+    labels = images.labels
+    if not heads:
+        return FocusChoice(None, why="no head of the role map has a role of its own")
+    if not enough_to_measure(labels):
+        if wanted != AUTO:
+            return FocusChoice(
+                name, heads[name], 1.0, "one image per class is too few to measure what it gains"
+            )
+        return focus_by_names(clip, images.classes, heads)
+    cache = FeatureCache()
+    rows = cache.focused_features(clip, images, list(heads.values()), progress)  # [n, (1 + R) E]
+    features, *parts = rows.chunk(1 + len(heads), dim=1)
+    by_role = dict(zip(heads, parts, strict=True))
+    if wanted == AUTO:
+        found = choose_focus(features, by_role, labels, heads)
+    else:
+        found = choose_weight(features, by_role[name], labels, name, heads[name])
+    if found.role is not None:  # training finds them there
+        cache.remember(clip.focused(found.heads), images, torch.cat([features, by_role[found.role]], dim=1))
+    return found
+
+
+def _concept(wanted: str) -> str:
+    """The concept that a name such as "background" stands for; other words are taken as they are."""
+    try:
+        return find_concept(wanted).name
+    except UsageError:
+        return wanted
+
+
+def focus_options(choice: FocusChoice) -> dict[str, Any]:
+    """The options of a method that a choice stands for."""
+    return {"focus": choice.heads, "focus_weight": choice.weight}
+
+
+def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap) -> list[str]:
+    """What was chosen, why, and what to know about the backbone."""
+    told = hardly_specialized(roles)
+    found = [] if told is None else [f"{clip.name}: {told}, so a focus gains little or nothing here."]
+    if choice.role is None:
+        return [*found, f"Focus: none; {choice.why}."]
+    weight = f", weight {choice.weight:g}"
+    return [*found, f"Focus: {choice.role} ({len(choice.heads)} heads{weight}); {choice.why}."]
