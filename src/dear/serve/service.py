@@ -43,6 +43,7 @@ _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
 _ADAPTERS = "(adapters)"  # takes turns with callers: texts of adapters that are loaded
 _EXPLAINING = 3  # images that one explained image costs as much as
+_EXPLAINED_AT_ONCE = 4  # images, between two batches
 _MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 
@@ -235,10 +236,12 @@ class Service:
         with self._in_time():
             decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
             good = [one for one in decoded if not isinstance(one, Refused)]
-            cost = _EXPLAINING * len(good)
-            found = iter(
-                await self.batcher.call(lambda: role_bars(answerer.model, good), caller, cost) if good else []
-            )
+            bars: list[dict[str, Any]] = []
+            for start in range(0, len(good), _EXPLAINED_AT_ONCE):
+                some = good[start : start + _EXPLAINED_AT_ONCE]
+                explain = partial(role_bars, answerer.model, some)
+                bars += await self.batcher.call(explain, caller, _EXPLAINING * len(some))
+        found = iter(bars)
         return [one if isinstance(one, Refused) else next(found) for one in decoded]
 
     async def matches(
