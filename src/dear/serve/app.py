@@ -165,13 +165,13 @@ def _with_reasons(answers: list[Any], why: Sequence[dict[str, Any] | Refused]) -
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    async def read(request: Request, name: str, caller: Caller) -> tuple[list[Upload], Options, Adapter]:
+    async def read(request: Request, name: str) -> tuple[list[Upload], Options, Adapter]:
         """Images, options and the adapter of a request that its key allows."""
         service.store.card(name)  # before the body is read
         uploads, options = await read_request(request, service.settings.limits)
         if not uploads:
             raise Refused(400, "the request holds no image; send at least one")
-        return uploads, options, await service.adapter(name, caller.name)
+        return uploads, options, await service.adapter(name)
 
     def reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
         return {"model": adapter.card.name, "version": adapter.card.version, "answers": answers}
@@ -185,7 +185,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         caller = _caller(service, request, name)
         explain = _asks_why(request)
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name, caller)
+            uploads, options, adapter = await read(request, name)
             classes = asked_classes(options.classes, adapter.card.classes)
             answerer = await service.on_classes(adapter, classes, caller.name)
             share = REJECT_SHARE if options.reject else None
@@ -210,7 +210,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def retrieve(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name, caller)
+            uploads, options, adapter = await read(request, name)
             gallery = service.galleries.named(options.gallery)
             search = search_by(adapter, options.by, service.clip)
             wanted = (gallery, options.attribute, options.top)
