@@ -243,8 +243,7 @@ def without(
     if method.open_classes and new:
         ids = None if given is None else given[torch.cat([kept, left])]
         other = other.with_classes((*names, *new), ids=ids)
-        with torch.no_grad():
-            ratio = torch.ones(len(other.classes)) if given is not None else other.distance_ratio()
+        ratio = torch.ones(len(other.classes)) if given is not None else Model(other).text_distances()
         gamma = torch.cat([gamma, ratio[len(names) :]])
     rows = (spared | ~known).nonzero()[:, 0] if asked is None else asked
     return LeftOut(names, new, trials.answers(other, rows), place[images.labels[rows]], rows, gamma)
