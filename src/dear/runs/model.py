@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import msgspec
 import torch
@@ -37,7 +37,7 @@ from dear.methods.calibration import (
 )
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
-from dear.runs.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
+from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
@@ -53,6 +53,9 @@ from dear.runs.folder import (
 )
 from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
+
+if TYPE_CHECKING:
+    from dear.runs.explain import Explanation
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
@@ -527,6 +530,28 @@ class Model:
             trained=model.trained,
             scores=None if model.calibration is None else scores,
         )
+
+    def explain(
+        self,
+        image: ImageLike,
+        *,
+        answer: str | None = None,
+        against: str | None = None,
+        reference: ImageSet | None = None,
+        mode: str | None = None,
+    ) -> Explanation:
+        """Why the image is answered as it is: the score as a sum over heads, tokens and patches.
+
+        Args:
+            image: a file or a Pillow image.
+            answer: the class to explain; None: the answer.
+            against: the class to compare with; None: the runner-up.
+            reference: images for answers without a role or concept, usually the training images.
+            mode: way to predict; None: the usual one.
+        """
+        from dear.runs.explain import Explainer
+
+        return Explainer(self, reference, mode=mode).explain([image], answer, against)[0]
 
     def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
         """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""

@@ -167,12 +167,18 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     )
     async def classify(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
+        explain = request.query_params.get("explain")
+        if explain not in (None, "roles"):
+            raise Refused(
+                400, f"explain={explain[:40]}: the service explains answers by roles (explain=roles)"
+            )
         with service.traffic.request(caller):
             uploads, options, adapter = await read(request, name, caller)
             classes = asked_classes(options.classes, adapter.card.classes)
             answerer = await service.on_classes(adapter, classes, caller.name)
             share = REJECT_SHARE if options.reject else None
             found = await service.answers(uploads, adapter, answerer, share, caller.name)
+            why = iter(await service.role_bars(uploads, answerer, caller.name) if explain else ())
         best: list[tuple[str, float]] = []
 
         def show(one: Any) -> dict[str, Any]:
@@ -181,6 +187,9 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             return {"classes": classes, **({"rejected": one.rejected} if options.reject else {})}
 
         answers = _per_image(uploads, found, show)
+        for answer, bars in zip(answers, why, strict=False):  # none where no explanation is asked for
+            if not isinstance(bars, Refused):
+                answer["explanation"] = bars
         service.metrics.observe_answers(name, adapter.names, best)
         return _json(reply(adapter, answers))
 

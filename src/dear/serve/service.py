@@ -33,6 +33,7 @@ from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
 from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
+from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import Rows, prepare_texts
@@ -40,6 +41,7 @@ from dear.serve.traffic import Traffic
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
+_EXPLAINING = 3  # images that one explained image costs as much as
 _MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 
@@ -218,6 +220,19 @@ class Service:
             rejected = limit is not None and float(answerer.model.score(own[None])) < limit.value
             answers.append(Answer(own.softmax(dim=-1), rejected))
         return answers
+
+    async def role_bars(
+        self, uploads: Sequence[Upload], answerer: Answerer, caller: str = ""
+    ) -> list[dict[str, Any] | Refused]:
+        """The answer of each image and its score as a sum over roles, or why nothing."""
+        with self._in_time():
+            decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
+            good = [one for one in decoded if not isinstance(one, Refused)]
+            cost = _EXPLAINING * len(good)
+            found = iter(
+                await self.batcher.call(lambda: role_bars(answerer.model, good), caller, cost) if good else []
+            )
+        return [one if isinstance(one, Refused) else next(found) for one in decoded]
 
     async def matches(
         self,
