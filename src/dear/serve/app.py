@@ -149,13 +149,13 @@ def _per_image(
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    async def read(request: Request, name: str, caller: Caller) -> tuple[list[Upload], Options, Adapter]:
+    async def read(request: Request, name: str) -> tuple[list[Upload], Options, Adapter]:
         """Images, options and the adapter of a request that its key allows."""
         service.store.card(name)  # before the body is read
         uploads, options = await read_request(request, service.settings.limits)
         if not uploads:
             raise Refused(400, "the request holds no image; send at least one")
-        return uploads, options, await service.adapter(name, caller.name)
+        return uploads, options, await service.adapter(name)
 
     def reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
         return {"model": adapter.card.name, "version": adapter.card.version, "answers": answers}
@@ -173,7 +173,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
                 400, f"explain={explain[:40]}: the service explains answers by roles (explain=roles)"
             )
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name, caller)
+            uploads, options, adapter = await read(request, name)
             classes = asked_classes(options.classes, adapter.card.classes)
             answerer = await service.on_classes(adapter, classes, caller.name)
             share = REJECT_SHARE if options.reject else None
@@ -201,7 +201,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def retrieve(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name, caller)
+            uploads, options, adapter = await read(request, name)
             gallery = service.galleries.named(options.gallery)
             search = search_by(adapter, options.by, service.clip)
             wanted = (gallery, options.attribute, options.top)

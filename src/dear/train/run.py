@@ -82,7 +82,7 @@ def train(
         out: the run folder; None keeps everything in memory.
         resume: continue the run in `out` where it was saved last; the result has the same bits as that of
             a run never interrupted (on the CPU).
-        progress: told (steps done, steps in all, last line of the log) after every step.
+        progress: called with (steps done, steps in all, last line of the log) after every step.
         stop: asked after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: made of method, recipe and images.
