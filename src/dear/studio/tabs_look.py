@@ -341,7 +341,7 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     ) -> list[Any]:
         chosen = samples.at(seen)[number] if not path and number is not None else None
         image, name = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][::-1]
-        alike = search.find(image, wanted, where, tell=work.tell(progress, visitor_of(request)))
+        alike = search.find(image, wanted, where, progress=work.tell(progress, visitor_of(request)))
         answers = [(one, f"{cosine:.3f} {label}") for one, label, cosine in alike]
         return [
             gallery_html("Query", [(image, name)]),
