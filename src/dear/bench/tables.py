@@ -158,8 +158,10 @@ def preset_of(cell: Cell) -> str | None:
     from dear.methods import METHODS
     from dear.runs.recipe import Recipe
 
-    kind = METHODS.get(cell.method)
-    for name, chosen in {} if kind is None else kind.presets.items():
+    if cell.method not in METHODS:
+        return None
+    kind = METHODS[cell.method]
+    for name, chosen in kind.presets.items():
         recipe = plain(asdict(Recipe.of(kind, **{**chosen.recipe, "seed": cell.seed})))
         options = plain(asdict(kind.configure(chosen.options)))
         if (options, recipe) == (cell.spec.options, cell.spec.recipe):

@@ -17,14 +17,6 @@ _LARGEST = 100_000  # tokens, ranks and layers of any method; a larger number wo
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def added(default: Any) -> Any:
-    """A field added to a configuration later, whose default is what earlier versions did.
-
-    Keys of grids leave it out while it has that value, so that results computed before keep theirs.
-    """
-    return dataclasses.field(default=default, metadata={"before": default})
-
-
 def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """`options` with every value converted to the type of its field in the dataclass `config`.
 
@@ -43,22 +35,6 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     except NameError:  # annotations that only a type checker can read
         return dict(options)
     return {name: _fit(name, value, hints.get(name, Any)) for name, value in options.items()}
-
-
-def earlier_values(config: type) -> dict[str, Any]:
-    """What earlier versions did where `config` has fields today that were added later, by field.
-
-    Such a field says so as `field(default=..., metadata={"before": value})`.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Options:
-    ...     old: int = 1
-    ...     new: int = dataclasses.field(default=5, metadata={"before": 3})
-    >>> earlier_values(Options)
-    {'new': 3}
-    """
-    known = dataclasses.fields(config)
-    return {field.name: field.metadata["before"] for field in known if "before" in field.metadata}
 
 
 def configured(owner: str, kind: type, options: Mapping[str, Any], start: Any = None) -> Any:

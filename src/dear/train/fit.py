@@ -38,8 +38,8 @@ def fit(
         job: a Spec, or what `prepare` made of one.
         out: run folder; None keeps the result in memory.
         resume: continue an interrupted run in `out`.
-        progress: told about each stage of the work.
-        log: told after every step: steps done, steps in all, last line of the training log.
+        progress: called with (stage, done, total).
+        log: called after every step with steps done, steps in all and the last line of the training log.
         stop: asked after every step; True stops.
 
     Raises:
@@ -108,7 +108,7 @@ def _calibrate(
             job.images.name,
         )
         return
-    trained.calibration = method.calibration = found
+    trained.calibration = found
     if trained.path is not None:
         with locked(trained.path):
             write_calibration(trained.path, found)

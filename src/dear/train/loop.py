@@ -18,7 +18,7 @@ from dear.errors import TrainingError, UsageError
 from dear.methods.base import Loss, Method
 from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
-from dear.train.frozen import FeatureTable, FrozenAhead, KeptViews, Stages, StepInputs
+from dear.train.frozen import CachedViews, FeatureTable, Prefetcher, Stages, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
 
 _log = logging.getLogger("dear")
@@ -63,7 +63,7 @@ class Step(Protocol):
 class EagerStep:
     """A step launched kernel by kernel, without the frozen stage where `kept` has it."""
 
-    def __init__(self, parts: StepParts, kept: KeptViews | FeatureTable | None = None) -> None:
+    def __init__(self, parts: StepParts, kept: CachedViews | FeatureTable | None = None) -> None:
         self.parts, self.kept = parts, kept
 
     def __call__(self, number: int) -> Loss:
@@ -85,7 +85,7 @@ class RecordedStep:
     Batches that are not whole are launched kernel by kernel.
     """
 
-    def __init__(self, parts: StepParts, inputs: FrozenAhead | KeptViews) -> None:
+    def __init__(self, parts: StepParts, inputs: Prefetcher | CachedViews) -> None:
         self.parts, self.inputs = parts, inputs
         self.recording: Recording | None = None
         self._works = True
@@ -161,7 +161,7 @@ def make_step(
         raise UsageError(
             f"the method {parts.method.name!r} has no frozen stage to keep: set the recipe's views to 0"
         )
-    kept = KeptViews(parts.method, parts.feed) if parts.feed.recipe.views else None
+    kept = CachedViews(parts.method, parts.feed) if parts.feed.recipe.views else None
     recorded = (
         parts.feed.recipe.replay
         and not parts.method.dynamic
@@ -171,7 +171,7 @@ def make_step(
         and left >= _WORTH_RECORDING
     )
     if recorded:
-        return RecordedStep(parts, kept or FrozenAhead(parts.method, parts.feed, steps))
+        return RecordedStep(parts, kept or Prefetcher(parts.method, parts.feed, steps))
     return EagerStep(parts, kept)
 
 
@@ -223,7 +223,7 @@ class Loop:
         """Train from the present step to the last.
 
         Args:
-            progress: told after every step.
+            progress: called after every step.
             save: called after every epoch and every `save_every` steps, and before a pause.
             save_every: see `save`.
             stop: asked after every step; True pauses.

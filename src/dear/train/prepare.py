@@ -109,7 +109,7 @@ def prepare(
         without: concepts to remove, instead of `spec.without`.
         concept_roles: role map for their removal; None: the method's.
         device: "auto", "cpu", "cuda", ...
-        progress: told about each stage of the work.
+        progress: called with (stage, done, total).
 
     Raises:
         DearError: anything a user can correct, in one sentence.

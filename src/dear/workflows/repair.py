@@ -218,7 +218,7 @@ def repair_run(
         backbone: if it moved since training.
         device: "auto", "cpu", "cuda", …
         prove: also train on the untouched backbone and on removals of random heads, and compare.
-        progress: told (stage, done, total).
+        progress: called with (stage, done, total).
 
     Raises:
         DearError: anything a user can correct, in one sentence.
