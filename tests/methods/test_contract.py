@@ -102,15 +102,11 @@ class TestStages:
         if model.trainable_parameters:
             assert not torch.equal(model.logits(pixels()), logits)
 
-    def test_disabled_is_the_frozen_clip_in_every_way(self, name: str) -> None:
+    def test_the_frozen_twin_of_a_model_is_the_frozen_clip(self, name: str) -> None:
         model = build(name)
         shake(model)
         frozen = METHODS["zeroshot"](model.clip, NAMES).logits(pixels())
-        ce = torch.nn.functional.cross_entropy(frozen, LABELS)
-        with model.disabled():
-            for found in (*model(pixels()).values(), *model.all_logits(pixels()).values()):
-                torch.testing.assert_close(found, frozen)
-            torch.testing.assert_close(model.loss(pixels(), LABELS, DOMAINS).total, ce)
+        torch.testing.assert_close(Model(model).frozen().forward(pixels())["default"], frozen)
 
     def test_a_refused_state_changes_nothing(self, name: str) -> None:
         model = build(name)
@@ -177,17 +173,6 @@ def test_float32_is_obeyed_on_a_backbone_loaded_in_16_bits() -> None:
     assert torch.equal(bound.clip.encode_image(pixels()), exact)
     model = build_method("zeroshot", tiny_clip(dtype=torch.bfloat16), NAMES)
     assert in_precision(model, "auto").clip is model.clip
-
-
-def test_votes_of_a_disabled_dear_are_the_frozen_logits() -> None:
-    model = build("dear")
-    assert isinstance(model, DeAR)
-    with model.disabled():
-        votes = model.votes(pixels())
-        assert votes.shape == (3, 6, 3)
-        assert torch.equal(votes.sum(dim=1), model.logits(pixels()))
-        with pytest.raises(UsageError, match="no attribute features"):
-            model.attribute_features(pixels())
 
 
 def test_attributes_by_another_name_have_the_masks_of_their_own() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
 from msgspec import Meta
@@ -141,36 +141,6 @@ def confidence_score(scaled: Tensor, kind: str) -> Tensor:
     """The score [B] that a threshold is compared with, of scaled logits [B, C]."""
     best: Tensor = scaled.amax(dim=-1) if kind == "logit" else scaled.softmax(dim=-1).amax(dim=-1)
     return best
-
-
-class _Calibrated(Protocol):
-    """The part of a method that a score is read from."""
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """Its calibration."""
-
-
-def rejection_score(method: _Calibrated, scaled: Tensor, mode: str) -> Tensor:
-    """The score [B] of calibrated logits [B, C] that the run's thresholds are compared with."""
-    own = None if method.calibration is None else method.calibration.modes.get(mode)
-    return confidence_score(scaled, "logit" if own is None else own.score)
-
-
-def run_threshold(method: _Calibrated, mode: str, share: float = 0.05) -> Threshold:
-    """The score below which a run answers "none of these": it refuses at most a share of known images.
-
-    Raises:
-        UsageError: the run has no calibration, or the share is no share.
-    """
-    own = None if method.calibration is None else method.calibration.modes.get(mode)
-    if own is None:
-        raise UsageError(
-            "this run has no calibration, so it cannot say when an image is none of its classes; train it "
-            "with calibration, on at least 10 images of classes that have two or more",
-            hint="calibrate",
-        )
-    return threshold(own.scores, share)
 
 
 def mean_distance(features: Tensor, trained: Tensor, neighbors: int = NEIGHBORS) -> Tensor:

@@ -462,8 +462,6 @@ class DeAR(Method):
     @torch.no_grad()
     def image_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
-        if self._disabled:
-            raise UsageError("a disabled DeAR is the frozen CLIP, which has no attribute features")
         return self._adapted(self.inference_stage(pixels.to(self.clip.device)))
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
@@ -473,9 +471,6 @@ class DeAR(Method):
     @torch.no_grad()
     def votes(self, pixels: Tensor) -> Tensor:
         """What the class token and each attribute add to the fused logits, [B, 1 + A, C]."""
-        if self._disabled:  # the class token's vote is all
-            frozen = self.logits(pixels)
-            return F.pad(frozen[:, None], (0, 0, 0, len(self.attributes)))
         f_cls, f_attr = self.image_features(pixels)
         features = unit(torch.cat([f_cls[:, None].to(f_attr.dtype), f_attr], dim=1))  # [B, 1 + A, E]
         cosines = features @ self.cached("texts", self.texts).T

@@ -156,7 +156,6 @@ def load_adapter(method: Method, folder: Path) -> None:
     state, _ = read_safetensors(path, "adapter")
     require_finite(state, str(path))
     method.load_adapter_state(state, str(path))
-    method.calibration = read_calibration(folder)
 
 
 def write_spec(folder: Path, method: Method, spec: Spec) -> None:

@@ -33,7 +33,7 @@ from dear.methods.calibration import (
     class_scales,
     confidence_score,
     distance_ratio,
-    run_threshold,
+    threshold,
 )
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
@@ -43,6 +43,7 @@ from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
     load_run,
     locked,
+    read_calibration,
     read_config,
     read_log,
     read_metrics,
@@ -86,7 +87,7 @@ class Model:
         precision: str = "auto",
     ) -> None:
         self.method = method
-        self.calibration = method.calibration if calibration is None else calibration
+        self.calibration = calibration
         self.spec = spec
         self.path = path
         self.precision = precision
@@ -117,7 +118,7 @@ class Model:
         """
         method = load_run(path, backbone, device, allow_other)
         spec = read_config(path)
-        return cls(method, method.calibration, spec=spec, path=Path(path), precision=precision)
+        return cls(method, read_calibration(path), spec=spec, path=Path(path), precision=precision)
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
@@ -371,12 +372,12 @@ class Model:
             return None
         stamp = (id(own), self.method._stamp())
         if mode not in self._scales or self._scales[mode][0] != stamp:
-            gamma = torch.ones(len(self.classes)) if all(self.trained) else self._distance_ratio()
+            gamma = torch.ones(len(self.classes)) if all(self.trained) else self.text_distances()
             self._scales[mode] = (stamp, class_scales(own, self.trained, gamma))
         return self._scales[mode][1]
 
     @torch.no_grad()
-    def _distance_ratio(self) -> Tensor:
+    def text_distances(self) -> Tensor:
         """How training changed each class's distance from the trained ones in text space, [C]; 1: not."""
         own = self.bound
         base = own.with_classes(own.trained_classes)
@@ -396,14 +397,20 @@ class Model:
             UsageError: the model has no calibration, the share is no share, or no class was trained, so that
                 nothing is known of how images of these classes score.
         """
-        found = run_threshold(self, self.pick_mode(mode), share)
+        own = None if self.calibration is None else self.calibration.modes.get(self.pick_mode(mode))
+        if own is None:
+            raise UsageError(
+                "this run has no calibration, so it cannot say when an image is none of its classes; train "
+                "it with calibration, on at least 10 images of classes that have two or more",
+                hint="calibrate",
+            )
         if not any(self.trained):
             raise UsageError(
                 f"none of the classes ({', '.join(self.classes[:3])}, …) was trained, so it is not known how "
                 "their images score and none can be refused; add the classes to the trained ones, or do not "
                 "refuse images"
             )
-        return found
+        return threshold(own.scores, share)
 
     def probabilities(
         self,

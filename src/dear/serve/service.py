@@ -41,7 +41,9 @@ from dear.serve.traffic import Traffic
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
+_ADAPTERS = "(adapters)"  # takes turns with callers: texts of adapters that are loaded
 _EXPLAINING = 3  # images that one explained image costs as much as
+_EXPLAINED_AT_ONCE = 4  # images, between two batches
 _MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 
@@ -130,20 +132,26 @@ class Service:
             return f"no image was answered for {seconds:g} seconds"
         return None
 
-    async def adapter(self, name: str, caller: str = "") -> Adapter:
+    async def adapter(self, name: str) -> Adapter:
         """An adapter, loaded in the background if need be, with its class texts encoded."""
         adapter = self.store.ready(name)
         if adapter is None:
             adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
-        await self._prepared(adapter, caller)
+        await self._prepared(adapter)
         return adapter
 
-    async def _prepared(self, adapter: Adapter, caller: str) -> None:
-        """Encode the texts of the adapter's own classes, once."""
-        if not adapter.prepared:
-            with self._in_time():
-                adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(caller))
-            adapter.prepared = True
+    async def _prepared(self, adapter: Adapter) -> None:
+        """Encode the texts of the adapter's own classes, once; whoever asks first does not pay for it."""
+        if adapter.prepared:
+            return
+        if adapter.preparing is None or adapter.preparing.done():
+            adapter.preparing = asyncio.create_task(self._prepare(adapter))
+        with self._in_time():
+            await asyncio.shield(adapter.preparing)
+
+    async def _prepare(self, adapter: Adapter) -> None:
+        adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(_ADAPTERS))
+        adapter.prepared = True
 
     def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
         return lambda function, cost: self.batcher.call(function, caller, cost)
@@ -228,10 +236,12 @@ class Service:
         with self._in_time():
             decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
             good = [one for one in decoded if not isinstance(one, Refused)]
-            cost = _EXPLAINING * len(good)
-            found = iter(
-                await self.batcher.call(lambda: role_bars(answerer.model, good), caller, cost) if good else []
-            )
+            bars: list[dict[str, Any]] = []
+            for start in range(0, len(good), _EXPLAINED_AT_ONCE):
+                some = good[start : start + _EXPLAINED_AT_ONCE]
+                explain = partial(role_bars, answerer.model, some)
+                bars += await self.batcher.call(explain, caller, _EXPLAINING * len(some))
+        found = iter(bars)
         return [one if isinstance(one, Refused) else next(found) for one in decoded]
 
     async def matches(

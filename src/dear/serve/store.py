@@ -7,6 +7,7 @@ be read is refused with an error message while the old one stays.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -55,6 +56,7 @@ class Adapter:
         self.answerer = Answerer(model)
         self.names = frozenset(card.classes)
         self.prepared = False  #: whether the texts of its classes are encoded
+        self.preparing: asyncio.Task[None] | None = None
         self.rows: Rows | None = None  #: what is known of them
 
     @property

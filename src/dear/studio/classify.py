@@ -20,7 +20,6 @@ from PIL import Image
 from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear._io.progress import Progress
 from dear.errors import InputError, UsageError
-from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.report.page import render, thumbnail
 from dear.runs.batches import image_set, pixels_for
@@ -159,7 +158,7 @@ def classify(
         DearError: the method cannot name these classes, the template has no `{}`, or images are to be refused
             by a model that has no calibration.
     """
-    trained = Model.of(desk.find_model(progress))
+    trained = desk.find_model(progress)
     same = tuple(classes) == trained.classes and template == trained.template
     model = trained if same else trained.with_classes(classes, template)
     limits = {} if reject is None else {mode: model.threshold(reject, mode) for mode in model.modes}
@@ -230,9 +229,9 @@ def verdicts_html(
     return render("studio/cards.html", cards=cards, advice=advice, complaints=complaints)
 
 
-def which_to_trust(model: Method, classes: Sequence[str]) -> tuple[str, str]:
+def which_to_trust(model: Model, classes: Sequence[str]) -> tuple[str, str]:
     """The mode to trust for these classes, and a sentence that says why."""
-    trained, new = recommended_modes(model)
+    trained, new = recommended_modes(model.method)
     unknown = [name for name in classes if name not in set(model.classes)]
     if not unknown:
         return trained, f"Trust “{TITLES.get(trained, trained)}”: the model was trained on all these classes."

@@ -202,6 +202,31 @@ def _classified(
     return [html, figure, f"Adapted model: {desk.source}.", images[:1]]
 
 
+def _why_panel(desk: Desk, parts: _ClassifyParts) -> None:
+    """What the buttons of the panel Why do with the first image that was classified."""
+
+    def why(images: list[tuple[str, Any]], text: str, prompt: str) -> list[Any]:
+        return [reasons.why_html(desk, images, asking.parse_classes(text), prompt)]
+
+    def where(images: list[tuple[str, Any]], phrase: str) -> list[Any]:
+        return [reasons.where_html(desk, images, phrase)]
+
+    last = parts.outputs[-1]
+    parts.why.click(
+        errors_as_output(why, lambda problem: [problem]),
+        [last, parts.names, parts.template],
+        [parts.reason],
+        api_name="why",
+    )
+    gr.on(
+        [parts.where.click, parts.phrase.submit],
+        errors_as_output(where, lambda problem: [problem]),
+        [last, parts.phrase],
+        [parts.reason],
+        api_name="where",
+    )
+
+
 def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     """Build the tab Classify: any images and any class names."""
     work = Work()
@@ -237,12 +262,6 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     def empty(problem: str) -> list[Any]:
         return [problem, gr.update(value=None, visible=False), "", []]
 
-    def why(images: list[tuple[str, Any]], text: str, prompt: str) -> list[Any]:
-        return [reasons.why_html(desk, images, asking.parse_classes(text), prompt)]
-
-    def where(images: list[tuple[str, Any]], phrase: str) -> list[Any]:
-        return [reasons.where_html(desk, images, phrase)]
-
     outputs, shown = parts.outputs, {"show_progress_on": parts.outputs[:1]}
     asked = [parts.names, parts.template, parts.refuse]
     parts.go.click(
@@ -253,20 +272,7 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
         **shown,
     )
     parts.example.select(errors_as_output(pick, empty), [*asked, version], outputs, **shown)
-    last = parts.outputs[-1]
-    parts.why.click(
-        errors_as_output(why, lambda problem: [problem]),
-        [last, parts.names, parts.template],
-        [parts.reason],
-        api_name="why",
-    )
-    gr.on(
-        [parts.where.click, parts.phrase.submit],
-        errors_as_output(where, lambda problem: [problem]),
-        [last, parts.phrase],
-        [parts.reason],
-        api_name="where",
-    )
+    _why_panel(desk, parts)
 
     def values() -> list[Any]:
         return ["\n".join(desk.classes), desk.template, samples.shown(desk.version), *empty(_HINT)]
@@ -335,7 +341,7 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     ) -> list[Any]:
         chosen = samples.at(seen)[number] if not path and number is not None else None
         image, name = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][::-1]
-        alike = search.find(image, wanted, where, tell=work.tell(progress, visitor_of(request)))
+        alike = search.find(image, wanted, where, progress=work.tell(progress, visitor_of(request)))
         answers = [(one, f"{cosine:.3f} {label}") for one, label, cosine in alike]
         return [
             gallery_html("Query", [(image, name)]),

@@ -20,7 +20,6 @@ from dear.errors import DearError, RunError, UsageError
 from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
-from dear.methods.base import Method
 from dear.report.page import render
 from dear.runs.folder import FILES
 from dear.runs.model import Model
@@ -193,7 +192,7 @@ class Trainer:
     def _work(self, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
         watched = self.watched
         try:
-            method = self._train(images, test, resume, watched)
+            model = self._train(images, test, resume, watched)
         except Paused:
             watched.state = "stopped"
             watched.message = (
@@ -205,11 +204,12 @@ class Trainer:
             traceback.print_exc()
             watched.state, watched.message = "failed", "An error inside dear; the terminal has the details."
         else:
-            self.desk.use(method, f"{method.title} trained here on {images.name}", test or images)
+            title = model.method.title
+            self.desk.use(model, f"{title} trained here on {images.name}", test or images)
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
             watched.state = "finished"
 
-    def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched) -> Method:
+    def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched) -> Model:
         if self._job is None:
             self._job = self._prepare(images, watched)
         job = self._job
@@ -232,8 +232,7 @@ class Trainer:
             if stage == "calibration":
                 watched.message = f"Calibrating the probabilities, {done}% …"
 
-        fit(job, self.run, resume=resume, log=log, progress=progress, stop=self._stop.is_set)
-        return method
+        return fit(job, self.run, resume=resume, log=log, progress=progress, stop=self._stop.is_set)
 
     def _prepare(self, images: ImageSet, watched: Watched) -> Job:
         """The training with its backbone and role map."""

@@ -250,8 +250,7 @@ def _without(
     if method.open_classes and new:
         ids = None if given is None else given[torch.cat([labels, others])]
         other = other.with_classes((*names, *new), ids=ids)
-        with torch.no_grad():
-            ratio = torch.ones(len(other.classes)) if given is not None else other.distance_ratio()
+        ratio = torch.ones(len(other.classes)) if given is not None else Model(other).text_distances()
         gamma = torch.cat([gamma, ratio[len(names) :]])
     rows = (in_part | ~of_trained).nonzero()[:, 0] if rows is None else rows
     return HeldOutClasses(names, new, trials.answers(other, rows), column[images.labels[rows]], rows, gamma)

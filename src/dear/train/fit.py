@@ -106,7 +106,7 @@ def _calibrate(
             job.images.name,
         )
         return
-    trained.calibration = method.calibration = found
+    trained.calibration = found
     if trained.path is not None:
         with locked(trained.path):
             write_calibration(trained.path, found)

@@ -20,7 +20,15 @@ from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RunError, ran_out
 from dear.methods.base import Method, in_precision
-from dear.runs.folder import load_adapter, locked, open_folder, read_log, write_log, write_spec
+from dear.runs.folder import (
+    load_adapter,
+    locked,
+    open_folder,
+    read_calibration,
+    read_log,
+    write_log,
+    write_spec,
+)
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, plain
@@ -120,7 +128,7 @@ def _in_folder(job: _Job, folder: Path) -> Model:
     state = open_folder(folder, job.spec, job.resume)
     if state == "finished":
         load_adapter(job.method, folder)
-        return Model(job.method, spec=job.spec, path=folder)
+        return Model(job.method, read_calibration(folder), spec=job.spec, path=folder)
     if state == "new":
         write_spec(folder, job.method, job.spec)
     trained = _train(job, resumable=state == "resumable")
