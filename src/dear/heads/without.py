@@ -21,7 +21,7 @@ from dear.heads.repair import Repair, combine, remove_examples, remove_heads, re
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, readable_words, value_features
 
-WAYS = ("auto", *ORDER)
+WAYS = ("auto", *ORDER, "directions", "copies")  #: the last two remove properties of images
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class Without:
         if wrong:
             raise UsageError(
                 f"no way to remove a concept is called {self.way!r}; choose from {', '.join(WAYS)}, or "
-                "several of "
-                "the last four with a plus sign between"
+                f"several of {', '.join(ORDER)} with a plus sign between"
             )
         strange = [name for name in self.examples if name not in self.concepts]
         if strange:
@@ -107,6 +106,11 @@ class Removal:
     choices: Mapping[str, Choice]
     images: Collected
     ways: Mapping[str, Mapping[str, Repair]]
+
+    @property
+    def title(self) -> str:
+        """A few words for people: "Location by words (11 directions)"."""
+        return self.repair.title
 
     @property
     def notices(self) -> tuple[str, ...]:

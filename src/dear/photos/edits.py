@@ -164,13 +164,19 @@ def _color(rng: random.Random) -> tuple[int, int, int]:
 
 
 def _random_frame(image: Image.Image, rng: random.Random) -> Image.Image:
-    """A frame of any color and width around the image, or black corners as of a turned image."""
+    """The image, smaller, somewhere on a plain color (a frame or a background), or turned."""
+    color = _color(rng)
     if rng.random() < 0.3:
-        turned = image.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR, fillcolor=_color(rng))
-        return turned
-    width = max(1, round(rng.uniform(0.02, 0.12) * min(image.size)))
-    inner = image.resize((max(1, image.width - 2 * width), max(1, image.height - 2 * width)))
-    return ImageOps.expand(inner, width, _color(rng))
+        return image.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR, fillcolor=color)
+    scale = rng.uniform(0.65, 0.96)
+    inner = image.resize((max(1, round(scale * image.width)), max(1, round(scale * image.height))))
+    free = (image.width - inner.width, image.height - inner.height)
+    place = (free[0] // 2, free[1] // 2)
+    if rng.random() < 0.5:
+        place = (rng.randint(0, free[0]), rng.randint(0, free[1]))
+    result = Image.new("RGB", image.size, color)
+    result.paste(inner, place)
+    return result
 
 
 def _random_mark(image: Image.Image, rng: random.Random) -> Image.Image:

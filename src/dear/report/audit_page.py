@@ -1,4 +1,4 @@
-"""The page of an audit: concepts that go with the labels, the images behind it, the answers without them."""
+"""The page of an audit: classes that stand out by their images, concepts, and the answers without them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ TERMS = {
     "information": "how much the value tells about the label: 0 nothing, 1 everything (mutual information "
     "over the entropy of the labels); “by chance” is the same for labels dealt out at random",
     "p": "how often labels dealt out at random go with the values as well as the real ones",
+    "score": "how well one number per image tells the class from all others (area under the ROC curve: 0.5 "
+    "not at all, 1 without error); for marks, how much less its images vary there than others do",
     "margin lost": "how much of the lead of the right answer over the next goes away with the concept",
     "suspected shortcut": "the concept goes with the labels, the model relies on it, and the class names do "
     "not differ in it",
@@ -49,6 +51,20 @@ class ConceptEvidence:
 
 
 @dataclass(frozen=True)
+class PhotoEvidence:
+    """What the page shows of one class that a property of its images tells."""
+
+    name: str
+    sentence: str
+    #: per heading some images: of the class, and the others nearest to it
+    images: Mapping[str, tuple[Thumbnail, ...]]
+    #: where a mark is; None for other properties
+    map: Thumbnail | None = None
+    #: what edits of held-out images do to the model's answers; empty: not asked
+    edits: str = ""
+
+
+@dataclass(frozen=True)
 class AuditFacts:
     """Everything on the page.
 
@@ -59,6 +75,9 @@ class AuditFacts:
         tiles: (figure, words) at the top.
         overview: one row per concept.
         concepts: suspected ones first.
+        photos: one row per class that stands out by its images; None: not looked at.
+        photo_evidence: the images behind it.
+        duplicates: pairs of nearly the same images; None: there are none.
         next_steps: sentence -> command.
         notes: how it was made.
     """
@@ -71,6 +90,9 @@ class AuditFacts:
     concepts: tuple[ConceptEvidence, ...]
     next_steps: Mapping[str, str]
     notes: Mapping[str, str]
+    photos: Table | None = None
+    photo_evidence: tuple[PhotoEvidence, ...] = ()
+    duplicates: Table | None = None
 
 
 def write_audit_page(facts: AuditFacts, out: str | os.PathLike[str]) -> None:
