@@ -136,9 +136,10 @@ def roles_command(args: argparse.Namespace) -> None:
             print(task, shots, {key: round(value, 1) for key, value in row.items()}, flush=True)
 
 
-def splits(clip: Clip, data: str, layers: Sequence[int]) -> tuple[Split, Split]:
-    """Training and test images of a dataset."""
+def splits(clip: Clip, data: str, layers: Sequence[int], each: int = 60) -> tuple[Split, Split]:
+    """Training images of a dataset, and up to `each` test images per class."""
     sets = [open_data(data, split) for split in ("train", "test")]
+    sets[1] = sets[1].subset(few(sets[1].labels, each, 0).tolist())
     first, second = ((collect(clip, images, layers), images.labels) for images in sets)
     return first, second
 
@@ -150,8 +151,13 @@ def auto_command(args: argparse.Namespace) -> None:
     assert roles is not None
     spaces, every = attribute_heads(roles), [key for key, _ in roles]
     data = dict(pair.split("=", 1) for pair in args.data) or {name: f"world:{name}" for name in TASKS}
+    kept = torch.load(args.cache, weights_only=False) if args.cache and args.cache.exists() else {}
     for task, source in data.items():
-        train, test = splits(clip, source, roles.layers)
+        if task not in kept:
+            kept[task] = splits(clip, source, roles.layers)
+            if args.cache:
+                torch.save(kept, args.cache)
+        train, test = kept[task]
         classes = open_data(source, "train").classes
         for shots in (1, 2, 4, 16):
             for seed in range(DRAWS):
@@ -164,6 +170,7 @@ def auto_command(args: argparse.Namespace) -> None:
                     found = choice(clip, train, rows, heads, classes)
                     got = measure(train, test, found.heads or None, rows, found.weight)
                     head = {"backbone": clip.name, "task": task, "map": kind, "images": shots, "seed": seed}
+                    head["tested"] = len(test[1])
                     row = {"role": found.role or "none", "weight": found.weight, "whole": round(base, 2)}
                     save(args.out, [{**head, **row, "chosen": round(got, 2)}])
             print(task, shots, found, flush=True)
@@ -231,6 +238,7 @@ def main() -> None:
     own = commands.add_parser("auto")
     own.set_defaults(command=auto_command)
     own.add_argument("--backbone", default="mini")
+    own.add_argument("--cache", type=Path, help="file to keep contributions in between runs")
     own.add_argument("--roles", help="role map; the backbone's own if left out")
     own.add_argument(
         "--data", action="append", default=[], help="NAME=what open_data takes; the world's tasks"

@@ -1,6 +1,7 @@
 """Share of known test images that `--reject 0.05` refuses, beside the interval that the calibration states.
 
-    python benchmarks/refusals.py --methods linear-probe,clip-adapter --slow --csv refusals.csv
+    python benchmarks/refusals.py --tasks scenes --methods dear --seeds 1 \
+        --csv benchmarks/results/refusals.csv
 
 With `--slow` every method is calibrated as slow ones are.
 """

@@ -36,9 +36,11 @@ def test_weights_are_those_of_scikit_learn(strength: float) -> None:
     np.testing.assert_allclose(scores, reference.predict_proba(features.numpy()), atol=2e-3)
 
 
-def test_noisy_images_get_the_stronger_penalty() -> None:
+def test_the_penalty_follows_the_images() -> None:
     assert choose_strength(*clusters(20, noise=6.0), 5) == min(STRENGTHS)
-    assert choose_strength(*clusters(20, noise=0.1), 5) == max(STRENGTHS)
+    faint, labels = clusters(20, noise=0.1)
+    loud = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(1)).double()
+    assert choose_strength(torch.cat([0.05 * faint, loud], dim=1), labels, 5) == max(STRENGTHS)
     assert choose_strength(*clusters(1), 5) == USUAL
 
 

@@ -10,6 +10,7 @@ STRENGTHS = (10.0, 100.0, 1000.0)  #: C to choose from
 USUAL = 100.0  #: C where too few images can be held out to choose
 _FOLDS = 4
 _STEPS = 100
+_TEMPERATURES = tuple(2.0**power for power in range(-3, 4))
 
 
 def fit_logistic(
@@ -53,23 +54,27 @@ def fit_logistic(
 def choose_strength(features: Tensor, labels: Tensor, classes: int, offset: Tensor | None = None) -> float:
     """The C of `STRENGTHS` with the best likelihood of held-out images; `USUAL` where none can be held out.
 
-    The only image of a class is never held out: without it the class could not be learned.
+    Each is judged at its best temperature, since calibration sets that. The only image of a class is never
+    held out: without it the class could not be learned.
     """
     fold = _folds(labels)
     if int((fold >= 0).sum()) < 2 * _FOLDS:
         return USUAL
-    loss = dict.fromkeys(STRENGTHS, 0.0)
+    found: dict[float, list[Tensor]] = {strength: [] for strength in STRENGTHS}
+    truth = torch.cat([labels[fold == number] for number in range(_FOLDS)])
     for number in range(_FOLDS):
         held, kept = fold == number, fold != number
-        if not bool(held.any()):
-            continue
-        found, part = None, None if offset is None else offset[kept]
+        fitted, part = None, None if offset is None else offset[kept]
         for strength in STRENGTHS:  # from the strongest penalty on: each fit begins at the one before
-            found = fit_logistic(features[kept], labels[kept], classes, strength, part, found)
-            logits = F.linear(features[held], *found)
-            logits = logits if offset is None else logits + offset[held]
-            loss[strength] += float(F.cross_entropy(logits, labels[held], reduction="sum"))
-    return min(loss, key=lambda strength: loss[strength])
+            fitted = fit_logistic(features[kept], labels[kept], classes, strength, part, fitted)
+            logits = F.linear(features[held], *fitted)
+            found[strength].append(logits if offset is None else logits + offset[held])
+
+    def loss(strength: float) -> float:
+        logits = torch.cat(found[strength])
+        return min(float(F.cross_entropy(logits / temperature, truth)) for temperature in _TEMPERATURES)
+
+    return min(STRENGTHS, key=loss)
 
 
 def _folds(labels: Tensor) -> Tensor:

@@ -55,12 +55,12 @@ def fit(
         if log is not None:
             log(done, steps, line)
 
-    rows = job.rows
-    repeats = rows != list(range(len(job.images)))
-    stages = feature_stages(job.method, job.images, job.recipe, progress)
+    images, rows = job.walked
+    repeats = rows != list(range(len(images)))
+    stages = feature_stages(job.method, images, job.recipe, progress)
     trained = train(
         job.method,
-        job.images.subset(rows) if repeats else job.images,
+        images.subset(rows) if repeats else images,
         job.recipe,
         out,
         resume,
@@ -70,6 +70,8 @@ def fit(
         stages=stages.subset(rows) if stages is not None and repeats else stages,
     )
     if job.spec.calibrate and trained.calibration is None:
+        if stages is not None and images is not job.images:  # copies would tell of the images held out
+            stages = stages.subset(list(range(len(job.images))))
         _calibrate(trained, job, stages, progress, stop)
     return trained
 

@@ -230,9 +230,6 @@ class Loop:
 
         Returns:
             None when training is complete, else where it paused.
-
-        Raises:
-            TrainingError: a part of the loss is not finite; the step and the part are named.
         """
         per_epoch = self.feed.steps_per_epoch
         devices = [self.feed.device] if self.feed.device.type == "cuda" else []
@@ -278,11 +275,7 @@ class Loop:
         self.step += 1
 
     def check(self) -> list[list[float]]:
-        """Losses since the last line, read from the device: [steps][1 + parts].
-
-        Raises:
-            TrainingError: one of them is not finite.
-        """
+        """Losses since the last line, read from the device: [steps][1 + parts]."""
         rows: list[list[float]] = torch.stack(self._window).tolist() if self._window else []
         for place, row in enumerate(rows):
             broken = [n for n, value in zip(self._names, row, strict=True) if not math.isfinite(value)]

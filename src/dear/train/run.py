@@ -87,10 +87,6 @@ def train(
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: made of method, recipe and images.
         stages: what the frozen backbone makes of the images, where it is known; they are then not read.
-
-    Raises:
-        RunError: the folder is in use or holds another run, or the loss is not finite.
-        Paused: stopped by Ctrl-C or `stop`; the folder can be resumed.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
