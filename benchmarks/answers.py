@@ -6,7 +6,7 @@
         --methods mmrl,dear,coop,clip-lora --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py rows --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
         --data-root DATA --small BACKBONE --methods mmrl,dear,coop,clip-lora
-    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --keep tried --seeds 1,2 \
+    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --seeds 1,2 \
         --threads 2 --workers 8 --data-root DATA --small BACKBONE --roles roles.json
     python benchmarks/answers.py show benchmarks/results/answers.csv benchmarks/results/answers_choose.csv
 
@@ -22,12 +22,11 @@ writes no rows, and `rows` makes them elsewhere.
 
 `choose` asks `dear choose` on the first half of the classes; `show` compares its pick with the test results
 of benchmarks/results/fair_table.csv on the same classes, images and seeds. `--threads` is the number of cores
-that it may use. With `--cpu-clock` the minutes are CPU time, for machines that others use too. What was tried
-stays in `--keep`, and the same command makes the rows again, with the rule that recommends as it is.
+that it may use. With `--cpu-clock` the minutes are CPU time, for machines that others use too.
 
 On a machine with a GPU and 16 cores the second command takes the GPU, then the one with `choose` the cores
 (2 for each of 8 tables at once, 3 rounds of 2 to 3 minutes); neither needs SciPy, scikit-learn or pandas, and
-`kept` and `tried` are all that must be brought back.
+`kept` and the CSV are all that must be brought back.
 
 Rows that are in the CSV are not computed again; a process that is stopped goes on with the same command.
 """
@@ -52,13 +51,10 @@ from typing import Any
 
 import torch
 from answers_rows import append, hardware, recorded, rows_of, show
-from dear.workflows.calibrate import VIEWS
-from dear.workflows.options import AdaptOptions
 from torch import Tensor
 
 import dear
 import dear.workflows.choose
-import dear.workflows.trying
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
@@ -66,12 +62,21 @@ from dear.data.shots import few_shot, halves
 from dear.methods.base import Method
 from dear.methods.prolip import ProLIP
 from dear.runs.batches import pixels_for
-from dear.train.calibrate import CLASS_FOLDS, FOLDS
-from dear.train.crossval import Trials, answers_of, held_out, left_out, some_left_out
+from dear.runs.model import Model
+from dear.runs.spec import Spec
+from dear.train.calibrate import CLASS_FOLDS, FOLDS, SLOW_FOLDS
+from dear.train.crossval import (
+    Trials,
+    classes_held_out,
+    held_out,
+    held_parts,
+    some_classes_held_out,
+)
+from dear.train.fit import VIEWS
 from dear.train.frozen import Stages, stages_of
+from dear.train.prepare import Job, prepare
 from dear.train.run import train
-from dear.workflows.choose import METHODS, ChooseOptions, candidate, choose
-from dear.workflows.verdict import recommend
+from dear.workflows.choose import METHODS, ChooseOptions, choose
 
 WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
 REAL = ("EuroSAT", "DescribableTextures", "OxfordPets", "Caltech101")
@@ -102,9 +107,10 @@ class Task:
         """The training images."""
         return few_shot(self.whole.select_classes(self.base), self.asked.shots, seed)
 
-    def settings(self, seed: int) -> AdaptOptions:
-        """Backbone, seed and roles."""
-        return AdaptOptions(backbone=self.clip, seed=seed, roles=self.roles)
+    def job(self, name: str, images: ImageSet, seed: int) -> Job:
+        """A training of a method, not begun."""
+        spec = Spec().changed(method=name, seed=seed, roles=self.roles)
+        return prepare(spec, images, drawn=True, clip=self.clip)
 
     def stages(self, method: Method, images: ImageSet, key: str) -> Stages | None:
         """What cheap methods learn from, of one pass over the images, kept in a file."""
@@ -147,7 +153,8 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
         known: dict[str, Any] = torch.load(file, weights_only=False)
         return known
     images = task.images(seed)
-    method, recipe, preset = candidate(name, images, task.clip, task.settings(seed))
+    job = task.job(name, images, seed)
+    method, recipe, preset = job.method, job.recipe, job.spec.preset
     stages = task.stages(method, images, f"train {seed}")
     if stages is not None:
         recipe = replace(recipe, augment=False, views=0)
@@ -155,15 +162,14 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
         recipe = replace(recipe, epochs=task.asked.epochs)
     clock = time.perf_counter if task.clip.device.type == "cuda" else time.process_time
     began = clock()
-    train(method, images, recipe, features=stages)
+    train(method, images, recipe, stages=stages)
     trained = clock()
     trials = Trials(images, recipe, stages or stages_of(method, images, recipe, VIEWS))
     if method.quick:
         held = held_out(method, trials, FOLDS)
-        left = list(left_out(method, trials, CLASS_FOLDS, rotate=True))
+        left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
     else:
-        turn = some_left_out(method, trials)
-        held, left = turn.of_trained(), [turn]
+        held, left = next(held_parts(method, trials, SLOW_FOLDS)), [some_classes_held_out(method, trials)]
     found: dict[str, Any] = {
         "hardware": hardware(task.clip.device.type),
         "torch": torch.__version__,
@@ -179,7 +185,7 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     def asked(classes: list[str], images: ImageSet, key: str) -> dict[str, Tensor]:
         own = method if classes == task.base else method.with_classes(classes)
         stages = task.stages(method, images, key)
-        return answers_of(own, images, features=None if stages is None else stages.answered())
+        return Model(own).logits(images, frozen=None if stages is None else stages.answered())
 
     found["old"] = asked(task.base, task.old, "old"), task.old.labels
     found["outside"] = asked(task.base, task.new, "new")
@@ -196,17 +202,10 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
 
 def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> list[dict[str, Any]]:
     """One row per method: what cross-validation found, and whether `dear choose` named it."""
-    file = None if task.folder is None else task.folder / f"choose.{seed}.pt"
-    if file is not None and file.exists():
-        tried, notes, seconds = torch.load(file, weights_only=False)
-        found = recommend(tried, seconds[1], notes)
-    else:
-        began = time.process_time()
-        found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), task.settings(seed))
-        seconds = time.process_time() - began, found.seconds, hardware("cpu"), torch.__version__
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save((found.candidates, found.notes, seconds), file)
+    began = time.process_time()
+    spec = Spec().changed(seed=seed, roles=task.roles)
+    found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), spec, clip=task.clip)
+    seconds = time.process_time() - began, found.seconds, hardware("cpu"), torch.__version__
     later = None if found.pick_for_new is None else found.pick_for_new.method
     return [
         {
@@ -218,10 +217,9 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
             "seed": seed,
             "minutes": minutes,
             "method": one.method,
-            "cross_validated": None if one.trained is None else one.trained.accuracy,
-            "new": None if one.new is None else one.new.accuracy,
-            "effort": one.skipped or one.effort,
-            "shortened": one.shortened,
+            "cross_validated": None if one.trained is None else float(one.trained.double().mean()),
+            "new": None if one.new is None else float(one.new.double().mean()),
+            "skipped": one.skipped or "",
             "pick": one.method == found.pick.method,
             "pick_for_new": one.method == later,
             "choose_cpu_s": round(seconds[0], 1),
@@ -283,8 +281,7 @@ def choice(name: str, seed: int, methods: str, asked: tuple[tuple[str, Any], ...
     task = opened(name, asked)
     torch.set_num_threads(task.asked.threads)
     if task.asked.cpu_clock:
-        clock = SimpleNamespace(monotonic=time.process_time)
-        dear.workflows.choose.time = dear.workflows.trying.time = clock
+        dear.workflows.choose.time = SimpleNamespace(monotonic=time.process_time)
     return chosen(task, seed, task.asked.minutes, tuple(methods.split(",")))
 
 

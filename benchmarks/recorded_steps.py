@@ -43,14 +43,17 @@ class Noise:
         return len(self.labels)
 
     def pixels(self, indices: list[int], size: object) -> Tensor:
+        """Some images."""
         return self.raw[list(indices)]
 
     def image(self, index: int):
+        """One image."""
         from PIL import Image
 
         return Image.fromarray(self.raw[index].permute(1, 2, 0).numpy())
 
     def key(self, index: int) -> str:
+        """Its name."""
         return str(index)
 
 

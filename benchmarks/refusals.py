@@ -1,6 +1,7 @@
 """Share of known test images that `--reject 0.05` refuses, beside the interval that the calibration states.
 
-    python benchmarks/refusals.py --methods linear-probe,clip-adapter --slow --csv refusals.csv
+    python benchmarks/refusals.py --tasks scenes --methods dear --seeds 1 \
+        --csv benchmarks/results/refusals.csv
 
 With `--slow` every method is calibrated as slow ones are.
 """
@@ -18,9 +19,9 @@ import torch
 import dear
 from dear.methods.calibration import confidence_score, threshold
 from dear.runs.evaluate import calibration_error
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.calibrate import calibrate
-from dear.train.crossval import answers_of
 from dear.train.fit import VIEWS, fit, trials_of
 from dear.train.frozen import feature_stages, stages_of
 from dear.train.prepare import prepare
@@ -59,7 +60,7 @@ def main() -> int:
                 mode = method.modes[0]
                 own = found.modes[mode]
                 known = feature_stages(method, test, job.recipe)
-                logits = answers_of(method, test, features=None if known is None else known.own)[mode]
+                logits = Model(method).logits(test, frozen=None if known is None else known.own)[mode]
                 limit = threshold(own.scores, args.reject)
                 scaled = logits / own.temperature
                 refused = float((confidence_score(scaled, own.score) < limit.value).double().mean())

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dear.workflows.options import AdaptOptions
 from shortcut_parts import backbone, draw_of, example_features, rows, scored, seen, true_heads
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from dear.heads.repair import Repair, remove_examples, remove_heads
 from dear.heads.values import find_concept
 from dear.heads.without import ways_to_remove
 from dear.methods import build_method
-from dear.runs.evaluate import evaluate
 from dear.runs.recipe import Recipe
 from dear.workflows.adapt import adapt
 from dear.workflows.speed import machine
@@ -111,16 +109,8 @@ def measure(
     else:
         fixed = clip if repair is None else clip.corrected(repair.correction())
         recipe = {"epochs": epochs} if epochs else None
-        settings = AdaptOptions(
-            method=own,
-            backbone=fixed,
-            shots=0,
-            seed=seed,
-            preset=preset or None,
-            recipe=recipe,
-            calibrate=False,
-        )
-        result = evaluate(adapt(drawn, settings=settings).method, test)
+        settings = {"seed": seed, "preset": preset or None, "recipe": recipe, "calibrate": False}
+        result = adapt(drawn, method=own, backbone=fixed, **settings).evaluate(test)
         answers = result.answers[result.pick(None)]
     values = values_of(test)
     assert values is not None

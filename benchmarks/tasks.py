@@ -28,7 +28,7 @@ import dear
 from dear._io.image_file import resize_crop
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
 from dear.workflows.speed import add_rows, machine
@@ -95,7 +95,7 @@ def run(clip: dear.Clip, name: str, epochs: int) -> dict[str, Any]:
         part = Noise(name, half, round(tests * half / classes))
         part._pool, part._views = shots._pool, shots._views
         other = model if rows is ids[:base] else model.with_classes(part.classes, ids=rows)
-        evaluate(other, part)
+        Model(other).evaluate(part)
         done += len(part)
     wait(device)
     ended = time.perf_counter()

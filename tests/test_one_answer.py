@@ -28,6 +28,7 @@ from dear.heads.known_roles import known_roles
 from dear.methods import build_method, list_methods
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.folder import load_run, write_calibration
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
 
@@ -124,7 +125,7 @@ def run(request, tmp_path_factory, few, backbones, photos) -> tuple[Path, Photos
         model = build_method(name, corrected, few.classes, template=few.template, **more)
         folder = tmp_path_factory.mktemp("runs") / "run"
         trained = train(model, few, Recipe.of(model, epochs=1, batch=8), folder)
-        own = ModeCalibration(TEMPERATURE, 1.7, 2.0, 0.3, scores=tuple(range(-50, 50)))
+        own = ModeCalibration(TEMPERATURE, 1.7, scores=tuple(range(-50, 50)))
         write_calibration(folder, Calibration(modes=dict.fromkeys(trained.method.modes, own)))
         _made[request.param] = folder, dataclasses.replace(photos, clip=clip)
     return _made[request.param]
@@ -242,7 +243,7 @@ def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 def by_report(run: Path, photos: Photos, backbone: str) -> np.ndarray:
     from dear.workflows.examine import examine
 
-    facts = examine(load_run(run, photos.clip), open_data(photos.folder, "all"))
+    facts = examine(Model.load(run, photos.clip), open_data(photos.folder, "all"))
     found = facts.trained.adapted
     names = [found.classes[answer] for answer in found.answers[facts.trained.mode].tolist()]
     return likeliest(names, found.confidence[facts.trained.mode].tolist(), photos.classes)
@@ -302,7 +303,7 @@ def test_an_exported_model_gives_the_same_probabilities(run, tmp_path) -> None:
     from dear.export.runtime import OnnxModel
 
     folder, photos = run
-    export_onnx(load_run(folder, photos.clip), tmp_path / "model.onnx")
+    export_onnx(Model.load(folder, photos.clip), tmp_path / "model.onnx")
     found = OnnxModel(tmp_path / "model.onnx")
     assert found.classes == photos.classes
     compare(found.probabilities(photos.files), literal(folder, photos), 1e-4)

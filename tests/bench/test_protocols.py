@@ -86,7 +86,7 @@ def test_base_to_novel_halves_and_harmonic_mean(backbone, table, place, asked):
 
 
 def test_dear_reports_every_mode_its_size_and_its_fusion_weights(place, asked):
-    (cell,) = plan("base-to-novel", asked(methods=["dear"]))
+    (cell,) = plan("base-to-novel", asked(methods=["dear@paper"]))
     result = run(cell, place)
     assert set(result["modes"]) == {"fused", "decoupled"}
     assert result["trainable_parameters"] == 5 * 24 + 5 * 16 + 24 * 12 + 6

@@ -18,6 +18,7 @@ from dear.errors import DearError, InputError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, ZeroShot, build_method
 from dear.methods.calibration import Calibration, ModeCalibration
+from dear.runs.model import Model
 
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
 if torch.__version__.startswith("2.6."):
@@ -262,17 +263,17 @@ def test_a_calibration_is_built_into_the_scores(clip, tmp_path):
     """An exported model divides by the temperature; new classes take the common scale."""
     method = shallow(clip)
     own = ModeCalibration(temperature=3.0, new_temperature=5.0)
-    method.calibration = Calibration(modes={"default": own})
+    model = Model(method, Calibration(modes={"default": own}))
     image = noise((40, 30))
     pixels = torch.stack([method.clip.preprocess(image)])
     raw = method.logits(pixels)
-    export_onnx(method, tmp_path / "trained.onnx")
+    export_onnx(model, tmp_path / "trained.onnx")
     got = OnnxModel(tmp_path / "trained.onnx").probabilities([image])
     np.testing.assert_allclose(got, (raw / 3).softmax(-1).numpy(), atol=1e-4)
     method.trained_classes = ("something else",)
     wanted = raw / 5
     with pytest.MonkeyPatch.context() as patch:  # the given ids name no words, so no distances
-        patch.setattr(method, "distance_ratio", lambda: torch.ones(len(CLASSES)))
-        export_onnx(method, tmp_path / "mixed.onnx")
+        patch.setattr(Model, "text_distances", lambda self: torch.ones(len(CLASSES)))
+        export_onnx(Model(method, model.calibration), tmp_path / "mixed.onnx")
     got = OnnxModel(tmp_path / "mixed.onnx").probabilities([image])
     np.testing.assert_allclose(got, wanted.softmax(-1).numpy(), atol=1e-4)

@@ -29,7 +29,6 @@ from dear.heads.corpus.load import Corpus
 from dear.heads.discover import discover_roles
 from dear.heads.moments import resume_path
 from dear.methods import DeAR, ZeroShot
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
@@ -89,7 +88,7 @@ def test_a_image_that_changes_after_listing_is_named(photos, tmp_path, change, r
     change(photos.path(5))
     for work in (
         lambda: train(method(), photos, RECIPE, tmp_path / "run"),
-        lambda: evaluate(method(ZeroShot), photos),
+        lambda: Model(method(ZeroShot)).evaluate(photos),
         lambda: discover_roles(clip(), photos, corpus=WORDS, concepts="tags", keep=tmp_path / "keep"),
         lambda: Model(method(ZeroShot)).probabilities([photos.path(i) for i in range(len(photos))]),
     ):
@@ -129,12 +128,12 @@ class Small:
 
 
 def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatch, caplog):
-    expected = evaluate(method(ZeroShot), photos)
+    expected = Model(method(ZeroShot)).evaluate(photos)
     paths = [photos.path(i) for i in range(len(photos))]
     sure = Model(method(ZeroShot)).probabilities(paths)
     small = Small(monkeypatch, ZeroShot, ["all_logits", "logits"], room=4)
     with caplog.at_level(logging.WARNING, "dear"):
-        found = evaluate(method(ZeroShot), photos)
+        found = Model(method(ZeroShot)).evaluate(photos)
     assert max(small.sizes) == 12
     assert caplog.messages == [
         "dear: out of memory with 12 images at once; going on with 6",
@@ -145,7 +144,7 @@ def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatc
     torch.testing.assert_close(Model(method(ZeroShot)).probabilities(paths), sure)
     Small(monkeypatch, ZeroShot, ["all_logits"], room=0)
     with pytest.raises(OutOfMemory, match="not even one image"):
-        evaluate(method(ZeroShot), photos)
+        Model(method(ZeroShot)).evaluate(photos)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
@@ -176,7 +175,7 @@ def test_other_errors_are_not_taken_for_missing_memory(photos, monkeypatch):
 
     monkeypatch.setattr(ZeroShot, "all_logits", broken)
     with pytest.raises(RuntimeError, match="shapes"):
-        evaluate(method(ZeroShot), photos)
+        Model(method(ZeroShot)).evaluate(photos)
 
 
 def test_discovery_continues_where_it_was_and_reads_only_the_rest(photos, tmp_path):

@@ -12,7 +12,7 @@ from dear.errors import RunError, UsageError
 from dear.methods import METHODS, DeAR, Method, build_method, find_method
 from dear.methods.base import in_precision
 from dear.methods.dear import layer_mask
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.recording import mark_changed
 from dear.train.run import train
@@ -102,15 +102,11 @@ class TestStages:
         if model.trainable_parameters:
             assert not torch.equal(model.logits(pixels()), logits)
 
-    def test_disabled_is_the_frozen_clip_in_every_way(self, name: str) -> None:
+    def test_the_frozen_twin_of_a_model_is_the_frozen_clip(self, name: str) -> None:
         model = build(name)
         shake(model)
         frozen = METHODS["zeroshot"](model.clip, NAMES).logits(pixels())
-        ce = torch.nn.functional.cross_entropy(frozen, LABELS)
-        with model.disabled():
-            for found in (*model(pixels()).values(), *model.all_logits(pixels()).values()):
-                torch.testing.assert_close(found, frozen)
-            torch.testing.assert_close(model.loss(pixels(), LABELS, DOMAINS).total, ce)
+        torch.testing.assert_close(Model(model).frozen().forward(pixels())["default"], frozen)
 
     def test_a_refused_state_changes_nothing(self, name: str) -> None:
         model = build(name)
@@ -146,7 +142,7 @@ def test_evaluating_within_training_changes_no_bit_of_it() -> None:
 
         def progress(*_: object, model: Method = model, precision: str | None = precision) -> None:
             if precision is not None:
-                evaluate(model, Colors(), precision=precision)
+                Model(model, precision=precision).evaluate(Colors())
 
         train(model, Colors(), Recipe(epochs=3, batch=5, lr=1e-2), progress=progress)
         states.append(model.adapter_state())
@@ -177,17 +173,6 @@ def test_float32_is_obeyed_on_a_backbone_loaded_in_16_bits() -> None:
     assert torch.equal(bound.clip.encode_image(pixels()), exact)
     model = build_method("zeroshot", tiny_clip(dtype=torch.bfloat16), NAMES)
     assert in_precision(model, "auto").clip is model.clip
-
-
-def test_votes_of_a_disabled_dear_are_the_frozen_logits() -> None:
-    model = build("dear")
-    assert isinstance(model, DeAR)
-    with model.disabled():
-        votes = model.votes(pixels())
-        assert votes.shape == (3, 6, 3)
-        assert torch.equal(votes.sum(dim=1), model.logits(pixels()))
-        with pytest.raises(UsageError, match="no attribute features"):
-            model.attribute_features(pixels())
 
 
 def test_attributes_by_another_name_have_the_masks_of_their_own() -> None:
@@ -223,7 +208,7 @@ def test_evaluating_within_a_recorded_training_changes_no_bit_of_it(precision: s
 
         def progress(*_: object, model: Method = model, watch: bool = watch) -> None:
             if watch:
-                evaluate(model, Colors())
+                Model(model).evaluate(Colors())
                 torch.cuda.empty_cache()
                 junk = [torch.full((n,), float("nan"), device="cuda") for n in (64, 4096, 1 << 16, 1 << 20)]
                 del junk

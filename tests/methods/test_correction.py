@@ -14,8 +14,8 @@ from dear.clip.correction import Correction
 from dear.errors import RunError, UsageError
 from dear.methods import METHODS
 from dear.methods.base import scores
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
 
@@ -143,7 +143,7 @@ def test_worst_group_is_counted(tmp_path: Path) -> None:
             return len(own)
 
     own = task()
-    found = evaluate(fitted("linear-probe", epochs=1), Grouped())  # type: ignore[arg-type]
+    found = Model(fitted("linear-probe", epochs=1)).evaluate(Grouped())  # type: ignore[arg-type]
     right = (found.answers["default"] == found.labels).tolist()
     groups = {
         f"{NAMES[label]}, {'ab'[value]}": [
@@ -155,7 +155,7 @@ def test_worst_group_is_counted(tmp_path: Path) -> None:
     expected = {name: sum(hits) / len(hits) for name, hits in groups.items()}
     assert found.per_group() == expected
     assert found.report()["worst_group"]["accuracy"] == min(expected.values())
-    assert "worst_group" not in evaluate(fitted("linear-probe", epochs=1), Plain()).report()
+    assert "worst_group" not in Model(fitted("linear-probe", epochs=1)).evaluate(Plain()).report()
 
 
 class Plain:

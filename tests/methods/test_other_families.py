@@ -15,7 +15,7 @@ import dear
 from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, TextConfig, VisionConfig
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
-from dear.methods import METHODS, Batch, Method, ZeroShot, build_method
+from dear.methods import METHODS, Batch, Method, build_method
 
 NAMES = ("red cat", "dog", "very old newt")
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -90,9 +90,6 @@ def test_a_method_learns_saves_and_answers_or_refuses(name: str, family: str) ->
         return
     method = build(name, family)
     pixels = images(6, size=method.clip.config.vision.image_size)
-    frozen = ZeroShot(method.clip, NAMES).logits(pixels)
-    with method.disabled():
-        torch.testing.assert_close(method.logits(pixels), frozen)
     learned = list(method.parameters())
     if learned and name != "tip-adapter":
         optimizer, losses = torch.optim.Adam(learned, 1e-2), []

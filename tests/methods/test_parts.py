@@ -66,7 +66,7 @@ def test_parts_sum_to_the_logit_with_every_preset(name: str) -> None:
     for preset in METHODS[name].presets.values():
         method = method_of(name, clip, **preset.options)
         for mode in method.modes:
-            parts = trace(method, pixels, mode).parts(each_class(method))
+            parts = trace(method, pixels, mode).parts(each_class(method), patches=True)
             logits = method.logits(pixels, mode)
             torch.testing.assert_close(parts.total().T.float(), logits, atol=1e-4, rtol=0, msg=mode)
             assert float(parts.rest.abs().max()) < 1e-4

@@ -120,16 +120,6 @@ def test_save_and_load_give_the_same_logits(name: str, tmp_path: Path) -> None:
     assert torch.equal(same.logits(pixels), method.logits(pixels))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_disabled_is_the_frozen_clip(name: str) -> None:
-    method, pixels = scatter(build(name)), images(3)
-    own = method.logits(pixels)
-    with method.disabled():
-        for mode in method.modes:
-            torch.testing.assert_close(method.logits(pixels, mode), frozen(method, pixels))
-    assert torch.equal(method.logits(pixels), own)
-
-
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_method_that_has_learned_nothing_is_the_frozen_clip(name: str) -> None:
     method, pixels = build(name, **NEUTRAL[name]), images(3)

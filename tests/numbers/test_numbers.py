@@ -29,7 +29,7 @@ from dear.data import open_data
 from dear.errors import CheckpointError, DearError, InputError, RunError, TrainingError, UsageError
 from dear.heads.discover import discover_roles
 from dear.methods import DeAR, ZeroShot
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
 from dear.workflows.adapt import adapt
@@ -95,9 +95,9 @@ def test_scores_that_are_no_numbers_are_told_and_not_counted() -> None:
     model = method()
     with torch.no_grad():
         model.v.fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"scores of 12 of 12 images are not finite.*mode auto"):
-        evaluate(model, Colors())
-    with pytest.raises(TrainingError, match="image in memory: the model's scores are not finite"):
+    with pytest.raises(TrainingError, match=r"colors/0000: .* not finite.*mode fused"):
+        Model(model).evaluate(Colors())
+    with pytest.raises(TrainingError, match="not finite"):
         predict_run(model, [Image.new("RGB", (24, 24))])
 
 
@@ -171,8 +171,8 @@ def test_activations_that_overflow_float16_stop_training_with_what_to_do() -> No
     with pytest.raises(TrainingError, match="set its precision to float32"):
         train(method(clip), Colors(), recipe)
     with pytest.raises(TrainingError, match=r"precision float16.*use precision float32"):
-        evaluate(method(clip), Colors(), precision="float16")
-    assert evaluate(method(clip), Colors()).accuracy
+        Model(method(clip), precision="float16").evaluate(Colors())
+    assert Model(method(clip)).evaluate(Colors()).accuracy
 
 
 # --- the same question, the same answer --------------------------------------------------------------------
@@ -267,10 +267,12 @@ def test_results_do_not_depend_on_the_number_of_threads_that_decode(
 
 
 @pytest.mark.parametrize("batch", [1, 4, 7, 250])
-def test_answers_do_not_depend_on_the_batch_of_evaluation(batch: int) -> None:
+def test_answers_do_not_depend_on_the_batch_of_evaluation(batch: int, monkeypatch) -> None:
     model = method()
     train(model, Colors(), Recipe(epochs=4, batch=4, lr=1e-2))
-    whole, parts = evaluate(model, Colors(), batch=12), evaluate(model, Colors(), batch=batch)
+    whole = Model(model).evaluate(Colors())
+    monkeypatch.setattr("dear.runs.batches.CPU_BATCH", batch)
+    parts = Model(model).evaluate(Colors())
     for mode in model.modes:
         assert torch.equal(whole.answers[mode], parts.answers[mode])
         assert torch.allclose(whole.confidence[mode], parts.confidence[mode], atol=1e-5)

@@ -137,7 +137,7 @@ def test_a_list_may_hold_files_and_images_and_names_what_cannot_be_read(photos: 
 
 
 def test_scores_that_are_no_numbers_are_refused(photos: Path) -> None:
-    broken = build_method("linear-probe", CLIP, CLASSES)
+    broken = build_method("coop", CLIP, CLASSES)
     with torch.no_grad():
         next(broken.parameters()).fill_(float("nan"))
     with pytest.raises(TrainingError, match="finite"):

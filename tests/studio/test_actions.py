@@ -16,8 +16,8 @@ from dear.data import open_data
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
 from dear.methods import ZeroShot
 from dear.methods.calibration import Calibration, ModeCalibration
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio import compare as comparing
 from dear.studio.classify import (
@@ -150,32 +150,33 @@ def test_names_of_images_and_classes_are_escaped(tmp_path):
 
 def test_the_answer_to_trust_depends_on_what_was_trained():
     trained = list(model().classes)
-    assert which_to_trust(model(), trained)[0] == "fused"
-    mode, why = which_to_trust(model(), [*trained, "zeppelin"])
+    assert which_to_trust(Model(model()), trained)[0] == "fused"
+    mode, why = which_to_trust(Model(model()), [*trained, "zeppelin"])
     assert mode == "fused"
     assert "1 of the" in why
     assert "zeppelin" in why
-    assert which_to_trust(ZeroShot(backbone(), trained), ["a", "b"])[0] == "default"
+    assert which_to_trust(Model(ZeroShot(backbone(), trained)), ["a", "b"])[0] == "default"
     verdicts = classify(desk(Path("unused")), [("a.png", images().image(0))], trained, "a {}.")
     html = verdicts_html(verdicts, "fused", "Trust it.", ["b.png: is no image"])
     assert html.count("trust this one") == 1
     assert "b.png: is no image" in html
 
 
-def test_images_of_no_class_are_refused_with_the_nearest_class_beside(tmp_path, monkeypatch):
+def test_images_of_no_class_are_refused_with_the_nearest_class_beside(tmp_path):
     shown, classes, template = [("one.png", images().image(0))], list(model().classes), model().template
     with pytest.raises(UsageError, match="no calibration"):
         classify(desk(tmp_path), shown, classes, template, reject=0.1)
     high = {"fused": ModeCalibration(temperature=2.0, scores=(1e6,) * 40)}
     low = {"decoupled": ModeCalibration(temperature=2.0, scores=(-1e6,) * 40)}
-    monkeypatch.setattr(model(), "calibration", Calibration(modes={**high, **low}))
-    verdict = classify(desk(tmp_path), shown, classes, template, reject=0.1)[0]
+    opened = desk(tmp_path)
+    opened.use(Model(model(), Calibration(modes={**high, **low})), "a calibrated model")
+    verdict = classify(opened, shown, classes, template, reject=0.1)[0]
     assert verdict.refused == ("fused",)
     pixels = torch.stack([backbone().preprocess(shown[0][1])])
     sure = (model().logits(pixels, "fused") / 2).softmax(-1).max()
     assert verdict.answers["fused"][0][1] == pytest.approx(float(sure), abs=1e-5)
     assert verdicts_html([verdict]).count("none of these; the nearest:") == 1
-    assert not classify(desk(tmp_path), shown, classes, template)[0].refused
+    assert not classify(opened, shown, classes, template)[0].refused
 
 
 def test_one_unreadable_file_is_one_sentence_among_answers(tmp_path):
@@ -287,7 +288,9 @@ def test_measuring_accuracy_while_training_leaves_the_trained_method_alone():
     """A recorded step holds tensors of the method's prompts: an evaluation has a binding of its own."""
     trained = model()
     before = (trained.clip, trained.prompts, trained._cache, dict(trained._cache))
-    evaluate(trained, open_data("world:vehicles", "test").select_classes(trained.classes).subset(range(4)))
+    Model(trained).evaluate(
+        open_data("world:vehicles", "test").select_classes(trained.classes).subset(range(4))
+    )
     assert trained.clip is before[0]
     assert trained.prompts is before[1]
     assert trained._cache is before[2]
@@ -324,7 +327,7 @@ def test_a_training_takes_another_backbone_and_roles(tmp_path):
         trainer.start(training("world:vehicles", shots=1, epochs=1), choice)
         done = trainer.wait(120)
         assert done.state == "finished", done.message
-        assert kinds <= {role.kind for _, role in opened.model.roles}
+        assert kinds <= {role.kind for _, role in opened.model.method.roles}
     assert opened.version == before + 2
     assert opened.classes == opened.model.classes
     assert opened.images.name == "world:vehicles"
@@ -387,8 +390,8 @@ def test_two_models_are_compared_on_the_same_images(tmp_path):
     step = -(-len(data) // 600)
     some = data.subset(range(0, len(data), step))
     mode = "fused"
-    right = evaluate(model().with_classes(some.classes), some)
-    frozen = evaluate(ZeroShot(backbone(), some.classes, template=some.template), some)
+    right = Model(model().with_classes(some.classes)).evaluate(some)
+    frozen = Model(ZeroShot(backbone(), some.classes, template=some.template)).evaluate(some)
     now, then = right.answers[mode] == some.labels, frozen.answers["default"] == some.labels
     assert f"answers {int((now & ~then).sum())} rightly" in html
     assert f"{int((then & ~now).sum())} wrongly" in html

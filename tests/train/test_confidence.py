@@ -29,7 +29,7 @@ from dear.train.confidence import (
     share_interval,
     temperature_error,
 )
-from dear.train.crossval import HeldOut, LeftOut
+from dear.train.crossval import HeldOut, HeldOutClasses
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -150,7 +150,7 @@ def test_scores_by_kind() -> None:
     np.testing.assert_allclose(confidence_score(z, "probability").numpy(), softmax(z.numpy()).max(axis=1))
 
 
-def turn(shift: float, seed: int, spread: float = 1.5) -> LeftOut:
+def turn(shift: float, seed: int, spread: float = 1.5) -> HeldOutClasses:
     """Three trained and three new classes; logits of new ones are `shift` too low."""
     rng = np.random.default_rng(seed)
     labels = np.arange(240) % 6
@@ -159,7 +159,8 @@ def turn(shift: float, seed: int, spread: float = 1.5) -> LeftOut:
     z[:, 3:] -= shift
     names = tuple("abcdef")
     logits = {"m": torch.tensor(z, dtype=torch.float32)}
-    return LeftOut(names[:3], names[3:], logits, torch.tensor(labels), torch.arange(240), torch.ones(6))
+    rows, gamma = torch.arange(240), torch.ones(6)
+    return HeldOutClasses(names[:3], names[3:], logits, torch.tensor(labels), rows, gamma)
 
 
 def test_how_sharp_the_methods_of_the_turns_are_does_not_matter() -> None:

@@ -12,7 +12,7 @@ from dear.errors import UsageError
 from dear.methods import DeAR, Method, build_method
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
-from dear.train.frozen import FrozenAhead, KeptViews
+from dear.train.frozen import CachedViews, Prefetcher
 from dear.train.run import Paused, train
 
 
@@ -36,7 +36,7 @@ def test_a_span_of_steps_has_the_views_of_each_step() -> None:
 
 def test_a_step_from_what_was_computed_ahead_has_the_same_loss_and_gradients() -> None:
     method, feed = task()
-    ahead = FrozenAhead(method, feed, steps=6)
+    ahead = Prefetcher(method, feed, steps=6)
     for step in (0, 2, 4, 5):
         results = []
         for given in (True, False):
@@ -54,10 +54,10 @@ def test_groups_of_steps_do_not_depend_on_where_a_run_began(monkeypatch: pytest.
     asked: list[tuple[int, int]] = []
     span = feed.span
     monkeypatch.setattr(feed, "span", lambda first, last: asked.append((first, last)) or span(first, last))
-    whole = FrozenAhead(method, feed, steps=5)
+    whole = Prefetcher(method, feed, steps=5)
     first = [whole.at(step) for step in range(5)]
     assert asked == [(0, 2), (2, 4), (4, 5)]
-    resumed = FrozenAhead(method, feed, steps=5).at(3)
+    resumed = Prefetcher(method, feed, steps=5).at(3)
     assert all(torch.equal(a, b) for a, b in zip(resumed.frozen, first[3].frozen, strict=True))
 
 
@@ -68,11 +68,11 @@ def test_nothing_ahead_but_the_prefix_without_regularization() -> None:
     assert len(plain.frozen_stage(feed.at(0).pixels)) == 1
 
 
-def kept_task(views: int = 2, **limits: int) -> tuple[DeAR, Feed, KeptViews]:
+def kept_task(views: int = 2, **limits: int) -> tuple[DeAR, Feed, CachedViews]:
     clip = tiny_clip(dtype=torch.float32)
     method = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
     feed = Feed(Colors(domains=2), clip, Recipe(batch=5, views=views))
-    return method, feed, KeptViews(method, feed, **limits)
+    return method, feed, CachedViews(method, feed, **limits)
 
 
 def test_kept_views_are_the_views_of_their_images() -> None:

@@ -15,8 +15,8 @@ from dear.clip.gpu import tower as fast
 from dear.clip.precision import cast_backbone
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.recording import Recording
 from dear.train.run import train
@@ -107,7 +107,7 @@ def test_recorded_training_learns_the_task(precision: str) -> None:
     method = model()
     lines = train(method, Colors(), Recipe(epochs=20, batch=5, lr=1e-2, precision=precision)).lines
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert evaluate(method, Colors()).accuracy["fused"] > 0.5
+    assert Model(method).evaluate(Colors()).accuracy["fused"] > 0.5
 
 
 def test_trained_on_a_gpu_loads_on_the_cpu(tmp_path: Path) -> None:

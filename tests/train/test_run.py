@@ -20,8 +20,8 @@ from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DearError, RunError
 from dear.methods import DeAR, Loss, ZeroShot
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import Paused, train
 
@@ -40,10 +40,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_loss_falls_and_training_accuracy_rises() -> None:
     model = method(lambda_reg=0.1)
-    before = evaluate(model, Colors()).accuracy["fused"]
+    before = Model(model).evaluate(Colors()).accuracy["fused"]
     result = train(model, Colors(), Recipe(epochs=20, batch=5, lr=2e-2))
     assert result.lines[-1]["ce"] < 0.7 * result.lines[0]["ce"]
-    assert evaluate(model, Colors()).accuracy["fused"] > max(before, 0.8)
+    assert Model(model).evaluate(Colors()).accuracy["fused"] > max(before, 0.8)
 
 
 def test_a_run_folder_holds_what_was_learned_and_no_backbone(tmp_path: Path) -> None:

@@ -65,31 +65,32 @@ def test_folds_hold_every_image_out_once_and_single_images_never() -> None:
 
 def test_a_run_stores_its_calibration_and_answers_with_it(run: Path, colors: Colors) -> None:
     stored = json.loads((run / "calibration.json").read_text())
-    method = load_run(run, CLIP)
-    assert method.calibration is not None
-    assert set(stored["modes"]) == set(method.modes)
+    model = Model.load(run, CLIP)
+    method = model.method
+    assert model.calibration is not None
+    assert set(stored["modes"]) == set(model.modes)
     assert stored["images"] == 24
     mode = method.modes[0]
-    own = method.calibration.modes[mode]
+    own = model.calibration.modes[mode]
     assert len(own.scores) == 24
     images = [colors.image(i) for i in range(8)]
     pixels = torch.stack([CLIP.preprocess(image) for image in images])
     z = method.logits(pixels).numpy() / own.temperature
     expected = np.exp(z - z.max(1, keepdims=True))
     expected /= expected.sum(1, keepdims=True)
-    np.testing.assert_allclose(Model(method).probabilities(images).numpy(), expected, rtol=1e-4)
+    np.testing.assert_allclose(model.probabilities(images).numpy(), expected, rtol=1e-4)
 
 
 def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
-    method = load_run(run, CLIP)
-    both = method.with_classes([*method.classes, "purple", "orange"])
-    assert both.trained_classes == method.classes
-    own = method.calibration.modes[method.modes[0]]
-    scale, shift = both.calibration_scales()
+    model = Model.load(run, CLIP)
+    both = model.with_classes(["purple", "orange"], add=True)
+    assert both.trained == (True,) * 4 + (False,) * 2
+    own = model.calibration.modes[model.modes[0]]
+    scale, shift = both.scales()
     np.testing.assert_allclose(scale.numpy(), 1 / own.temperature, rtol=1e-6)
     assert shift.tolist() == [0.0] * 6
-    texts, frozen = (t.detach().double().numpy() for t in (both.texts(), both.prompts.frozen))
-    alone, _ = method.with_classes(["purple", "orange"]).calibration_scales()
+    texts, frozen = (t.detach().double().numpy() for t in (both.method.texts(), both.method.prompts.frozen))
+    alone, _ = model.with_classes(["purple", "orange"]).scales()
     for c in (4, 5):  # in a list of their own, their distance from the trained classes counts
         tuned = np.sort(np.linalg.norm(texts[c] - texts[:4], axis=1)).mean()
         before = np.sort(np.linalg.norm(frozen[c] - frozen[:4], axis=1)).mean()
@@ -97,9 +98,9 @@ def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
 
 
 def test_predict_refuses_what_scores_below_the_threshold(run: Path, colors: Colors) -> None:
-    method = load_run(run, CLIP)
-    mode = method.modes[0]
-    own = method.calibration.modes[mode]
+    model = Model.load(run, CLIP)
+    method, mode = model.method, model.modes[0]
+    own = model.calibration.modes[mode]
     images = [colors.image(i) for i in range(24)]
     limit = threshold(own.scores, 0.3).value
     pixels = torch.stack([CLIP.preprocess(image) for image in images])
@@ -145,7 +146,7 @@ def test_without_calibration_nothing_changes_and_reject_says_why(tmp_path: Path,
 def test_too_few_images_are_told(caplog: pytest.LogCaptureFixture) -> None:
     few = Colors(classes=3, each=1)
     trained = adapt(few, method="linear-probe", backbone=CLIP, recipe=QUICK)
-    assert trained.method.calibration is None
+    assert trained.calibration is None
     assert "too few images to hold some out" in caplog.text
 
 
@@ -156,7 +157,7 @@ def test_a_damaged_calibration_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, copy)
     (copy / "calibration.json").write_text('{"format": "dear calibration", "schema": 1, "modes": {"x": {}}}')
     with pytest.raises(RunError, match=r"calibration\.json.*temperature"):
-        load_run(copy, CLIP)
+        Model.load(copy, CLIP)
 
 
 def test_the_classifier_refuses_with_a_label(colors: Colors) -> None:
@@ -166,14 +167,14 @@ def test_the_classifier_refuses_with_a_label(colors: Colors) -> None:
     clf = Classifier(reject=0.5, **settings).fit(images, names)
     answers = clf.predict(images)
     assert set(answers) <= {*colors.classes, "none of these"}
-    own = clf.method_.calibration.modes["default"]
+    own = clf.run_.calibration.modes["default"]
     pixels = torch.stack([CLIP.preprocess(image) for image in images])
     refused = confidence_score(clf.method_.logits(pixels) / own.temperature, own.score)
     limit = threshold(own.scores, 0.5).value
     assert ((answers == "none of these") == (refused < limit).numpy()).all()
     with pytest.raises(UsageError, match="reject"):
         Classifier(reject=0.7, **settings).fit(images, names)
-    assert isinstance(clf.method_.calibration, Calibration)
+    assert isinstance(clf.run_.calibration, Calibration)
 
 
 def test_choose_compares_on_the_same_images_and_names_no_winner_in_the_noise(colors: Colors) -> None:
@@ -230,7 +231,6 @@ def test_a_winner_is_named_with_those_that_chance_does_not_tell_from_it() -> Non
 
 def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
     from dear.runs.recipe import Recipe
-    from dear.train.crossval import answers_of
     from dear.train.frozen import stages_of
     from dear.train.run import train
 
@@ -247,8 +247,8 @@ def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
             train(quick, on, replace(own, views=0), stages=stages)
             for before, after in zip(plain.parameters(), quick.parameters(), strict=True):
                 torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
-            from_stages = answers_of(quick, on, features=stages.answered())
-            for mode, logits in answers_of(quick, on).items():
+            from_stages = Model(quick).logits(on, frozen=stages.answered())
+            for mode, logits in Model(quick).logits(on).items():
                 torch.testing.assert_close(from_stages[mode], logits, rtol=1e-4, atol=1e-4)
 
 

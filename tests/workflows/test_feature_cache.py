@@ -17,7 +17,6 @@ from dear.clip import Clip
 from dear.data import open_data
 from dear.errors import UsageError
 from dear.methods import METHODS, build_method, find_method
-from dear.runs.evaluate import evaluate
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
@@ -47,9 +46,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
     before = image_file.open_pixels
 
-    def counted(source: object) -> np.ndarray:
+    def counted(source: object, **options: object) -> np.ndarray:
         found.append(source)
-        return before(source)
+        return before(source, **options)
 
     monkeypatch.setattr(image_file, "open_pixels", counted)
     return found
@@ -77,7 +76,7 @@ def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opene
     method = adapt(
         photos, backbone=CLIP, method=name, roles=roles, recipe={"epochs": 1}, calibrate=False
     ).method
-    plain = evaluate(method, open_data(photos, "all"))
+    plain = Model(method).evaluate(open_data(photos, "all"))
     opened.clear()
     first = evaluate_run(method, photos, split="all")
     again = evaluate_run(method, photos, split="all")
@@ -99,7 +98,7 @@ def test_a_changed_file_is_read_again(photos: Path, opened: list[object]) -> Non
     Image.new("RGB", (24, 24), (1, 2, 3)).save(photos / "red" / "0.png")
     found = evaluate_run(method, photos, split="all")
     assert len(opened) == 1
-    plain = evaluate(method, open_data(photos, "all"))
+    plain = Model(method).evaluate(open_data(photos, "all"))
     torch.testing.assert_close(found.confidence["default"], plain.confidence["default"], atol=1e-5, rtol=0)
 
 
@@ -108,7 +107,7 @@ def test_another_training_is_another_answer(photos: Path) -> None:
     one, two = (adapt(photos, seed=seed, **settings).method for seed in (1, 2))
     evaluate_run(one, photos, split="all")
     found = evaluate_run(two, photos, split="all").confidence["fused"]
-    plain = evaluate(two, open_data(photos, "all")).confidence["fused"]
+    plain = Model(two).evaluate(open_data(photos, "all")).confidence["fused"]
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
 
 

@@ -15,7 +15,7 @@ from dear.data import open_data
 from dear.data.images import FileImages
 from dear.errors import DataError, UsageError
 from dear.methods import build_method
-from dear.runs.evaluate import evaluate
+from dear.runs.model import Model
 from dear.workflows.evaluate import evaluate_run
 
 CLIP = tiny_clip(dtype=torch.float32)
@@ -54,7 +54,7 @@ def test_skipped_images_are_left_out_and_named(photos: Path) -> None:
     images = open_data(photos, "all")
     found = evaluate_run(method(images), images, unreadable="skip")
     good = images.subset([i for i in range(len(images)) if "broken" not in images.key(i)])
-    expected = evaluate(method(images), good)
+    expected = Model(method(images)).evaluate(good)
     assert found.labels.tolist() == expected.labels.tolist()
     assert found.answers["default"].tolist() == expected.answers["default"].tolist()
     assert len(found.unreadable) == 1

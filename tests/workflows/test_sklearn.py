@@ -59,7 +59,7 @@ def test_tools_of_scikit_learn(colors: tuple[list, list[str]]) -> None:
 def test_probabilities_sum_to_one_and_order_does_not_matter(colors: tuple[list, list[str]]) -> None:
     images, names = colors
     fitted = quick().fit(images, names)
-    assert fitted.method_.calibration is not None
+    assert fitted.run_.calibration is not None
     proba = fitted.predict_proba(images)
     np.testing.assert_allclose(proba.sum(axis=1), 1, rtol=1e-5)
     assert (fitted.classes_[proba.argmax(axis=1)] == fitted.predict(images)).all()
@@ -75,7 +75,7 @@ def test_a_fitted_classifier_can_be_cloned_and_pickled(colors: tuple[list, list[
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_allclose(again.predict_proba(images), fitted.predict_proba(images), rtol=1e-5)
     assert (again.predict(images) == fitted.predict(images)).all()
-    assert again.method_.calibration == fitted.method_.calibration
+    assert again.run_.calibration == fitted.run_.calibration
 
 
 def test_class_weight_is_a_choice_of_two(colors: tuple[list, list[str]]) -> None:

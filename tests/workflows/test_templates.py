@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tiny import Colors, tiny_clip
 
-from dear.runs.evaluate import evaluate, fit_classes
+from dear.runs.model import Model
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run
@@ -37,9 +37,9 @@ def expected(names: tuple[str, ...], template: str) -> torch.Tensor:
 def test_new_classes_keep_the_template_of_the_run() -> None:
     images = renamed()
     assert images.template != OWN
-    method, _ = fit_classes(run(), images)
-    assert method.template == OWN
-    found = evaluate(run(), images)
+    model, _ = Model(run()).for_labels(images)
+    assert model.template == OWN
+    found = Model(run()).evaluate(images)
     torch.testing.assert_close(
         found.confidence["default"], expected(images.classes, OWN).max(-1).values, atol=1e-4, rtol=0
     )

@@ -24,7 +24,8 @@ from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.methods.base import Method
-from dear.runs.evaluate import Evaluation, evaluate
+from dear.runs.evaluate import Evaluation
+from dear.runs.model import Model
 from dear.runs.spec import roles_digest
 from dear.train.fit import fit
 from dear.train.prepare import Job, prepare
@@ -165,7 +166,7 @@ class Session:
             if not method.open_classes:
                 return None
             method = method.with_classes(images.classes, images.template)
-        found = evaluate(method, images, precision=str(self.cell.spec.recipe.get("precision", "auto")))
+        found = Model(method, precision=str(self.cell.spec.recipe.get("precision", "auto"))).evaluate(images)
         self.seconds["evaluate"] += time.perf_counter() - began
         tested = self.record.setdefault("tested", {})
         tested[images.name] = tested.get(images.name, 0) + len(images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 Way = Annotated[
     str,
     typer.Option(
-        "--way", help="auto, words, heads, examples, leace, or several with a plus sign (heads+words)."
+        "--way",
+        help="auto; of concepts words, heads, examples, leace, or several (heads+words); of properties "
+        "directions, copies.",
     ),
 ]
 Examples = Annotated[
@@ -44,7 +47,8 @@ ConceptNames = Annotated[
     list[str],
     typer.Option(
         "--without",
-        help='Concepts to remove: location,color or your own, "background: lab bench, outdoors".',
+        help="What to remove: a concept (location), a property of the images (brightness, frame, mark), or "
+        'your own, "background: lab bench, outdoors".',
     ),
 ]
 
@@ -67,6 +71,10 @@ def audit(
         list[str] | None,
         typer.Option("--concept", "-c", help='A concept; or your own: "background: lab bench, outdoors".'),
     ] = None,
+    examples: Annotated[
+        list[str] | None,
+        typer.Option("--examples", help="Folder of images that show a value of a concept; once per value."),
+    ] = None,
     roles: Roles = None,
     split: Split = "train",
     shots: Annotated[int, typer.Option("--shots", help="Images per class; 0 takes all.")] = 0,
@@ -79,29 +87,32 @@ def audit(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find concepts that go with the labels and that a model relies on: suspected shortcuts.
+    """Find shortcuts: classes that stand out by their images, and concepts that go with the labels.
 
-    No group labels are needed. With a column `group` or `domain` in the table, accuracy in the worst group of
-    class and value is measured, too.
+    The images are looked at first, without any model: light, color, sharpness, compression, frames, marks,
+    sizes and facts of the files, each class against the rest. Concepts need a backbone. A run is asked about
+    held-out images: by edits that give other classes what one class has, and with concepts removed. No group
+    labels are needed; with a column `group` or `domain`, accuracy in the worst group is measured, too.
 
     Examples:
 
-    `dear audit --data world:shortcut-place@0.95 --backbone mini`
+    `dear audit --data photos/`
 
-    `dear audit run --out audit.html`
+    `dear audit --data photos/ --backbone ViT-B-16 --out audit.html`
 
     `dear audit run --concept "background: lab bench, outdoors, conveyor belt" --json`
+
+    `dear audit run --examples with_flash/ --examples without_flash/`
     """
     from dear.errors import UsageError
     from dear.workflows.audit import AuditOptions
     from dear.workflows.audit import audit as examine
-    from dear.workflows.evaluate import run_images
 
     if run is None and data is None:
         raise UsageError("name a run folder, or images with --data")
-    images = data if data is not None else run_images(str(run), split)
-    asked = AuditOptions(
+    options = AuditOptions(
         concepts=tuple(concept or ()),
+        examples=tuple(examples or ()),
         roles=roles,
         backbone=backbone,
         shots=shots,
@@ -112,75 +123,109 @@ def audit(
         mode=mode,
         device=device_named(device),
     )
-    with stages() as told:
-        found = examine(images, run, asked, told)
+    with stages() as progress:
+        if data is not None:
+            found = examine(data, run, options, progress)
+        else:
+            from dear.workflows.audit import audit_run
+
+            found = audit_run(str(run), options, progress)
+    steps = _next_steps(found, run, data, backbone)
     if out is not None:
         from dear.report.audit_page import write_audit_page
         from dear.workflows.audit_evidence import evidence
 
-        write_audit_page(evidence(found, _next_steps(found, run)), out)
+        write_audit_page(evidence(found, steps), out)
     if as_json:
-        print_json(found.report())
+        print_json({**found.report(), "next": list(steps.values())})
         return
-    _print(found)
+    _print(found, steps)
     if out is not None:
         say(f"{out}: written")
 
 
-def _next_steps(found: Audit, run: str | None) -> dict[str, str]:
-    """Commands that remove what is suspected."""
-    names = ",".join(finding.association.concept.lower() for finding in found.suspects)
-    if not names:
+def _next_steps(found: Audit, run: str | None, data: str | None, backbone: str | None) -> dict[str, str]:
+    """Commands that remove what is suspected, as they can be run."""
+    if not found.removable:
         return {}
+    names = shlex.quote(",".join(found.removable))
+    weights = "" if backbone is None else f" --backbone {shlex.quote(backbone)}"
     if run is None:
-        command = f"dear adapt --data {found.images.name} --without {names} --out run"
-        return {"Train with the concept removed from the image feature:": command}
-    command = f"dear repair {run} --without {names} --out {run}-repaired"
-    return {"Train the same model again without it, and compare with random heads:": command}
+        command = f"dear adapt --data {shlex.quote(str(data))}{weights} --without {names} --out run"
+        return {"Train with it removed:": command}
+    target = shlex.quote(f"{run.rstrip('/')}-repaired")
+    command = f"dear repair {shlex.quote(run)} --without {names}{weights} --out {target}"
+    return {"Train the same model again without it, and compare:": command}
 
 
-def _print(found: Audit) -> None:
-    """A table of concepts, then one sentence per suspected shortcut."""
+def _print(found: Audit, steps: dict[str, str]) -> None:
+    """What the images tell, a table of concepts, one sentence per suspected shortcut, the next command."""
+    if found.photos is not None:
+        _print_photos(found)
+    if found.findings:
+        _print_concepts(found)
+    for finding in found.suspects:
+        typer.echo(shown(finding.sentence))
+    if found.findings and not found.suspects:
+        typer.echo("No shortcut is suspected among these concepts.")
+    if found.clip is None:
+        typer.echo("Concepts were not looked at: they are seen by a backbone, which --backbone names.")
+    if found.method is not None and found.held_out is None:
+        typer.echo("The model was asked about the images it was trained on: there are no others.")
+    if found.worst_group is not None:
+        typer.echo(f"worst group (held out): {shown(found.worst_group[0])}, {found.worst_group[1]:.1%}")
+    for command in steps.values():
+        typer.echo(f"Next: {shown(command)}")
+
+
+def _print_photos(found: Audit) -> None:
+    """Classes that stand out by their images, and images that are nearly the same."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    model = "" if found.method is None else f" and {found.method.title}"
-    table = Table(title=Text(f"{found.images.name}{model}: {len(found.images)} images"), header_style="bold")
-    for name in ("concept", "verdict"):
-        table.add_column(name)
-    columns = ("information", "by chance", "p", "answers changed", "margin lost")
-    for name in columns if found.method is not None else columns[:3]:
-        table.add_column(name, justify="right")
-    for finding in found.findings:
-        about, used = finding.association, finding.reliance
-        told = () if used is None else (f"{used.changed:.0%}", f"{used.lost:.0%}")
-        table.add_row(
-            Text(about.concept),
-            Text(finding.title),
-            f"{about.information:.2f}",
-            f"{about.expected:.2f}",
-            f"{about.p_value:.3f}",
-            *told,
-        )
+    from dear.workflows.audit_evidence import photo_table
+
+    facts, photos = photo_table(found), found.photos
+    assert photos is not None
+    title = f"{found.images.name}: {len(found.images)} images of {len(found.images.classes)} classes"
+    if facts.rows:
+        table = Table(title=Text(title), header_style="bold")
+        for column in facts.columns:
+            table.add_column(column, justify="right" if column == "score" else "left")
+        for row in facts.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        Console().print(table)
+    else:
+        typer.echo(f"{shown(title)}: no class stands out by its images.")
+    if photos.too_few:
+        typer.echo(f"Too few images to judge: {shown(', '.join(photos.too_few[:8]))}.")
+    for pair in photos.duplicates[:5]:
+        typer.echo(f"nearly the same in {pair.where}: {shown(pair.first)} and {shown(pair.second)}")
+    if len(photos.duplicates) > 5:
+        typer.echo(f"{len(photos.duplicates) - 5} more pairs of nearly the same images are on the page.")
+
+
+def _print_concepts(found: Audit) -> None:
+    """One row per concept."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from dear.workflows.audit_evidence import overview
+
+    facts = overview(found)
+    model = "" if found.method is None else f", asked of {found.method.title}"
+    table = Table(title=Text(f"concepts in {found.images.name}{model}"), header_style="bold")
+    for place, column in enumerate(facts.columns):
+        table.add_column(column, justify="left" if place < facts.labels else "right")
+    for row in facts.rows:
+        table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
-    for finding in found.suspects:
-        typer.echo(shown(finding.sentence))
-    if not found.suspects:
-        typer.echo("No shortcut is suspected among these concepts.")
-    elif found.method is None:
-        names = ",".join(finding.association.concept.lower() for finding in found.suspects)
-        typer.echo(f"Next: dear adapt --data {found.images.name} --without {shown(names)} --out run")
-    if found.worst_group is not None:
-        typer.echo(f"worst group: {shown(found.worst_group[0])}, {found.worst_group[1]:.1%}")
 
 
 def read_examples(examples: list[str] | None, concepts: list[str]) -> dict[str, str]:
-    """`--examples FOLDER` or `CONCEPT=FOLDER` as a mapping.
-
-    Raises:
-        UsageError: several concepts and a folder without a concept.
-    """
+    """`--examples FOLDER` or `CONCEPT=FOLDER` as a mapping."""
     from dear.errors import UsageError
 
     found: dict[str, str] = {}
@@ -206,14 +251,11 @@ def concept_names(without: list[str]) -> list[str]:
 def asked_without(
     without: list[str] | None, way: str = "auto", examples: list[str] | None = None
 ) -> Without | None:
-    """What `--without`, `--way` and `--examples` say together; None without the first.
-
-    Raises:
-        UsageError: --way or --examples stand alone, or do not fit.
-    """
+    """What `--without`, `--way` and `--examples` say together; None without the first."""
     from dear.errors import UsageError
     from dear.heads.values import find_concept
     from dear.heads.without import Without
+    from dear.photos.edits import KINDS
 
     if not without:
         if examples or way != "auto":
@@ -222,7 +264,7 @@ def asked_without(
     names = concept_names(without)
     found = read_examples(examples, names)
     for name in names:
-        if name not in found:
+        if name not in found and name not in KINDS:
             find_concept(name)
     return Without(tuple(names), way, found)
 
@@ -248,11 +290,18 @@ def repair(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a run again, on the same images and in the same way, with a concept removed.
+    """Train a run again, on the same images and in the same way, with a concept or a property removed.
+
+    A property of the images (brightness, contrast, saturation, cast, sharpness, edge, frame, mark,
+    compression, size, aspect) is removed by edits: copies of the training images with it changed join the
+    training, or the directions along which such edits move the feature are removed. The proof gives test
+    images of other classes what a class has and counts how many are then called by its name.
 
     Examples:
 
     `dear repair run --without location --out repaired`
+
+    `dear repair run --without brightness --out repaired`
 
     `dear repair run --without lighting --examples lightings/ --out repaired`
     """
@@ -272,25 +321,22 @@ def repair(
             prove=prove,
             progress=told,
         )
-    assert done.removal is not None
     if as_json:
-        proof = {} if done.proof is None else done.proof.report()
-        print_json({"run": out, **done.removal.facts(), **proof})
+        print_json({"run": out, **done.report()})
         return
     _print_repair(done, out)
 
 
 def _print_repair(done: Repaired, out: str) -> None:
-    assert done.removal is not None
-    typer.echo(f"removed: {shown(done.removal.repair.title)}")
-    for notice in done.removal.notices:
+    typer.echo(f"removed: {shown(done.title)}")
+    for notice in done.notices:
         say(f"notice: {notice}")
     if done.proof is not None:
-        proof = done.proof.report()
-        for key, words in (("accuracy", "accuracy"), ("worst_group", "worst group")):
-            if key in proof["untouched"]:
-                mean = proof["random_heads"]["mean"].get(key)
-                beside = "" if mean is None else f"; without as many random heads {mean:.1%}"
-                typer.echo(f"{words}: {proof['untouched'][key]:.1%} -> {proof['repaired'][key]:.1%}{beside}")
-        typer.echo(f"answers changed: {proof['answers_changed']:.1%}")
-    say(f"{out}: written; next: dear evaluate {out} --data …")
+        proof, mean = done.proof, done.proof.random_mean
+        for key in proof.untouched:
+            beside = f"; at random {mean[key]:.1%}" if key in mean else ""
+            words = shown(key.replace("_", " "))
+            typer.echo(f"{words}: {proof.untouched[key]:.1%} -> {proof.repaired[key]:.1%}{beside}")
+        typer.echo(f"answers changed: {proof.changed:.1%}")
+        typer.echo(shown(proof.verdict))
+    say(f"{out}: written; next: dear evaluate {shlex.quote(out)}")

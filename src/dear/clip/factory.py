@@ -27,9 +27,9 @@ def load(
     """Load a CLIP, frozen and in eval mode.
 
     Args:
-        source: an embedded name ("mini"), a hub name ("openai/clip-vit-base-patch16"), a folder in Hugging
-            Face's or OpenCLIP's layout, or a weight file (also OpenAI's `ViT-B-16.pt`). A folder called like
-            an embedded name is reached as "./mini".
+        source: an embedded name ("mini"), a hub name ("openai/clip-vit-base-patch16", a revision behind
+            "@"), a folder in Hugging Face's or OpenCLIP's layout, or a weight file (also OpenAI's
+            `ViT-B-16.pt`). A folder called like an embedded name is reached as "./mini".
         device: where the weights go.
         dtype: their precision. Norms and the logit scale keep the checkpoint's, where that is higher.
         activation: "quick_gelu" or "gelu", only for a bare weight file that does not say.

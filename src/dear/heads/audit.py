@@ -22,6 +22,9 @@ from dear.heads.repair import span_basis
 PERMUTATIONS = 1000
 CERTAIN = 0.05  #: probability of any false association among all concepts that were looked at
 STRONG = 0.10  #: excess of normalized mutual information that counts
+NATURAL = 0.05  #: excess beyond that of as many random directions of the features
+DRAWS = 8  #: of random directions
+ONE_CLASS = 0.90  #: share of a class's images with a value, less that of the others, that counts
 ABOUT = 2.0  #: class names differ in the concept this many times as much as in as many random directions
 RELIES = 0.05  #: share of the margin, or of the answers, that goes with the concept
 
@@ -34,27 +37,21 @@ SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE = (
 
 @dataclass(frozen=True, eq=False)
 class Association:
-    """How the values of a concept go with the labels.
+    """How the values of a concept go with the labels."""
 
-    Attributes:
-        concept: its name.
-        words: its values.
-        seen: int64 [n], place in `words` of the value that the frozen model sees in each image.
-        table: int64 [C, K], images per class and value.
-        information: mutual information of value and label over the entropy of the labels, 0 to 1.
-        expected: the same when labels are dealt out at random, mean over the permutations.
-        p_value: how often random labels do as well.
-        about: how much the class names differ in the concept, relative to as many random directions.
-    """
-
-    concept: str
-    words: tuple[str, ...]
-    seen: Tensor
-    table: Tensor
-    information: float
-    expected: float
-    p_value: float
-    about: float
+    concept: str  #: its name
+    words: tuple[str, ...]  #: its values
+    seen: Tensor  #: int64 [n], place in `words` of the value that the frozen model sees in each image
+    table: Tensor  #: int64 [C, K], images per class and value
+    information: float  #: mutual information of value and label over the entropy of the labels, 0 to 1
+    expected: float  #: the same when labels are dealt out at random, mean over the permutations
+    p_value: float  #: how often random labels do as well
+    about: float  #: how much the class names differ in the concept, relative to as many random directions
+    #: excess of as many random directions of these features: what classes differ in anyway
+    natural: float = 0.0
+    #: (class, value, share less that of the others) where a value is one class's own and the class's name
+    #: does not say so; None: there is none
+    one_class: tuple[int, int, float] | None = None
 
     @property
     def excess(self) -> float:
@@ -64,19 +61,12 @@ class Association:
 
 @dataclass(frozen=True)
 class Reliance:
-    """What becomes of a model's answers when a concept is removed, without training again.
+    """What becomes of a model's answers when a concept is removed, without training again."""
 
-    Attributes:
-        changed: share of answers that change.
-        margin: mean of the true class's score minus the best other's, before.
-        margin_without: the same with the concept removed.
-        way: how it was removed.
-    """
-
-    changed: float
-    margin: float
-    margin_without: float
-    way: str = "words"
+    changed: float  #: share of answers that change
+    margin: float  #: mean of the true class's score minus the best other's, before
+    margin_without: float  #: the same with the concept removed
+    way: str = "words"  #: how it was removed
 
     @property
     def lost(self) -> float:
@@ -91,23 +81,14 @@ class Reliance:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What an audit says of one concept.
+    """What an audit says of one concept."""
 
-    Attributes:
-        association: with the labels.
-        reliance: of the model; None where no model was asked.
-        heads: the heads with that role.
-        verdict: one of the verdicts above.
-        sentence: the verdict for people.
-        explained_by: the stronger concept that it goes with; empty: none.
-    """
-
-    association: Association
-    reliance: Reliance | None
-    heads: tuple[Key, ...]
-    verdict: str
-    sentence: str
-    explained_by: str = ""
+    association: Association  #: with the labels
+    reliance: Reliance | None  #: of the model; None where no model was asked
+    heads: tuple[Key, ...]  #: the heads with that role
+    verdict: str  #: one of the verdicts above
+    sentence: str  #: the verdict for people
+    explained_by: str = ""  #: the stronger concept that it goes with; empty: none
 
     @property
     def title(self) -> str:
@@ -150,25 +131,62 @@ def associate(
         class_features: text features of the classes' prompts [C, E].
         permutations: how often labels are dealt out at random.
         seed: of the permutations.
-
-    Raises:
-        UsageError: there are fewer than two classes.
     """
     if len(class_features) < 2:
         raise UsageError("an association needs images of at least two classes")
     classes, kinds = len(class_features), len(words)
     seen, labels = seen_values(features, directions), labels.to(torch.int64)
     found, drawn = against_chance(seen, labels, permutations=permutations, seed=seed)
+    table = torch.bincount(labels * kinds + seen, minlength=classes * kinds).view(classes, kinds)
     return Association(
         concept,
         tuple(words),
         seen,
-        torch.bincount(labels * kinds + seen, minlength=classes * kinds).view(classes, kinds),
+        table,
         found,
         float(drawn.mean()),
         (1 + int((drawn >= found - 1e-12).sum())) / (1 + permutations),
         about_classes(directions, class_features),
+        natural_information(features, labels, kinds, seed),
+        one_class(table, seen_values(class_features, directions)),
     )
+
+
+def natural_information(features: Tensor, labels: Tensor, kinds: int, seed: int = 1) -> float:
+    """What as many random directions of the features tell about the labels beyond chance, mean of draws.
+
+    Directions are drawn with the covariance of the features: images of different classes differ in almost
+    any of them, so a concept that tells no more is no finding.
+    """
+    centered = features.float() - features.float().mean(dim=0)
+    found = []
+    for draw in range(DRAWS):
+        generator = torch.Generator().manual_seed(seed * DRAWS + draw)
+        rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)
+        scores = centered @ rows.T  # [n, K]
+        values = (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
+        told, drawn = against_chance(values, labels, permutations=20, seed=seed)
+        found.append(told - float(drawn.mean()))
+    return sum(found) / len(found)
+
+
+def one_class(table: Tensor, named: Tensor) -> tuple[int, int, float] | None:
+    """The class and the value of its own in a table [C, K]; `named` [C] are values that class names say.
+
+    >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([1, 1, 1]))
+    (0, 0, 0.9)
+    >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([0, 1, 1])) is None
+    True
+    """
+    counts = table.double()
+    own = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    rest = counts.sum(dim=0) - counts
+    gap = own - rest / rest.sum(dim=1, keepdim=True).clamp(min=1)
+    gap[torch.arange(len(gap)), named] = -1.0
+    place = int(gap.argmax())
+    label, value = divmod(place, gap.shape[1])
+    score = round(float(gap[label, value]), 6)
+    return (label, value, score) if score >= ONE_CLASS and len(table) > 2 else None
 
 
 def seen_values(features: Tensor, directions: Tensor) -> Tensor:
@@ -246,6 +264,7 @@ def judge(
     reliance: Reliance | None,
     heads: Sequence[Key] = (),
     concepts: int = 12,
+    classes: Sequence[str] = (),
 ) -> Finding:
     """The verdict on one of `concepts` concepts that were looked at.
 
@@ -253,13 +272,13 @@ def judge(
     """
     name = association.concept
     certain = association.p_value * concepts <= CERTAIN
-    strong = association.excess >= STRONG
+    strong = association.excess >= max(STRONG, association.natural + NATURAL)
     figures = (
         f"normalized mutual information {association.information:.2f} (by chance {association.expected:.2f}, "
         f"p = {association.p_value:.3f})"
     )
     if not (certain and strong):
-        verdict, sentence = NONE, f"{name} does not go with the labels: {figures}."
+        verdict, sentence = _no_shortcut(association, certain, figures, classes)
     elif association.about >= ABOUT:
         verdict = ABOUT_CLASSES
         sentence = (
@@ -292,3 +311,23 @@ def judge(
             f"{reliance.lost:.0%}; {figures}."
         )
     return Finding(association, reliance, tuple(heads), verdict, sentence)
+
+
+def _no_shortcut(
+    association: Association, certain: bool, figures: str, classes: Sequence[str]
+) -> tuple[str, str]:
+    """Verdict and sentence where the labels as a whole do not go with the concept; one class still may."""
+    name, alone = association.concept, association.one_class
+    if certain and alone is not None:
+        label, value, share = alone
+        return ASSOCIATED, (
+            f"{name}: images of {classes[label] if classes else f'class {label}'} are seen as "
+            f"{association.words[value]!r} {share:.0%} more often than the others, and the class's name does "
+            "not say so: a model may answer by it."
+        )
+    if certain and association.excess >= STRONG:
+        return NONE, (
+            f"{name} tells the classes no better than other directions of these images do "
+            f"({association.natural:.2f} beyond chance): {figures}."
+        )
+    return NONE, f"{name} does not go with the labels: {figures}."

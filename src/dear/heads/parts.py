@@ -198,6 +198,8 @@ class Trace:
 
     def _before(self, segment: Segment, position: int) -> Segment | None:
         """The run that made this run's input, found by the class token it left."""
+        if position >= segment.x.shape[1]:  # an extra token that came in later
+            return None
         for other in reversed(self._segments):
             if other.last == segment.first - 1 and other.first <= other.last and position in other.positions:
                 place = other.positions.index(position)

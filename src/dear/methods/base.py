@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -13,12 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.calibration import Calibration, apply_scales, class_scales, distance_ratio
 from dear.methods.options import Preset, configured
 from dear.methods.prompts import ClassPrompts, ContextPrompts
 from dear.methods.tensors import distance, linear, normal, scores, uniform, unit
@@ -166,9 +163,7 @@ class Method(nn.Module):
         self.allow_other_roles = allow_other_roles
         self.prompts = ClassPrompts(clip, classes, template, ids)
         self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
-        self.calibration: Calibration | None = None  #: for `calibrated`; `dear.train.calibrate` finds it
         self.notice: str | None = None  #: a sentence the user should see
-        self._disabled = False
         self._cache: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
         generator = torch.Generator().manual_seed(seed)
         self.build(generator)
@@ -353,75 +348,22 @@ class Method(nn.Module):
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] in float32, of normalized pixels [B, 3, S, S]; with gradients."""
-        if self._disabled:
-            features = self.clip.focused(()).encode_image(pixels)
-            frozen = scores(self.clip, features, self.prompts.frozen)
-            return dict.fromkeys(self.modes, frozen)
         return self.logits_from_frozen(self.inference_stage(pixels))
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """The loss of pixels [B, 3, S, S], labels [B] and, where there are any, domain numbers [B]."""
-        if self._disabled:
-            ce = F.cross_entropy(self(pixels)[self.modes[0]], labels)
-            return Loss(ce, {"ce": ce.detach()})
         return self.loss_from_frozen(self.frozen_stage(pixels), labels, domains)
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, mode: str | None = None) -> Tensor:
-        """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient.
-
-        On a GPU small batches that come again are replayed from a recording of the whole way to the scores.
-        """
-        mode = self.pick_mode(mode)
-        pixels = pixels.to(self.clip.device)
-        if not pixels.is_cuda or self._disabled:
-            return self.all_logits(pixels)[mode]
-        key = (type(self).__name__, mode, id(self.clip), id(self.prompts), self._stamp())
-        (found,) = recorder_of(self.clip)(key, lambda given: (self.all_logits(given)[mode],), pixels)
-        return found
+        """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient."""
+        return self.all_logits(pixels)[self.pick_mode(mode)]
 
     @torch.no_grad()
     def all_logits(self, pixels: Tensor) -> dict[str, Tensor]:
         """Scores [B, C] in every mode; what the modes share is computed once."""
         answers: dict[str, Tensor] = self(pixels.to(self.clip.device))
         return answers
-
-    def calibrated(self, logits: Tensor, mode: str | None = None) -> Tensor:
-        """Logits [B, C] of a mode on the scale where their softmax says how sure the answer is.
-
-        Without a calibration, or for a mode that it does not hold, they stay on CLIP's own scale.
-        """
-        scales = self.calibration_scales(mode)
-        return logits if scales is None else apply_scales(logits, scales.to(logits))
-
-    def calibration_scales(self, mode: str | None = None) -> Tensor | None:
-        """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
-        mode = self.pick_mode(mode)
-        own = None if self.calibration is None else self.calibration.modes.get(mode)
-        if own is None or self._disabled:
-            return None
-        trained = self._trained_columns()
-        gamma = torch.ones(len(trained))
-        if not all(trained):
-            with torch.no_grad():
-                gamma = self.cached("distance ratio", self.distance_ratio)
-        return class_scales(own, trained, gamma)
-
-    def distance_ratio(self) -> Tensor:
-        """How training changed each class's distance from the trained ones in text space, [C]; 1: not."""
-        base = self if self.classes == self.trained_classes else self.with_classes(self.trained_classes)
-        tuned, frozen = (unit(f).float() for f in (self.texts(), self.prompts.frozen))
-        base_tuned, base_frozen = (unit(f).float() for f in (base.texts(), base.prompts.frozen))
-        return distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Within `with method.disabled():` logits and loss are the frozen CLIP's: nothing learned is used."""
-        before, self._disabled = self._disabled, True
-        try:
-            yield
-        finally:
-            self._disabled = before
 
     def adapter_state(self) -> dict[str, Tensor]:
         """What was learned, by name; no tensor of the backbone is in it."""
@@ -487,7 +429,6 @@ class Method(nn.Module):
     def _again(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None) -> Method:
         other = self._untrained(clip, classes, template, ids)
         other.load_adapter_state(self.adapter_state())
-        other.calibration = self.calibration
         return other
 
     def bound(self: M, clip: Clip) -> M:

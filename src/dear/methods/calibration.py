@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
 from msgspec import Meta
@@ -35,61 +35,40 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ModeCalibration(Strict, frozen=True):
-    """What cross-validation found for one mode.
+    """What cross-validation found for one mode."""
 
-    Attributes:
-        temperature: logits of trained classes are divided by it.
-        new_temperature: the same for classes that were never trained, in a list of such classes alone.
-        score: what is compared with the threshold: the largest "logit" or "probability" after scaling.
-        scores: that score of each held-out image of a trained class, ascending.
-        auroc: how often an image of a trained class scores above one of a left-out class; None: not measured.
-        ece_before: expected calibration error of the held-out images under CLIP's own temperature.
-        ece_after: the same with `temperature`.
-    """
-
-    temperature: Positive
+    temperature: Positive  #: logits of trained classes are divided by it
+    #: the same for classes that were never trained, in a list of such classes alone
     new_temperature: Positive = 1.0
+    #: what is compared with the threshold: the largest "logit" or "probability" after scaling
     score: Literal["logit", "probability"] = "logit"
-    scores: tuple[Finite, ...] = ()
+    scores: tuple[Finite, ...] = ()  #: that score of each held-out image of a trained class, ascending
+    #: how often an image of a trained class scores above one of a left-out class; None: not measured
     auroc: Share | None = None
+    #: expected calibration error of the held-out images under CLIP's own temperature
     ece_before: Share | None = None
-    ece_after: Share | None = None
+    ece_after: Share | None = None  #: the same with `temperature`
 
 
 class Calibration(Strict, frozen=True):
-    """The calibration of a run; `calibration.json` of a run folder.
-
-    Attributes:
-        images: held-out images that it was fitted on.
-        folds: parts of the training images that were held out in turn.
-        class_folds: parts of the classes that were left out in turn; 0: too few classes.
-        modes: what was found for each mode of the method.
-    """
+    """The calibration of a run; `calibration.json` of a run folder."""
 
     format: Literal["dear calibration"] = "dear calibration"
     schema: Literal[1] = 1
-    images: Whole = 0
-    folds: Whole = 0
-    class_folds: Whole = 0
+    images: Whole = 0  #: held-out images that it was fitted on
+    folds: Whole = 0  #: parts of the training images that were held out in turn
+    class_folds: Whole = 0  #: parts of the classes that were left out in turn; 0: too few classes
     modes: dict[str, ModeCalibration] = {}  # noqa: RUF012  (msgspec copies it)
 
 
 class Threshold(Strict, frozen=True):
-    """A score below which an image is answered with "none of these".
+    """A score below which an image is answered with "none of these"."""
 
-    Attributes:
-        value: the score.
-        share: of images of trained classes that was to be refused at most.
-        low: lower end of the interval of the true share, at 95% confidence.
-        high: its upper end.
-        images: held-out images that the threshold was read from.
-    """
-
-    value: float
-    share: float
-    low: float
-    high: float
-    images: int
+    value: float  #: the score
+    share: float  #: of images of trained classes that was to be refused at most
+    low: float  #: lower end of the interval of the true share, at 95% confidence
+    high: float  #: its upper end
+    images: int  #: held-out images that the threshold was read from
 
     def among(self, images: int, sure: float = 0.95) -> tuple[float, float]:
         """The interval of the refused share of so many further images of trained classes.
@@ -115,9 +94,6 @@ def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) 
     n + 1 - k) distribution, whatever the scores are; k is the largest number with mean k / (n + 1) <= share,
     but at least 1. The interval holds the middle `sure` of that distribution.
 
-    Raises:
-        UsageError: the share is no share below one half, or there are no scores.
-
     >>> found = threshold([0.1, 0.4, 0.5, 0.6] * 25)
     >>> found.value, found.images, round(found.low, 3), round(found.high, 3)
     (0.1, 100, 0.016, 0.099)
@@ -141,36 +117,6 @@ def confidence_score(scaled: Tensor, kind: str) -> Tensor:
     """The score [B] that a threshold is compared with, of scaled logits [B, C]."""
     best: Tensor = scaled.amax(dim=-1) if kind == "logit" else scaled.softmax(dim=-1).amax(dim=-1)
     return best
-
-
-class _Calibrated(Protocol):
-    """The part of a method that a score is read from."""
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """Its calibration."""
-
-
-def rejection_score(method: _Calibrated, scaled: Tensor, mode: str) -> Tensor:
-    """The score [B] of calibrated logits [B, C] that the run's thresholds are compared with."""
-    own = None if method.calibration is None else method.calibration.modes.get(mode)
-    return confidence_score(scaled, "logit" if own is None else own.score)
-
-
-def run_threshold(method: _Calibrated, mode: str, share: float = 0.05) -> Threshold:
-    """The score below which a run answers "none of these": it refuses at most a share of known images.
-
-    Raises:
-        UsageError: the run has no calibration, or the share is no share.
-    """
-    own = None if method.calibration is None else method.calibration.modes.get(mode)
-    if own is None:
-        raise UsageError(
-            "this run has no calibration, so it cannot say when an image is none of its classes; train it "
-            "with calibration, on at least 10 images of classes that have two or more",
-            hint="calibrate",
-        )
-    return threshold(own.scores, share)
 
 
 def mean_distance(features: Tensor, trained: Tensor, neighbors: int = NEIGHBORS) -> Tensor:

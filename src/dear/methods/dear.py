@@ -35,7 +35,7 @@ from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE
 from dear.heads.roles import Role, RoleMap
 from dear.methods.base import Frozen, Loss, Method, distance, normal, unit
-from dear.methods.options import Preset, added
+from dear.methods.options import Preset
 
 ISOLATIONS = ("bidirectional", "readonly")
 _ALIASES = {"colour": "color", "place": "location", "material": "texture", "form": "shape", "thing": "object"}
@@ -46,9 +46,6 @@ def find_attribute(name: str, attributes: Sequence[str] = CORE) -> int:
 
     >>> find_attribute("color")
     0
-
-    Raises:
-        UsageError: there is no such attribute.
     """
     wanted = name.strip().casefold()
     names = [attribute.casefold() for attribute in attributes]
@@ -85,9 +82,6 @@ def layer_mask(
         attributes: the attributes that have tokens, in their order.
         each: tokens per attribute; those of one attribute stand side by side.
         isolation: "bidirectional", or "readonly": attribute tokens of isolated heads may read the originals.
-
-    Raises:
-        RoleError: the map has no roles for the layer.
     """
     if isolation not in ISOLATIONS:
         raise UsageError(f"isolation {isolation!r} is not known; choose from {', '.join(ISOLATIONS)}")
@@ -150,25 +144,25 @@ class DeARConfig:
     first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
     text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
     text_tokens: int = 5  #: K
-    token_start: str = added("free")  #: "class": the image's class token plus what is learned
+    token_start: str = "free"  #: "class": the image's class token plus what is learned
     beta: float = 0.9  #: weight of the raw token against the layer before (eq. 5)
-    early_tokens: int = added(0)  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
-    early_layer: int | None = added(None)  #: where they enter; None: after a sixth of the layers (3 of 12)
-    early_beta: float = added(0.9)  #: weight of a raw early token against the layer before
-    text_beta: float | None = added(None)  #: the same for text tokens (eq. 6); None: beta
+    early_tokens: int = 0  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
+    early_layer: int | None = None  #: where they enter; None: after a sixth of the layers (3 of 12)
+    early_beta: float = 0.9  #: weight of a raw early token against the layer before
+    text_beta: float | None = None  #: the same for text tokens (eq. 6); None: beta
     isolation: str = "bidirectional"  #: or "readonly": attribute tokens may read the originals
     projection: str = "copy"  #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
     rank: int = 16  #: of the low-rank projection
     fusion_loss: str = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
     lambda_reg: float = 1.0  #: weight of L_img + L_txt
     lambda_fusion: float = 0.7  #: weight of L_fusion
-    class_ce: float = added(0.0)  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
-    alpha_start: float | None = added(None)  #: alpha_cls before training; None: the same for all, 1 / (1 + A)
-    token_rate: float = added(1.0)  #: learning rate of the attribute tokens, as a multiple of the recipe's
-    early_rate: float = added(1.0)  #: the same for the early tokens
-    text_rate: float = added(1.0)  #: the same for the text tokens
-    projection_rate: float = added(1.0)  #: the same for P_attr
-    alpha_rate: float = added(1.0)  #: the same for v, whose softmax is alpha
+    class_ce: float = 0.0  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
+    alpha_start: float | None = None  #: alpha_cls before training; None: the same for all, 1 / (1 + A)
+    token_rate: float = 1.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
+    early_rate: float = 1.0  #: the same for the early tokens
+    text_rate: float = 1.0  #: the same for the text tokens
+    projection_rate: float = 1.0  #: the same for P_attr
+    alpha_rate: float = 1.0  #: the same for v, whose softmax is alpha
 
     def __post_init__(self) -> None:
         def demand(good: bool, message: str) -> None:
@@ -462,8 +456,6 @@ class DeAR(Method):
     @torch.no_grad()
     def image_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
-        if self._disabled:
-            raise UsageError("a disabled DeAR is the frozen CLIP, which has no attribute features")
         return self._adapted(self.inference_stage(pixels.to(self.clip.device)))
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
@@ -473,9 +465,6 @@ class DeAR(Method):
     @torch.no_grad()
     def votes(self, pixels: Tensor) -> Tensor:
         """What the class token and each attribute add to the fused logits, [B, 1 + A, C]."""
-        if self._disabled:  # the class token's vote is all
-            frozen = self.logits(pixels)
-            return F.pad(frozen[:, None], (0, 0, 0, len(self.attributes)))
         f_cls, f_attr = self.image_features(pixels)
         features = unit(torch.cat([f_cls[:, None].to(f_attr.dtype), f_attr], dim=1))  # [B, 1 + A, E]
         cosines = features @ self.cached("texts", self.texts).T

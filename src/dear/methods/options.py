@@ -17,14 +17,6 @@ _LARGEST = 100_000  # tokens, ranks and layers of any method; a larger number wo
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def added(default: Any) -> Any:
-    """A field added to a configuration later, whose default is what earlier versions did.
-
-    Keys of grids leave it out while it has that value, so that results computed before keep theirs.
-    """
-    return dataclasses.field(default=default, metadata={"before": default})
-
-
 def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """`options` with every value converted to the type of its field in the dataclass `config`.
 
@@ -34,9 +26,6 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     >>> from dear.methods.purify import PurifyConfig
     >>> fit_options(PurifyConfig, {"bandwidths": "1,2.5", "gates": "False", "weight": 2})
     {'bandwidths': (1.0, 2.5), 'gates': False, 'weight': 2}
-
-    Raises:
-        UsageError: naming the option, what came and what is expected.
     """
     try:
         hints = typing.get_type_hints(config)
@@ -45,28 +34,8 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _fit(name, value, hints.get(name, Any)) for name, value in options.items()}
 
 
-def earlier_values(config: type) -> dict[str, Any]:
-    """What earlier versions did where `config` has fields today that were added later, by field.
-
-    Such a field says so as `field(default=..., metadata={"before": value})`.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Options:
-    ...     old: int = 1
-    ...     new: int = dataclasses.field(default=5, metadata={"before": 3})
-    >>> earlier_values(Options)
-    {'new': 3}
-    """
-    known = dataclasses.fields(config)
-    return {field.name: field.metadata["before"] for field in known if "before" in field.metadata}
-
-
 def configured(owner: str, kind: type, options: Mapping[str, Any], start: Any = None) -> Any:
-    """The dataclass `kind` with `options` by name; what they leave out is as in `start`, or the default.
-
-    Raises:
-        UsageError: `owner` (a method's name) has no such option, or its value is of another kind.
-    """
+    """The dataclass `kind` with `options` by name; what they leave out is as in `start`, or the default."""
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(options) - known)
     if unknown:
@@ -120,14 +89,10 @@ def _plain(name: str, value: Any, kind: type) -> Any:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named setting of a method.
+    """A named setting of a method."""
 
-    Attributes:
-        about: what it is, in one sentence.
-        options: options of the method that differ from its `Config`.
-        recipe: values of the training recipe that differ from the method's own recipe.
-    """
-
-    about: str
+    about: str  #: what it is, in one sentence
+    #: options of the method that differ from its `Config`
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: values of the training recipe that differ from the method's own recipe
     recipe: Mapping[str, Any] = field(default_factory=dict)

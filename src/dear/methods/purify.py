@@ -29,7 +29,7 @@ from dear.clip.tower import Edit, LayerEdit, LowRank, Record
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
-from dear.methods.options import Preset, added
+from dear.methods.options import Preset
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # kernels around the median distance
 _ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
@@ -46,7 +46,7 @@ class PurifyConfig:
     weight: float = 1.0  #: w, of the MMD
     mmd_to: str = "gates"  #: whom its gradient reaches: "gates" or "all"
     bandwidths: tuple[float, ...] | None = None  #: of the Gaussian kernels; None: around the median distance
-    gate_rate: float = added(1.0)  #: learning rate of the gates' scalars, as a multiple of the recipe's
+    gate_rate: float = 1.0  #: learning rate of the gates' scalars, as a multiple of the recipe's
 
     def __post_init__(self) -> None:
         if self.bandwidths is not None:

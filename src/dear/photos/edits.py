@@ -24,11 +24,7 @@ _RADII = (0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.045)  # of the short s
 
 
 def random_edit(kind: str, image: Image.Image, rng: random.Random) -> Image.Image:
-    """A copy of an image (RGB) with a property of this kind changed at random.
-
-    Raises:
-        UsageError: there is no edit of this kind.
-    """
+    """A copy of an image (RGB) with a property of this kind changed at random."""
     if kind not in _RANDOM:
         raise UsageError(f"no edit of images is called {kind!r}; there are {', '.join(sorted(_RANDOM))}")
     return _RANDOM[kind](image, rng)
@@ -45,9 +41,6 @@ def transfer(
         donor: RGB, the image to take it from.
         mask: for marks and frames where they are, bool [32, 32].
         name: the property, where several are of one kind ("red", "blue").
-
-    Raises:
-        UsageError: there is no edit of this kind, or a mark comes without its place.
     """
     if kind in ("mark", "frame") and mask is not None:
         return _pasted(image, donor, mask)
@@ -164,13 +157,19 @@ def _color(rng: random.Random) -> tuple[int, int, int]:
 
 
 def _random_frame(image: Image.Image, rng: random.Random) -> Image.Image:
-    """A frame of any color and width around the image, or black corners as of a turned image."""
+    """The image, smaller, somewhere on a plain color (a frame or a background), or turned."""
+    color = _color(rng)
     if rng.random() < 0.3:
-        turned = image.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR, fillcolor=_color(rng))
-        return turned
-    width = max(1, round(rng.uniform(0.02, 0.12) * min(image.size)))
-    inner = image.resize((max(1, image.width - 2 * width), max(1, image.height - 2 * width)))
-    return ImageOps.expand(inner, width, _color(rng))
+        return image.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR, fillcolor=color)
+    scale = rng.uniform(0.65, 0.96)
+    inner = image.resize((max(1, round(scale * image.width)), max(1, round(scale * image.height))))
+    free = (image.width - inner.width, image.height - inner.height)
+    place = (free[0] // 2, free[1] // 2)
+    if rng.random() < 0.5:
+        place = (rng.randint(0, free[0]), rng.randint(0, free[1]))
+    result = Image.new("RGB", image.size, color)
+    result.paste(inner, place)
+    return result
 
 
 def _random_mark(image: Image.Image, rng: random.Random) -> Image.Image:

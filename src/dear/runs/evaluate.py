@@ -8,32 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.progress import Progress
-from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.methods.base import Method
-from dear.runs.batches import pixels_for
 
 BINS = 15  #: of the calibration error
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a method answered on a set.
+    """What a method answered on a set."""
 
-    Attributes:
-        classes: class names, in the order of the labels.
-        labels: [n], the truth.
-        answers: mode -> [n], the class answered.
-        confidence: mode -> [n], its probability: calibrated where the run is, else under CLIP's temperature.
-        groups: class and value of each image, where the set knows values beside the class.
-    """
-
-    classes: tuple[str, ...]
-    labels: Tensor
-    answers: dict[str, Tensor]
+    classes: tuple[str, ...]  #: class names, in the order of the labels
+    labels: Tensor  #: [n], the truth
+    answers: dict[str, Tensor]  #: mode -> [n], the class answered
+    #: mode -> [n], its probability: calibrated where the run is, else under CLIP's temperature
     confidence: dict[str, Tensor]
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
+    #: class and value of each image, where the set knows values beside the class
     groups: tuple[str, ...] | None = None
     trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: all were
     scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
@@ -78,11 +68,7 @@ class Evaluation:
         return {group: sum(hits) / len(hits) for group, hits in found.items()}
 
     def pick(self, mode: str | None) -> str:
-        """The mode that is meant: the usual one for None.
-
-        Raises:
-            UsageError: the method has no such mode.
-        """
+        """The mode that is meant: the usual one for None."""
         if mode is None:
             return next(iter(self.answers))
         if mode not in self.answers:
@@ -123,36 +109,3 @@ def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> fl
     place = (sure * bins).ceil().clamp(1, bins).long() - 1
     gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double() - sure)
     return float(gaps.abs().sum() / len(sure))
-
-
-def fit_classes(method: Method, images: ImageSet, template: str | None = None) -> tuple[Method, Tensor]:
-    """The method that can answer for a set, and the set's labels in that method's numbering [n].
-
-    When the method knows all the set's classes, it chooses among all of its own; otherwise the adapter is
-    put on the set's classes, with `template` or else the template it was trained with.
-    """
-    if tuple(images.classes) == method.classes:  # also where two classes share a name
-        return method, images.labels
-    known = {name: number for number, name in enumerate(method.classes)}
-    if all(name in known for name in images.classes):
-        numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
-        return method, numbers[images.labels]
-    return method.with_classes(images.classes, template), images.labels
-
-
-@torch.no_grad()
-def logits_of(method: Method, images: ImageSet, rows: list[int]) -> dict[str, Tensor]:
-    """Logits [b, C] in every mode, from CLIP's own view of the images."""
-    return method.all_logits(pixels_for(method.clip, images, rows))
-
-
-def evaluate(
-    method: Method,
-    images: ImageSet,
-    precision: str = "auto",
-    progress: Progress | None = None,
-) -> Evaluation:
-    """`Model.evaluate` of a method."""
-    from dear.runs.model import Model
-
-    return Model(method, precision=precision).evaluate(images, progress=progress)

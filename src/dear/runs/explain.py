@@ -60,6 +60,11 @@ class Bar:
         """What it adds to the difference of the two."""
         return self.answer - self.other
 
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {"answer": round(self.answer, 6), "against": round(self.other, 6)}
+        return {"name": self.name, "kind": self.kind, **values}
+
 
 @dataclass(frozen=True)
 class HeadPart:
@@ -135,10 +140,7 @@ class Explanation:
             "probabilities": {name: round(p, 6) for name, p in self.probabilities},
             "scores": [round(score, 6) for score in self.scores],
             "sentence": self.sentence,
-            "bars": [
-                {"name": b.name, "kind": b.kind, "answer": round(b.answer, 6), "against": round(b.other, 6)}
-                for b in self.bars
-            ],
+            "bars": [bar.facts() for bar in self.bars],
             "heads": [
                 {
                     "layer": h.layer,
@@ -280,9 +282,6 @@ class Explainer:
             answer: the class to explain; None: the answer.
             against: the class to compare with; None: the likeliest other one.
             progress: called with ("images", images done, images in all).
-
-        Raises:
-            UsageError: a class is not the model's, or it has one class only.
         """
         chosen = [None if name is None else self._class(name) for name in (answer, against)]
         if len(self.model.classes) < 2:
@@ -297,6 +296,21 @@ class Explainer:
 
         parts, _ = over_batches(images, run, self.method.clip.device, progress=progress, batch=BATCH)
         return [explanation for part in parts for explanation in part]
+
+    def bars(self, pixels: Tensor) -> list[tuple[str, str, tuple[Bar, ...]]]:
+        """Answer, runner-up and bars alone, of normalized pixels [B, 3, S, S]."""
+        trace = self.trace(pixels)
+        pairs = self.pairs(trace.logits.cpu())
+        questions = self.questions(pairs)
+        table = self.table(trace.parts(questions), questions)
+        names = [[self.model.classes[c] for c in pair] for pair in pairs.tolist()]
+        return [(names[b][0], names[b][1], self._bars(table, b)) for b in range(len(pairs))]
+
+    def _bars(self, table: Mapping[str, Tensor], image: int) -> tuple[Bar, ...]:
+        return tuple(
+            Bar(name, self._kind(name), float(value[0, image]), float(value[1, image]))
+            for name, value in table.items()
+        )
 
     def _class(self, name: str) -> int:
         classes = self.model.classes
@@ -349,10 +363,7 @@ class Explainer:
                     other=self.model.classes[int(pairs[b, 1])],
                     probabilities=tuple((self.model.classes[c], float(probabilities[b, c])) for c in order),
                     scores=(float(parts.score[0, b]), float(parts.score[1, b])),
-                    bars=tuple(
-                        Bar(key, self._kind(key), float(value[0, b]), float(value[1, b]))
-                        for key, value in table.items()
-                    ),
+                    bars=self._bars(table, b),
                     heads=self._heads(by_head[:, b]),
                     maps=maps,
                     roles=tuple(each[b] for each in roles),
@@ -582,9 +593,6 @@ def explain_set(
 
     The mixture of an image is compared with those of all images that got the same answer: how far each part
     lies from their mean, in their standard deviations, and the root of the mean square of that.
-
-    Raises:
-        UsageError: the model does not know the set's classes.
     """
     model = explainer.model
     known, labels = model.for_labels(images)
@@ -636,9 +644,6 @@ def where(clip: Clip, image: Any, phrase: str) -> Tensor:
 
     The score is the cosine with the phrase minus the mean cosine with the words of all known concepts; no
     training is needed.
-
-    Raises:
-        UsageError: the phrase is empty, or the backbone pools its tokens by attention.
     """
     if not phrase.strip():
         raise UsageError("say what to look for, in a word or a short phrase")

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import msgspec
 import torch
@@ -25,7 +25,7 @@ from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Method, in_precision, unit
+from dear.methods.base import Frozen, Method, in_precision, unit
 from dear.methods.calibration import (
     Calibration,
     Threshold,
@@ -33,16 +33,17 @@ from dear.methods.calibration import (
     class_scales,
     confidence_score,
     distance_ratio,
-    run_threshold,
+    threshold,
 )
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
-from dear.runs.batches import Images, image_set, name_of, over_batches, pixels_for
+from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
     load_run,
     locked,
+    read_calibration,
     read_config,
     read_log,
     read_metrics,
@@ -52,6 +53,9 @@ from dear.runs.folder import (
 )
 from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
+
+if TYPE_CHECKING:
+    from dear.runs.explain import Explanation
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
@@ -83,7 +87,7 @@ class Model:
         precision: str = "auto",
     ) -> None:
         self.method = method
-        self.calibration = method.calibration if calibration is None else calibration
+        self.calibration = calibration
         self.spec = spec
         self.path = path
         self.precision = precision
@@ -114,7 +118,7 @@ class Model:
         """
         method = load_run(path, backbone, device, allow_other)
         spec = read_config(path)
-        return cls(method, method.calibration, spec=spec, path=Path(path), precision=precision)
+        return cls(method, read_calibration(path), spec=spec, path=Path(path), precision=precision)
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
@@ -290,6 +294,7 @@ class Model:
         *,
         unreadable: str = "stop",
         cached: bool = False,
+        frozen: Frozen | None = None,
         progress: Progress | None = None,
     ) -> Logits:
         """Logits [n, C] in every mode on the CPU, uncalibrated.
@@ -298,9 +303,10 @@ class Model:
             images: an image set, or files and Pillow images in a list.
             unreadable: "stop" raises at an image that cannot be read, "skip" gives it rows of NaN.
             cached: keep answers for image files in the user's cache, and take those that are there.
+            frozen: `Method.inference_stage` of all images, where it is known: no image is read.
             progress: called with ("images", images done, images in all).
         """
-        parts, problems = self._each(images, lambda logits: logits, unreadable, cached, progress)
+        parts, problems = self._each(images, lambda logits: logits, unreadable, cached, frozen, progress)
         empty = torch.empty(0, len(self.classes))
         found = {mode: torch.cat([empty, *(part[mode] for part in parts)]) for mode in self.modes}
         for rows in found.values():
@@ -313,6 +319,7 @@ class Model:
         use: Callable[[Logits], Result],
         unreadable: str = "stop",
         cached: bool = False,
+        frozen: Frozen | None = None,
         progress: Progress | None = None,
     ) -> tuple[list[Result], dict[int, str]]:
         """`use` of the logits [b, C] of every batch, on the CPU, and why some images could not be read.
@@ -323,7 +330,9 @@ class Model:
         method = self.bound
 
         def compute(some: ImageSet, rows: list[int]) -> Result:
-            if cache is None:
+            if frozen is not None:
+                found = method.logits_from_frozen(tuple(part[rows].to(method.clip.device) for part in frozen))
+            elif cache is None:
                 found = self.forward(pixels_for(method.clip, some, rows))
             else:
                 found = cache.logits(method, some, rows)
@@ -338,7 +347,14 @@ class Model:
                     )
             return use(logits)
 
-        return over_batches(images, compute, method.clip.device, unreadable=unreadable, progress=progress)
+        return over_batches(
+            images,
+            compute,
+            method.clip.device,
+            unreadable=unreadable,
+            progress=progress,
+            batch=None if frozen is None else GPU_BATCH,
+        )
 
     def calibrated(self, logits: Tensor, mode: str | None = None) -> Tensor:
         """Logits [b, C] of a mode on the scale where their softmax says how sure the answer is.
@@ -356,12 +372,12 @@ class Model:
             return None
         stamp = (id(own), self.method._stamp())
         if mode not in self._scales or self._scales[mode][0] != stamp:
-            gamma = torch.ones(len(self.classes)) if all(self.trained) else self._distance_ratio()
+            gamma = torch.ones(len(self.classes)) if all(self.trained) else self.text_distances()
             self._scales[mode] = (stamp, class_scales(own, self.trained, gamma))
         return self._scales[mode][1]
 
     @torch.no_grad()
-    def _distance_ratio(self) -> Tensor:
+    def text_distances(self) -> Tensor:
         """How training changed each class's distance from the trained ones in text space, [C]; 1: not."""
         own = self.bound
         base = own.with_classes(own.trained_classes)
@@ -381,14 +397,20 @@ class Model:
             UsageError: the model has no calibration, the share is no share, or no class was trained, so that
                 nothing is known of how images of these classes score.
         """
-        found = run_threshold(self, self.pick_mode(mode), share)
+        own = None if self.calibration is None else self.calibration.modes.get(self.pick_mode(mode))
+        if own is None:
+            raise UsageError(
+                "this run has no calibration, so it cannot say when an image is none of its classes; train "
+                "it with calibration, on at least 10 images of classes that have two or more",
+                hint="calibrate",
+            )
         if not any(self.trained):
             raise UsageError(
                 f"none of the classes ({', '.join(self.classes[:3])}, …) was trained, so it is not known how "
                 "their images score and none can be refused; add the classes to the trained ones, or do not "
                 "refuse images"
             )
-        return found
+        return threshold(own.scores, share)
 
     def probabilities(
         self,
@@ -491,7 +513,7 @@ class Model:
                 found[mode] = (top.indices, top.values, model.score(scaled, mode))
             return found
 
-        parts, problems = model._each(images, best, unreadable, cached, progress)
+        parts, problems = model._each(images, best, unreadable, cached, progress=progress)
         keep = [row for row in range(len(images)) if row not in problems]
         indices, values, scores = (
             {mode: torch.cat([part[mode][column] for part in parts])[keep] for mode in model.modes}
@@ -508,6 +530,28 @@ class Model:
             trained=model.trained,
             scores=None if model.calibration is None else scores,
         )
+
+    def explain(
+        self,
+        image: ImageLike,
+        *,
+        answer: str | None = None,
+        against: str | None = None,
+        reference: ImageSet | None = None,
+        mode: str | None = None,
+    ) -> Explanation:
+        """Why the image is answered as it is: the score as a sum over heads, tokens and patches.
+
+        Args:
+            image: a file or a Pillow image.
+            answer: the class to explain; None: the answer.
+            against: the class to compare with; None: the runner-up.
+            reference: images for answers without a role or concept, usually the training images.
+            mode: way to predict; None: the usual one.
+        """
+        from dear.runs.explain import Explainer
+
+        return Explainer(self, reference, mode=mode).explain([image], answer, against)[0]
 
     def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
         """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""

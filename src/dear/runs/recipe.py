@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dear.errors import UsageError
@@ -43,12 +43,12 @@ class Recipe:
     scale: tuple[float, float] = (0.5, 1.0)  #: share of the image's area that a training crop covers
     flip: float = 0.5
     #: random crops and flips; False trains on CLIP's own view, whose frozen features are computed once
-    augment: bool = field(default=True, metadata={"before": True})
+    augment: bool = True
     precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
     replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
     seed: int = 1
-    views: int = field(default=0, metadata={"before": 0})  #: see `KeptViews`; 0: new views in every epoch
+    views: int = 0  #: see `CachedViews`; 0: new views in every epoch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", tuple(self.scale))
@@ -74,11 +74,7 @@ class Recipe:
 
     @classmethod
     def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:
-        """The recipe of a method: the usual one, what the method's paper changes, then `changes`.
-
-        Raises:
-            UsageError: a change names no field of the recipe, or is of another kind than the field.
-        """
+        """The recipe of a method: the usual one, what the method's paper changes, then `changes`."""
         known = {each.name for each in fields(cls)}
         unknown = sorted(set(changes) - known)
         if unknown:

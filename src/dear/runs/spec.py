@@ -41,6 +41,7 @@ _DECIDING = {
     "data_digest": "training images",
     "balance": "balance",
     "correction": "removed concepts",
+    "copies": "edited copies",
     "focus": "focus",
     "calibrate": "calibrate",
 }
@@ -119,6 +120,7 @@ class Spec(Strict, frozen=True):
     without: tuple[str, ...] = ()  #: concepts to remove before training
     way: str = "auto"  #: how they are removed
     examples: dict[str, str] = msgspec.field(default_factory=dict)  #: folder of examples by concept
+    copies: tuple[str, ...] = ()  #: kinds of edits (`dear.photos.edits`) whose copies join the training
     focus: str | None = None  #: role whose heads to learn with, or "auto"; the options say what it came to
     correction: dict[str, Any] | None = None  #: of the image feature; see `dear.runs.folder.read_correction`
 
@@ -158,11 +160,7 @@ class Spec(Strict, frozen=True):
         )
 
     def changed(self, **changes: Any) -> Spec:
-        """The same with some fields changed; None stands for "not said" where a field has another default.
-
-        Raises:
-            UsageError: there is no such field, or its value is not possible.
-        """
+        """The same with some fields changed; None stands for "not said" where a field has another default."""
         known = {field.name: field for field in msgspec.structs.fields(self)}
         unknown = sorted(set(changes) - set(known))
         if unknown:

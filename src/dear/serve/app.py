@@ -148,14 +148,30 @@ def _per_image(
     ]
 
 
+def _asks_why(request: Request) -> bool:
+    """Whether a request asks for the parts of its answers' scores."""
+    explain = request.query_params.get("explain")
+    if explain not in (None, "roles"):
+        raise Refused(400, f"explain={explain[:40]}: the service explains answers by roles (explain=roles)")
+    return explain is not None
+
+
+def _with_reasons(answers: list[Any], why: Sequence[dict[str, Any] | Refused]) -> list[Any]:
+    """Answers with what explains them, where that was asked for."""
+    for answer, bars in zip(answers, why, strict=False):
+        if not isinstance(bars, Refused):
+            answer["explanation"] = bars
+    return answers
+
+
 def _add_answers(app: FastAPI, service: Service) -> None:
-    async def read(request: Request, name: str, caller: Caller) -> tuple[list[Upload], Options, Adapter]:
+    async def read(request: Request, name: str) -> tuple[list[Upload], Options, Adapter]:
         """Images, options and the adapter of a request that its key allows."""
         service.store.card(name)  # before the body is read
         uploads, options = await read_request(request, service.settings.limits)
         if not uploads:
             raise Refused(400, "the request holds no image; send at least one")
-        return uploads, options, await service.adapter(name, caller.name)
+        return uploads, options, await service.adapter(name)
 
     def reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
         return {"model": adapter.card.name, "version": adapter.card.version, "answers": answers}
@@ -167,12 +183,14 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     )
     async def classify(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
+        explain = _asks_why(request)
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name, caller)
+            uploads, options, adapter = await read(request, name)
             classes = asked_classes(options.classes, adapter.card.classes)
             answerer = await service.on_classes(adapter, classes, caller.name)
             share = REJECT_SHARE if options.reject else None
             found = await service.answers(uploads, adapter, answerer, share, caller.name)
+            why = await service.role_bars(uploads, answerer, caller.name) if explain else []
         best: list[tuple[str, float]] = []
 
         def show(one: Any) -> dict[str, Any]:
@@ -180,7 +198,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             best.append((classes[0]["name"], classes[0]["probability"]))
             return {"classes": classes, **({"rejected": one.rejected} if options.reject else {})}
 
-        answers = _per_image(uploads, found, show)
+        answers = _with_reasons(_per_image(uploads, found, show), why)
         service.metrics.observe_answers(name, adapter.names, best)
         return _json(reply(adapter, answers))
 
@@ -192,7 +210,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def retrieve(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name, caller)
+            uploads, options, adapter = await read(request, name)
             gallery = service.galleries.named(options.gallery)
             search = search_by(adapter, options.by, service.clip)
             wanted = (gallery, options.attribute, options.top)

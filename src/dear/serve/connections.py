@@ -78,7 +78,7 @@ class Guarded(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read on, within bounds."""
         waited = self._waits
-        if waited and self._header_timer is None:  # the next request of a kept connection begins
+        if waited and self._header_timer is None:  # the next request of an open connection begins
             self._await_header()
         self._unread += len(data)
         super().data_received(data)

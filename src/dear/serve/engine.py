@@ -60,8 +60,8 @@ class Engine:
 
     def __init__(self, clip: Clip, precision: str = "auto", run: Recorder | None = None) -> None:
         self.clip = clip
-        kept = precision == "auto" and clip.dtype != torch.float32
-        self.tower = clip if kept else cached_cast(clip, matrix_dtype(precision, clip.device))
+        as_loaded = precision == "auto" and clip.dtype != torch.float32
+        self.tower = clip if as_loaded else cached_cast(clip, matrix_dtype(precision, clip.device))
         self.run = Recorder() if run is None else run  # an empty one counts as false
 
     def prepare(self, answerers: Sequence[Answerer], largest: int) -> int:

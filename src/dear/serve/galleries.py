@@ -26,7 +26,7 @@ from dear.serve.store import Adapter
 
 WAYS = ("features", "heads")
 _CHUNK = 32  # gallery images that wait in the queue at once, so that requests pass between them
-_MOST_KEPT = 32  # galleries times ways to search them that are kept
+_MOST_CACHED = 32  # galleries times ways to search them that are cached
 Compute = Callable[[Sequence[ImageJob]], Awaitable[list[Tensor]]]
 Near = Callable[[str, Tensor], Tensor]  #: cosines [n] of a gallery with a query, in a space; -2: left out
 
@@ -48,14 +48,10 @@ class Search(Protocol):
 
     @property
     def key(self) -> tuple[Hashable, Hashable]:
-        """What is searched by, and its version: of two versions only the newer is kept."""
+        """What is searched by, and its version: of two versions only the newer is cached."""
 
     def space(self, attribute: str) -> str:
-        """The space that is meant, in any case.
-
-        Raises:
-            Refused: there is none of that name.
-        """
+        """The space that is meant, in any case."""
 
     def job(self, pixels: Tensor) -> ImageJob:
         """What is asked of an image, in the gallery or as a query."""
@@ -120,11 +116,7 @@ class ByHeads:
 
 
 def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
-    """The way to search that a request asks for.
-
-    Raises:
-        Refused: there is no such way, or no role map to search by heads.
-    """
+    """The way to search that a request asks for."""
     if way not in WAYS:
         raise Refused(400, f"by must be {' or '.join(WAYS)}; got {way!r}")
     if way == "features":
@@ -143,14 +135,14 @@ class Galleries:
         images: of each gallery.
         size: side of CLIP's view of an image.
         compute: answers jobs in the service's queue.
-        most: galleries times ways to search that are kept; the least recently used makes room.
+        most: galleries times ways to search that are cached; the least recently used makes room.
     """
 
     def __init__(
-        self, images: Mapping[str, ImageSet], size: Size, compute: Compute, most: int = _MOST_KEPT
+        self, images: Mapping[str, ImageSet], size: Size, compute: Compute, most: int = _MOST_CACHED
     ) -> None:
         self._images, self._size, self._compute_jobs, self._most = dict(images), size, compute, most
-        self._kept: OrderedDict[tuple[Hashable, ...], asyncio.Task[Near]] = OrderedDict()
+        self._cached: OrderedDict[tuple[Hashable, ...], asyncio.Task[Near]] = OrderedDict()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,11 +150,7 @@ class Galleries:
         return tuple(sorted(self._images))
 
     def named(self, name: str | None) -> str:
-        """The gallery that is meant; None means the only one.
-
-        Raises:
-            Refused: there is none of that name, or several and none is named.
-        """
+        """The gallery that is meant; None means the only one."""
         if not self._images:
             raise Refused(404, "this service stores no gallery")
         if name is None and len(self._images) == 1:
@@ -179,14 +167,14 @@ class Galleries:
         Whoever gives up waiting does not stop the computation: the next request finds more of it done.
         """
         key = (gallery, *search.key)
-        task = self._kept.get(key)
+        task = self._cached.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            for old in [k for k in self._kept if k[:2] == key[:2]]:  # of an exchanged adapter
-                self._kept.pop(old).cancel()
-            task = self._kept[key] = asyncio.create_task(self._compute(gallery, search))
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)[1].cancel()
-        self._kept.move_to_end(key)
+            for old in [k for k in self._cached if k[:2] == key[:2]]:  # of an exchanged adapter
+                self._cached.pop(old).cancel()
+            task = self._cached[key] = asyncio.create_task(self._compute(gallery, search))
+            while len(self._cached) > self._most:
+                self._cached.popitem(last=False)[1].cancel()
+        self._cached.move_to_end(key)
         return await asyncio.shield(task)
 
     async def _compute(self, gallery: str, search: Search) -> Near:
@@ -215,6 +203,6 @@ class Galleries:
 
     def close(self) -> None:
         """Stop what is being computed."""
-        for task in self._kept.values():
+        for task in self._cached.values():
             if not task.done():
                 task.get_loop().call_soon_threadsafe(task.cancel)

@@ -33,6 +33,7 @@ from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
 from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
+from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import Rows, prepare_texts
@@ -40,6 +41,9 @@ from dear.serve.traffic import Traffic
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
+_ADAPTERS = "(adapters)"  # takes turns with callers: texts of adapters that are loaded
+_EXPLAINING = 3  # images that one explained image costs as much as
+_EXPLAINED_AT_ONCE = 4  # images, between two batches
 _MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 
@@ -128,20 +132,26 @@ class Service:
             return f"no image was answered for {seconds:g} seconds"
         return None
 
-    async def adapter(self, name: str, caller: str = "") -> Adapter:
+    async def adapter(self, name: str) -> Adapter:
         """An adapter, loaded in the background if need be, with its class texts encoded."""
         adapter = self.store.ready(name)
         if adapter is None:
             adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
-        await self._prepared(adapter, caller)
+        await self._prepared(adapter)
         return adapter
 
-    async def _prepared(self, adapter: Adapter, caller: str) -> None:
-        """Encode the texts of the adapter's own classes, once."""
-        if not adapter.prepared:
-            with self._in_time():
-                adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(caller))
-            adapter.prepared = True
+    async def _prepared(self, adapter: Adapter) -> None:
+        """Encode the texts of the adapter's own classes, once; whoever asks first does not pay for it."""
+        if adapter.prepared:
+            return
+        if adapter.preparing is None or adapter.preparing.done():
+            adapter.preparing = asyncio.create_task(self._prepare(adapter))
+        with self._in_time():
+            await asyncio.shield(adapter.preparing)
+
+    async def _prepare(self, adapter: Adapter) -> None:
+        adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(_ADAPTERS))
+        adapter.prepared = True
 
     def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
         return lambda function, cost: self.batcher.call(function, caller, cost)
@@ -149,11 +159,7 @@ class Service:
     async def on_classes(
         self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
     ) -> Answerer:
-        """The adapter on other classes, with their texts encoded; None: on its own.
-
-        Raises:
-            Refused: the method cannot name these classes, or the time is up.
-        """
+        """The adapter on other classes, with their texts encoded; None: on its own."""
         if classes is None or classes == adapter.card.classes:
             return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
@@ -173,11 +179,7 @@ class Service:
         return answerer
 
     async def features(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
-        """Unit features [E] of each image under the frozen backbone, or why there is none.
-
-        Raises:
-            Refused: the queue is full, or the time is up.
-        """
+        """Unit features [E] of each image under the frozen backbone, or why there is none."""
         with self._in_time():
             return await self._computed(uploads, lambda pixels: ImageJob(pixels, None), caller)
 
@@ -197,9 +199,6 @@ class Service:
             answerer: of the adapter, on the wanted classes.
             reject: share of images of known classes that may be called none of them; None: none is.
             caller: who asks.
-
-        Raises:
-            Refused: the adapter has no threshold, the queue is full, or the time is up.
         """
         limit = None
         if reject is not None:
@@ -219,6 +218,21 @@ class Service:
             answers.append(Answer(own.softmax(dim=-1), rejected))
         return answers
 
+    async def role_bars(
+        self, uploads: Sequence[Upload], answerer: Answerer, caller: str = ""
+    ) -> list[dict[str, Any] | Refused]:
+        """The answer of each image and its score as a sum over roles, or why nothing."""
+        with self._in_time():
+            decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
+            good = [one for one in decoded if not isinstance(one, Refused)]
+            bars: list[dict[str, Any]] = []
+            for start in range(0, len(good), _EXPLAINED_AT_ONCE):
+                some = good[start : start + _EXPLAINED_AT_ONCE]
+                explain = partial(role_bars, answerer.model, some)
+                bars += await self.batcher.call(explain, caller, _EXPLAINING * len(some))
+        found = iter(bars)
+        return [one if isinstance(one, Refused) else next(found) for one in decoded]
+
     async def matches(
         self,
         uploads: Sequence[Upload],
@@ -228,11 +242,7 @@ class Service:
         top: int,
         caller: str = "",
     ) -> list[dict[str, list[Match]] | Refused]:
-        """For each image: the images of a gallery most like it, by space; None asks for every space.
-
-        Raises:
-            Refused: there is no such attribute, or the time is up.
-        """
+        """For each image: the images of a gallery most like it, by space; None asks for every space."""
         wanted = search.names if attribute is None else (search.space(attribute),)
         with self._in_time():
             queries = await self._computed(uploads, search.job, caller)
@@ -262,11 +272,7 @@ class Service:
         return [one if isinstance(one, Refused) else next(computed) for one in decoded]
 
     async def text_features(self, texts: Sequence[str], caller: str = "") -> Tensor:
-        """Unit text features [N, E].
-
-        Raises:
-            Refused: the queue is full, or the time is up.
-        """
+        """Unit text features [N, E]."""
 
         @torch.inference_mode()
         def encode(some: list[str]) -> Tensor:
@@ -286,11 +292,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._managers, function, *values)
 
     def install(self, content: bytes, name: str) -> Card:
-        """Serve the run of an archive under a name, once it has answered an image.
-
-        Raises:
-            Refused: it cannot be served; what had the name stays.
-        """
+        """Serve the run of an archive under a name, once it has answered an image."""
         return install_run(content, name, self.store, self.settings.limits.upload_bytes, self._try)
 
     def _try(self, adapter: Adapter) -> None:

@@ -52,8 +52,9 @@ async def prepare_texts(
     parts = [] if parts is None else parts
     for start in range(size * len(parts), len(method.classes), size):
         names = method.classes[start : start + size]
-        parts.append(await call(partial(_rows, method, names), len(names)))
-    found: Rows = await call(partial(_fill, answerer, parts, base), 1.0)
+        if start + size < len(method.classes):
+            parts.append(await call(partial(_rows, method, names), len(names)))
+    found: Rows = await call(partial(_last, answerer, names, parts, base), len(names))
     return found
 
 
@@ -66,6 +67,11 @@ def _rows(method: Method, names: Sequence[str]) -> Rows:
     own = cached.get("texts")
     texts = own if own is not None and own.ndim == 2 else part.texts()
     return Rows(cached, part.prompts.frozen, unit(texts))
+
+
+def _last(answerer: Answerer, names: Sequence[str], parts: Sequence[Rows], base: Rows | None) -> Rows:
+    """The last slice, and what all of them give."""
+    return _fill(answerer, [*parts, _rows(answerer.method, names)], base)
 
 
 @torch.no_grad()

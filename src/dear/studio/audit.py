@@ -15,7 +15,6 @@ from dear.heads.ablate import collect
 from dear.heads.names import CONCEPTS
 from dear.heads.values import find_concept
 from dear.heads.without import role_map, ways_to_remove
-from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
 from dear.studio.desk import EXAMPLE, Desk
@@ -32,12 +31,8 @@ class Auditor:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
 
-    def images(self, data: str, model: Method) -> ImageSet:
-        """The images to audit: named by the visitor, else those on the desk whose classes the model knows.
-
-        Raises:
-            UsageError: the page is served to others, or no image on the desk is of a class the model knows.
-        """
+    def images(self, data: str, model: Model) -> ImageSet:
+        """The images to audit: named by the visitor, else those on the desk whose classes the model knows."""
         name = data.strip()
         if name:
             if not self.desk.local and not name.startswith("world:"):
@@ -57,7 +52,7 @@ class Auditor:
         model = self.desk.find_model(tell)
         find_concept(concept)
         asked = AuditOptions(concepts=(concept,), shots=SHOTS, roles=self.desk.roles)
-        return audit(self.images(data, model), model, asked, tell)
+        return audit(self.images(data, model), model.method, asked, tell)
 
     def answers(
         self,
@@ -70,9 +65,9 @@ class Auditor:
         """The model's answers for a visitor's images, and if asked those without the concept."""
         model = self.desk.find_model(tell)
         opened = [image for _, image in images]
-        answers = [Model.of(model).probabilities(opened)]
+        answers = [model.probabilities(opened)]
         if without_it:
-            answers.append(Model.of(self._without(model, concept, data, tell)).probabilities(opened))
+            answers.append(self._without(model, concept, data, tell).probabilities(opened))
         shown = []
         for (name, image), *rows in zip(images, *answers, strict=True):
             best = [(model.classes[int(row.argmax())], float(row.max())) for row in rows]
@@ -84,7 +79,7 @@ class Auditor:
             shown.append(Thumbnail(thumbnail(image), name, tuple(lines)))
         return shown
 
-    def _without(self, model: Method, concept: str, data: str, tell: Progress | None) -> Method:
+    def _without(self, model: Model, concept: str, data: str, tell: Progress | None) -> Model:
         """The model with the concept removed, as the audit removes it; nothing is trained."""
         training = few_shot(self.images(data, model), SHOTS, AuditOptions().seed)
         chart = role_map(self.desk.roles, model.clip)
@@ -98,7 +93,7 @@ class Auditor:
         ways = ways_to_remove(model.clip, find_concept(concept), seen, chart)
         if not ways:
             raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
-        return without(model, next(iter(ways.values())))
+        return Model(without(model.method, next(iter(ways.values()))), model.calibration)
 
 
 def audit_html(found: Audit) -> str:

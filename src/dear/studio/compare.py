@@ -16,14 +16,13 @@ from dear.bench.tables import Result, Sheet
 from dear.data import open_data
 from dear.data.images import ImageSet
 from dear.errors import DataError, DearError, UsageError
-from dear.methods.base import Method
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import Table, percent, render
 from dear.report.results_page import sheet_table
 from dear.report.run_facts import Compared
 from dear.report.run_page import changed_classes, gallery, spread_rows
-from dear.runs.evaluate import Evaluation, evaluate
-from dear.runs.folder import load_run
+from dear.runs.evaluate import Evaluation
+from dear.runs.model import Model
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.workflows.examine import recommended_modes
@@ -46,11 +45,7 @@ class Shown:
 
 
 def result_files(desk: Desk, uploads: Sequence[str], folder: str) -> list[Path]:
-    """The files to read: uploads, or those of a grid's folder on this computer.
-
-    Raises:
-        DearError: there are none, too many, or the folder may not be named.
-    """
+    """The files to read: uploads, or those of a grid's folder on this computer."""
     if folder.strip():
         root = check_folder(desk, folder.strip())
         inside = root / "cells" if (root / "cells").is_dir() else root
@@ -65,11 +60,7 @@ def result_files(desk: Desk, uploads: Sequence[str], folder: str) -> list[Path]:
 
 
 def compare(files: Sequence[Path]) -> dict[str, Shown]:
-    """Tables and figures of result files, by protocol.
-
-    Raises:
-        DearError: a file is not a result of `dear bench`; it is named without its folder.
-    """
+    """Tables and figures of result files, by protocol."""
     groups: dict[str, dict[str, tuple[Cell, Result]]] = {}
     for path in files:
         try:
@@ -114,9 +105,6 @@ def compare_models(desk: Desk, first: str, second: str, data: str, tell: Progres
         second: the same.
         data: labeled images, as for `open_data`; empty: the images on the desk.
         tell: called with what is being done.
-
-    Raises:
-        DearError: a run or the data cannot be opened, or a model cannot name the classes of the data.
     """
     if not first or not second or first == second:
         raise UsageError("choose two different models to compare")
@@ -130,7 +118,7 @@ def compare_models(desk: Desk, first: str, second: str, data: str, tell: Progres
         def progress(stage: str, done: int, total: int | None, name: str = name) -> None:
             told(f"asking {name}", done, total)
 
-        found.append(evaluate(fitting, images, progress=progress))
+        found.append(fitting.evaluate(images, progress=progress))
     modes = [_mode(model, images.classes) for model in models]
     before = replace(
         found[0],
@@ -167,25 +155,25 @@ def _images(desk: Desk, data: str) -> ImageSet:
     return images.subset(range(0, len(images), step)) if step > 1 else images
 
 
-def _model(desk: Desk, name: str, images: ImageSet) -> Method:
+def _model(desk: Desk, name: str, images: ImageSet) -> Model:
     if name in desk.models:
         return desk.models[name]
     if name == FROZEN:
-        return ZeroShot(desk.clip, images.classes, template=images.template)
-    return load_run(Path(check_folder(desk, name)))
+        return Model(ZeroShot(desk.clip, images.classes, template=images.template))
+    return Model.load(check_folder(desk, name))
 
 
-def _with_classes(model: Method, classes: Sequence[str], name: str) -> Method:
+def _with_classes(model: Model, classes: Sequence[str], name: str) -> Model:
     """The model on these classes, in this order: both models must choose among the same."""
     if tuple(classes) == model.classes:
         return model
-    if not model.open_classes:
-        raise UsageError(f"{name}: {model.title} can only name the classes it was trained on")
+    if not model.method.open_classes:
+        raise UsageError(f"{name}: {model.method.title} can only name the classes it was trained on")
     return model.with_classes(classes)
 
 
-def _mode(model: Method, classes: Sequence[str]) -> str:
-    trained, new = recommended_modes(model)
+def _mode(model: Model, classes: Sequence[str]) -> str:
+    trained, new = recommended_modes(model.method)
     return trained if set(classes) <= set(model.classes) else new
 
 

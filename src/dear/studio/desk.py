@@ -19,9 +19,8 @@ from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
-from dear.methods.base import Method
 from dear.report.page import Thumbnail, render, thumbnail
-from dear.runs.folder import load_run
+from dear.runs.model import Model, Run
 from dear.workflows.evaluate import run_images
 
 if TYPE_CHECKING:
@@ -39,33 +38,19 @@ class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed 
 
 @dataclass
 class Desk:
-    """Everything the tabs share. One person works at it; a lock keeps two tabs from training at once.
+    """Everything the tabs share. One person works at it; a lock keeps two tabs from training at once."""
 
-    Attributes:
-        clip: the frozen backbone.
-        roles: its role map; None until it is found.
-        images: images to look at: the run's own, or examples of the attribute world.
-        folder: private folder for runs and uploads.
-        model: the adapted model; None until one is trained or loaded.
-        source: where the model came from, in words.
-        local: the page is served to this computer only, so it may name folders of this computer.
-        example: the model is the example that `find_model` trains.
-        version: how many models were taken since the desk was set; pages refresh when it rises.
-        models: models that can be compared, by name.
-        service: address of an adapter of a running service that is asked, too; None: none.
-    """
-
-    clip: Clip
-    roles: RoleMap | None
-    images: ImageSet
-    folder: Path
-    model: Method | None = None
-    source: str = ""
-    local: bool = True
-    example: bool = False
-    version: int = 0
-    models: dict[str, Method] = field(default_factory=dict)
-    service: str | None = None
+    clip: Clip  #: the frozen backbone
+    roles: RoleMap | None  #: its role map; None until it is found
+    images: ImageSet  #: images to look at: the run's own, or examples of the attribute world
+    folder: Path  #: private folder for runs and uploads
+    model: Model | None = None  #: the adapted model; None until one is trained or loaded
+    source: str = ""  #: where the model came from, in words
+    local: bool = True  #: the page is served to this computer only, so it may name folders of this computer
+    example: bool = False  #: the model is the example that `find_model` trains
+    version: int = 0  #: how many models were taken since the desk was set; pages refresh when it rises
+    models: dict[str, Model] = field(default_factory=dict)  #: models that can be compared, by name
+    service: str | None = None  #: address of an adapter of a running service that is asked, too; None: none
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -89,7 +74,7 @@ class Desk:
                 self.roles = discover_roles(self.clip, self.images, concepts="tags", progress=tell)
             return self.roles
 
-    def find_model(self, tell: Progress | None = None) -> Method:
+    def find_model(self, tell: Progress | None = None) -> Model:
         """The adapted model; without a run a small one is trained on example images, in seconds."""
         with self.lock:
             if self.model is None:
@@ -107,19 +92,21 @@ class Desk:
                     calibrate=False,  # an example should be there at once
                     progress=lambda stage, done, total: say("training an example model", done, total),
                 )
-                self.model, self.example = done.method, True
+                self.model, self.example = done, True
                 self.source = f"an example trained just now on {len(base.classes)} classes of {EXAMPLE}"
-                self.models["the example model"] = done.method
+                self.models["the example model"] = done
             assert self.model is not None
             return self.model
 
-    def use(self, model: Method, source: str, images: ImageSet | None = None) -> None:
+    def use(self, run: Run, source: str, images: ImageSet | None = None) -> None:
         """Take another adapted model, its backbone and, where given, images that fit it."""
+        model = Model.of(run)
         with self.lock:
             moved = model.clip is not self.clip
             self.model, self.source, self.example, self.clip = model, source, False, model.clip
-            if model.roles is not None or moved:
-                self.roles = model.roles if model.roles is not None else known_roles(model.clip)
+            roles = model.method.roles
+            if roles is not None or moved:
+                self.roles = roles if roles is not None else known_roles(model.clip)
             if images is not None and len(images):
                 self.images = images
             self.version += 1
@@ -164,17 +151,14 @@ def open_desk(
         data: images to look at, as for `dear.open_data`.
         device: where to compute.
         local: the page may name folders of this computer.
-
-    Raises:
-        DearError: the run, the backbone or the data cannot be opened.
     """
     if run is None:
         clip = load(backbone or "mini", device=device)
         images = open_data(data, "all") if data else examples()
         return Desk(clip, known_roles(clip), images, folder, local=local)
-    model = load_run(run, backbone=backbone, device=device)
+    model = Model.load(run, backbone, device)
     images = open_data(data, "all") if data else _own_images(run)
-    roles = model.roles if model.roles is not None else known_roles(model.clip)
+    roles = known_roles(model.clip) if model.method.roles is None else model.method.roles
     source = f"the run in {run}"
     return Desk(model.clip, roles, images, folder, model, source, local, models={f"1. {source}": model})
 

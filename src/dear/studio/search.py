@@ -23,15 +23,10 @@ class Search:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self._kept: tuple[Method, str, ImageSet, Tensor] | None = None
+        self._cached: tuple[Method, str, ImageSet, Tensor] | None = None
 
     def gallery(self, folder: str) -> ImageSet:
-        """The images to search: a folder of this computer, or without one those on the desk.
-
-        Raises:
-            UsageError: the page is served to others, who may not name folders of this computer.
-            DataError: it is no folder, or holds no or too many images.
-        """
+        """The images to search: a folder of this computer, or without one those on the desk."""
         name = folder.strip()
         if not name:
             return self.desk.images
@@ -47,46 +42,37 @@ class Search:
         attribute: str,
         folder: str = "",
         top: int = 8,
-        tell: Progress | None = None,
+        progress: Progress | None = None,
     ) -> list[tuple[Image.Image, str, float]]:
-        """The nearest images of the gallery: (image, name, cosine), nearest first.
-
-        Raises:
-            UsageError: the model has no attributes, or not this one.
-        """
-        model = self.desk.find_model(tell)
+        """The nearest images of the gallery: (image, name, cosine), nearest first."""
+        model = self.desk.find_model(progress).method
         if not isinstance(model, DeAR):
             raise UsageError(f"{model.title} has no features of its own for attributes; load or train a DeAR")
         wanted = model.attributes[model.attribute_index(attribute)]
-        images, features = self._features(model, folder, tell)
+        images, features = self._features(model, folder, progress)
         found = next(one for one in rank(model, query, features, images, top) if one.attribute == wanted)
         return [
             (images.image(index), name_of(images, index), cosine)
             for index, cosine in zip(found.indices, found.similarity, strict=True)
         ]
 
-    def _features(self, model: DeAR, folder: str, tell: Progress | None) -> tuple[ImageSet, Tensor]:
-        kept = self._kept
-        if kept is not None and kept[0] is model and kept[1] == folder:
-            return kept[2], kept[3]
+    def _features(self, model: DeAR, folder: str, progress: Progress | None) -> tuple[ImageSet, Tensor]:
+        cached = self._cached
+        if cached is not None and cached[0] is model and cached[1] == folder:
+            return cached[2], cached[3]
         images = self.gallery(folder)
 
-        def progress(stage: str, done: int, total: int | None) -> None:
-            if tell is not None:
-                tell("reading the gallery", done, total)
+        def reading(stage: str, done: int, total: int | None) -> None:
+            if progress is not None:
+                progress("reading the gallery", done, total)
 
-        features = gallery_features(model, images, progress)
-        self._kept = (model, folder, images, features)
+        features = gallery_features(model, images, reading)
+        self._cached = (model, folder, images, features)
         return images, features
 
 
 def check_folder(desk: Desk, name: str) -> Path:
-    """A folder of this computer that the page's visitor may name.
-
-    Raises:
-        UsageError: the page is served to others.
-        DataError: it is no folder.
-    """
+    """A folder of this computer that the page's visitor may name."""
     if not desk.local:
         raise UsageError(
             "this studio is open to other computers, so folders of this one cannot be named here"

@@ -13,6 +13,7 @@ from dear.heads.names import CORE
 from dear.report import figures
 from dear.studio import classify as asking
 from dear.studio import heads as watching
+from dear.studio import why as reasons
 from dear.studio.audit import CHOICES, Auditor, answers_html, audit_html
 from dear.studio.desk import Desk, gallery_html
 from dear.studio.parts import Samples, Work, errors_as_output, gallery_look, plot_look, visitor_of
@@ -122,7 +123,11 @@ class _ClassifyParts:
     template: Any
     refuse: Any
     go: Any
-    outputs: list[Any]  # cards of answers, shares of the attributes, which model answered
+    outputs: list[Any]  # cards of answers, shares of the attributes, which model answered, the images
+    why: Any
+    phrase: Any
+    where: Any
+    reason: Any
 
 
 def _classify_layout(desk: Desk, samples: Samples, work: Work) -> _ClassifyParts:
@@ -164,7 +169,18 @@ def _classify_layout(desk: Desk, samples: Samples, work: Work) -> _ClassifyParts
                 **plot_look("classify-shares"),
             )
             source = gr.Markdown(elem_id="classify-source")
-    return _ClassifyParts(files, camera, example, names, template, refuse, go, [cards, shares, source])
+            asked = gr.State([])
+            with gr.Accordion("Why?", open=False, elem_id="classify-why-panel"):
+                why = gr.Button("Why this answer for the first image?", elem_id="classify-why")
+                with gr.Row():
+                    phrase = gr.Textbox(
+                        label="Where is …?", placeholder="wheels", max_lines=1, elem_id="classify-phrase"
+                    )
+                    where = gr.Button("Show where", elem_id="classify-where")
+                reason = gr.HTML("", elem_id="classify-reason", elem_classes=["dear-room"])
+    outputs = [cards, shares, source, asked]
+    inputs = (files, camera, example, names, template, refuse, go)
+    return _ClassifyParts(*inputs, outputs, why, phrase, where, reason)
 
 
 def _classified(
@@ -183,7 +199,32 @@ def _classified(
     rows = asking.share_rows(verdicts)
     figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
     html = asking.verdicts_html(verdicts, trusted, advice, complaints)
-    return [html, figure, f"Adapted model: {desk.source}."]
+    return [html, figure, f"Adapted model: {desk.source}.", images[:1]]
+
+
+def _why_panel(desk: Desk, parts: _ClassifyParts) -> None:
+    """What the buttons of the panel Why do with the first image that was classified."""
+
+    def why(images: list[tuple[str, Any]], text: str, prompt: str) -> list[Any]:
+        return [reasons.why_html(desk, images, asking.parse_classes(text), prompt)]
+
+    def where(images: list[tuple[str, Any]], phrase: str) -> list[Any]:
+        return [reasons.where_html(desk, images, phrase)]
+
+    last = parts.outputs[-1]
+    parts.why.click(
+        errors_as_output(why, lambda problem: [problem]),
+        [last, parts.names, parts.template],
+        [parts.reason],
+        api_name="why",
+    )
+    gr.on(
+        [parts.where.click, parts.phrase.submit],
+        errors_as_output(where, lambda problem: [problem]),
+        [last, parts.phrase],
+        [parts.reason],
+        api_name="where",
+    )
 
 
 def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
@@ -219,7 +260,7 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
         return _classified(desk, [(name, image)], [], text, prompt, percent, tell)
 
     def empty(problem: str) -> list[Any]:
-        return [problem, gr.update(value=None, visible=False), ""]
+        return [problem, gr.update(value=None, visible=False), "", []]
 
     outputs, shown = parts.outputs, {"show_progress_on": parts.outputs[:1]}
     asked = [parts.names, parts.template, parts.refuse]
@@ -231,6 +272,7 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
         **shown,
     )
     parts.example.select(errors_as_output(pick, empty), [*asked, version], outputs, **shown)
+    _why_panel(desk, parts)
 
     def values() -> list[Any]:
         return ["\n".join(desk.classes), desk.template, samples.shown(desk.version), *empty(_HINT)]
@@ -299,7 +341,7 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     ) -> list[Any]:
         chosen = samples.at(seen)[number] if not path and number is not None else None
         image, name = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][::-1]
-        alike = search.find(image, wanted, where, tell=work.tell(progress, visitor_of(request)))
+        alike = search.find(image, wanted, where, progress=work.tell(progress, visitor_of(request)))
         answers = [(one, f"{cosine:.3f} {label}") for one, label, cosine in alike]
         return [
             gallery_html("Query", [(image, name)]),

@@ -20,10 +20,9 @@ from dear.errors import DearError, RunError, UsageError
 from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
-from dear.methods.base import Method
 from dear.report.page import render
-from dear.runs.evaluate import evaluate
 from dear.runs.folder import FILES
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.desk import Desk
 from dear.studio.search import check_folder
@@ -42,22 +41,14 @@ ROLE_CHOICES = (AUTOMATIC, DISCOVER, MIXED)
 
 @dataclass
 class Watched:
-    """The state of a training, for display.
+    """The state of a training, for display."""
 
-    Attributes:
-        state: "idle", "running", "stopped", "finished" or "failed".
-        message: a sentence for people.
-        step: steps done, of `steps`.
-        steps: steps in all.
-        lines: the log so far.
-        accuracy: (step, mode -> share) measured after each epoch.
-    """
-
-    state: str = "idle"
-    message: str = "Nothing has been trained yet."
-    step: int = 0
-    steps: int = 0
-    lines: list[Mapping[str, float | int]] = field(default_factory=list)
+    state: str = "idle"  #: "idle", "running", "stopped", "finished" or "failed"
+    message: str = "Nothing has been trained yet."  #: a sentence for people
+    step: int = 0  #: steps done, of `steps`
+    steps: int = 0  #: steps in all
+    lines: list[Mapping[str, float | int]] = field(default_factory=list)  #: the log so far
+    #: (step, mode -> share) measured after each epoch
     accuracy: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
 
     @property
@@ -88,10 +79,6 @@ class Trainer:
             spec: what to train; an empty backbone is the one on the desk.
             roles: one of `ROLE_CHOICES`, or a role map file.
             owner: the visitor who begins it.
-
-        Raises:
-            UsageError: one is running, or the training asks for nonsense.
-            DearError: the data cannot be opened.
         """
         if not 1 <= int(spec.recipe.get("epochs", 1)) <= 200 or not 0 <= spec.shots <= 10_000:
             raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
@@ -105,11 +92,7 @@ class Trainer:
             self._launch(images, test, resume=False)
 
     def resume(self) -> None:
-        """Continue the training that was stopped.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Continue the training that was stopped."""
         with self.desk.lock:
             self._refuse_second()
             if self.spec is None or self.watched.state != "stopped":
@@ -133,11 +116,7 @@ class Trainer:
         return self.watched
 
     def download(self) -> Path:
-        """The finished run as one zip file.
-
-        Raises:
-            RunError: no run is finished.
-        """
+        """The finished run as one zip file."""
         with self.desk.lock:  # no other training can begin meanwhile
             if self.run is None or self.watched.state != "finished" or self.spec is None:
                 raise RunError("there is no finished run to download yet")
@@ -193,7 +172,7 @@ class Trainer:
     def _work(self, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
         watched = self.watched
         try:
-            method = self._train(images, test, resume, watched)
+            model = self._train(images, test, resume, watched)
         except Paused:
             watched.state = "stopped"
             watched.message = (
@@ -205,11 +184,12 @@ class Trainer:
             traceback.print_exc()
             watched.state, watched.message = "failed", "An error inside dear; the terminal has the details."
         else:
-            self.desk.use(method, f"{method.title} trained here on {images.name}", test or images)
+            title = model.method.title
+            self.desk.use(model, f"{title} trained here on {images.name}", test or images)
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
             watched.state = "finished"
 
-    def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched) -> Method:
+    def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched) -> Model:
         if self._job is None:
             self._job = self._prepare(images, watched)
         job = self._job
@@ -224,7 +204,7 @@ class Trainer:
                 watched.lines.append(dict(line))
             if test is not None and step * epochs % steps == 0:
                 watched.message = f"Step {step} of {steps}, measuring accuracy …"
-                watched.accuracy.append((step, evaluate(method, test).accuracy))
+                watched.accuracy.append((step, Model(method).evaluate(test).accuracy))
             left = (time.monotonic() - began) / (step - first) * (steps - step)
             watched.message = f"Step {step} of {steps}, about {left:.0f} s left."
 
@@ -232,8 +212,7 @@ class Trainer:
             if stage == "calibration":
                 watched.message = f"Calibrating the probabilities, {done}% …"
 
-        fit(job, self.run, resume=resume, log=log, progress=progress, stop=self._stop.is_set)
-        return method
+        return fit(job, self.run, resume=resume, log=log, progress=progress, stop=self._stop.is_set)
 
     def _prepare(self, images: ImageSet, watched: Watched) -> Job:
         """The training with its backbone and role map."""

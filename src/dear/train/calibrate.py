@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import islice
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,18 +17,19 @@ from dear.runs.evaluate import calibration_error
 from dear.train.confidence import auroc, cautious_temperature, fit_temperature
 from dear.train.crossval import (
     HeldOut,
-    LeftOut,
+    HeldOutClasses,
     Trials,
     class_folds,
+    classes_held_out,
     held_parts,
     joined,
-    left_out,
-    some_left_out,
+    some_classes_held_out,
 )
 
 FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
 SLOW_FOLDS = 3  #: for others, of which the first part alone is held out
 CLASS_FOLDS = 3  #: parts of the images held out in turn while half of the classes are held out
+ScoreKind = Literal["logit", "probability"]
 LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
 LEAST_NEW = 4  #: classes held out in all turns; fewer say nothing about a temperature of new classes
 ENOUGH_IMAGES = 80  #: of a set of which one part is enough to hold out
@@ -72,9 +74,9 @@ def calibrate(
     folds, parts = _folds(method, labels, quick)
     held = joined(list(islice(held_parts(method, trials, folds), parts)))
     if quick:
-        left = list(left_out(method, trials, CLASS_FOLDS, rotate=True))
+        left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
     else:
-        turn = some_left_out(method, trials) if len(method.classes) > 2 else None
+        turn = some_classes_held_out(method, trials) if len(method.classes) > 2 else None
         left = [] if turn is None else [turn]
     if progress is not None:
         progress("calibration", 100, 100)
@@ -113,7 +115,7 @@ def _folds(method: Method, labels: Tensor, quick: bool) -> tuple[int, int]:
     return (SLOW_FOLDS, 1) if _holdable(method, labels) >= ENOUGH_IMAGES else (2, 2)
 
 
-def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, folds: int) -> Calibration:
+def fit_calibration(held: HeldOut, left: list[HeldOutClasses], open_classes: bool, folds: int) -> Calibration:
     """The calibration that cross-validated answers give."""
     too_high = TOO_HIGH if folds <= 2 else 0.0
     modes = {mode: _fit_mode(mode, held, left, open_classes, too_high) for mode in held.logits}
@@ -121,12 +123,13 @@ def fit_calibration(held: HeldOut, left: list[LeftOut], open_classes: bool, fold
 
 
 def _fit_mode(
-    mode: str, held: HeldOut, left: list[LeftOut], open_classes: bool, too_high: float
+    mode: str, held: HeldOut, left: list[HeldOutClasses], open_classes: bool, too_high: float
 ) -> ModeCalibration:
     logits, labels = held.logits[mode], held.labels
     temperature = cautious_temperature(logits, labels, too_high=too_high)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
-    new_temperature, score, separation = temperature, "logit", None
+    new_temperature, separation = temperature, None
+    score: ScoreKind = "logit"
     if left:
         # The methods of the turns learned from fewer images and classes than the one to be calibrated, so
         # what they say of new classes is taken relative to their own temperature of trained ones.
@@ -134,7 +137,8 @@ def _fit_mode(
         if open_classes:
             new_in_turns = _temperature_of_new(mode, left) or in_turns
             new_temperature = new_in_turns * fit_temperature(logits, labels) / in_turns
-        found = {kind: _separation(mode, in_turns, left, kind) for kind in ("logit", "probability")}
+        kinds: tuple[ScoreKind, ...] = ("logit", "probability")
+        found = {kind: _separation(mode, in_turns, left, kind) for kind in kinds}
         score = max(found, key=found.__getitem__)
         separation = found[score]
     scores = confidence_score(logits / temperature, score).sort().values.tolist()
@@ -154,7 +158,7 @@ def _error(logits: Tensor, labels: Tensor) -> float:
     return min(1.0, calibration_error(best.values, best.indices == labels))
 
 
-def _temperature_of_new(mode: str, left: list[LeftOut]) -> float | None:
+def _temperature_of_new(mode: str, left: list[HeldOutClasses]) -> float | None:
     """From images of left-out classes, answered among those; None: too few classes were left out."""
     if sum(len(turn.new) for turn in left) < LEAST_NEW:
         return None
@@ -178,7 +182,7 @@ def _temperature(turns: list[HeldOut], mode: str) -> float | None:
     return math.exp(sum(log * n for log, n in zip(logs, weights, strict=True)) / sum(weights))
 
 
-def _separation(mode: str, temperature: float, left: list[LeftOut], kind: str) -> float:
+def _separation(mode: str, temperature: float, left: list[HeldOutClasses], kind: str) -> float:
     """AUROC of images of trained against images of left-out classes, answered among the trained ones."""
     found = []
     for turn in left:

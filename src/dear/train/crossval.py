@@ -1,7 +1,7 @@
 """Cross-validation over training images and over classes: what a method says of images it did not see.
 
-Images are held out in turn, each class in equal parts (`held_out`); classes are left out in turn, so that
-their images stand for classes that come later or for images of no class at all (`left_out`).
+Images are held out in turn, each class in equal parts (`held_out`); classes are held out in turn, so that
+their images stand for classes that come later or for images of no class at all (`classes_held_out`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear._io.image_file import in_batches
 from dear.data.images import ImageSet
-from dear.methods.base import Frozen, Method, in_precision
-from dear.runs.batches import GPU_BATCH as BATCH
-from dear.runs.evaluate import logits_of
+from dear.methods.base import Method
+from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.feed import stream
@@ -28,39 +26,25 @@ Logits = dict[str, Tensor]  #: mode -> [n, C]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Answers for images that were held out.
+    """Answers for images that were held out."""
 
-    Attributes:
-        logits: mode -> [n, C], by the method that was trained without the image.
-        labels: the truth, [n].
-        rows: places of the images in the training set, [n].
-    """
-
-    logits: Logits
-    labels: Tensor
-    rows: Tensor
+    logits: Logits  #: mode -> [n, C], by the method that was trained without the image
+    labels: Tensor  #: the truth, [n]
+    rows: Tensor  #: places of the images in the training set, [n]
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """Answers of a method that was trained on some of the classes.
+class HeldOutClasses:
+    """Answers of a method that was trained on some of the classes."""
 
-    Attributes:
-        trained: classes it was trained on.
-        new: classes that were left out.
-        logits: mode -> [n, C] of held-out images of trained classes and of all images of left-out ones; the
-            columns are trained, then new classes; trained ones alone for methods that learn their classes.
-        labels: the column of the truth, [n]; left-out classes count on after the trained ones.
-        rows: places of the images in the training set, [n].
-        gamma: distance ratio of each column, [C]; 1 for trained classes.
-    """
-
-    trained: tuple[str, ...]
-    new: tuple[str, ...]
+    trained: tuple[str, ...]  #: classes it was trained on
+    new: tuple[str, ...]  #: classes that were held out
+    #: mode -> [n, C] of held-out images of trained classes and of all images of held-out ones; the columns
+    #: are trained, then new classes; trained ones alone for methods that learn their classes
     logits: Logits
-    labels: Tensor
-    rows: Tensor
-    gamma: Tensor
+    labels: Tensor  #: the column of the truth, [n]; held-out classes count on after the trained ones
+    rows: Tensor  #: places of the images in the training set, [n]
+    gamma: Tensor  #: distance ratio of each column, [C]; 1 for trained classes
 
     def of_trained(self) -> HeldOut:
         """Answers for held-out images of trained classes, among those."""
@@ -94,7 +78,7 @@ def image_folds(labels: Tensor, folds: int, seed: int) -> list[Tensor]:
 
 
 def class_folds(classes: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Labels that are trained and labels that are left out, in two turns that swap halves.
+    """Labels that are trained and labels that are held out, in two turns that swap halves.
 
     A half of one class cannot be trained, so three classes give one turn and two give none.
 
@@ -125,69 +109,40 @@ def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, se
     )
 
 
-@torch.no_grad()
-def answers_of(
-    method: Method, images: ImageSet, precision: str = "auto", features: Tensor | Frozen | None = None
-) -> Logits:
-    """Logits [n, C] in every mode on the CPU.
-
-    Known image features [n, E], or what `Method.inference_stage` gives of all images, spare the image tower.
-    """
-    method = in_precision(method, precision)
-    found: dict[str, list[Tensor]] = {mode: [] for mode in method.modes}
-    known = (features,) if isinstance(features, Tensor) else features
-
-    def some(rows: range) -> Logits:
-        if known is not None:
-            part = tuple(tensor[rows.start : rows.stop].to(method.clip.device) for tensor in known)
-            return method.logits_from_frozen(part)
-        return logits_of(method, images, list(rows))
-
-    for _, answers in in_batches(some, len(images), BATCH):
-        for mode, logits in answers.items():
-            found[mode].append(logits.float().cpu())
-    return {mode: torch.cat(parts) for mode, parts in found.items()}
-
-
 @dataclass(frozen=True)
 class Trials:
-    """How the trainings of a cross-validation are done: always the same way, on parts of one set.
+    """How the trainings of a cross-validation are done: always the same way, on parts of one set."""
 
-    Attributes:
-        images: the training set, every image once.
-        recipe: how to train, each time.
-        stages: what the frozen backbone makes of all images, where that is computed once for all trainings.
-        repeated: which of some images, given their labels, an epoch shows how often; None: each once.
-        progress: told ("steps", steps done, steps in all) of the training that runs.
-        stop: asked after every step; True ends everything with `Paused`.
-    """
-
-    images: ImageSet
-    recipe: Recipe
+    images: ImageSet  #: the training set, every image once
+    recipe: Recipe  #: how to train, each time
+    #: what the frozen backbone makes of all images, where that is computed once for all trainings
     stages: Stages | None = None
+    #: which of some images, given their labels, an epoch shows how often; None: each once
     repeated: Callable[[Tensor], list[int]] | None = None
+    #: called with (steps done, steps in all) of the training that runs
     progress: Callable[[int, int], None] | None = None
-    stop: Callable[[], bool] | None = None
+    stop: Callable[[], bool] | None = None  #: asked after every step; True ends everything with `Paused`
 
-    def teach(self, method: Method, rows: Tensor, place: Tensor | None = None) -> None:
+    def fit_subset(self, method: Method, rows: Tensor, place: Tensor | None = None) -> None:
         """Train a fresh method on the images at `rows`; `place` translates the set's labels to its own."""
         if self.repeated is not None:
             rows = rows[torch.tensor(self.repeated(self.images.labels[rows]), dtype=torch.int64)]
-        lessons: ImageSet = self.images.subset(rows.tolist())
+        subset: ImageSet = self.images.subset(rows.tolist())
         if place is not None:
-            lessons = Relabeled(lessons, place, method.classes)
+            subset = Relabeled(subset, place, method.classes)
 
-        def told(step: int, steps: int, line: Mapping[str, float | int]) -> None:
+        def report(step: int, steps: int, line: Mapping[str, float | int]) -> None:
             if self.progress is not None:
                 self.progress(step, steps)
 
         stages = None if self.stages is None else self.stages.subset(rows)
-        train(method, lessons, self.recipe, progress=told, stop=self.stop, spec=Spec(), stages=stages)
+        train(method, subset, self.recipe, progress=report, stop=self.stop, spec=Spec(), stages=stages)
 
     def answers(self, method: Method, rows: Tensor) -> Logits:
         """Logits in every mode of the images at `rows`."""
         known = None if self.stages is None else self.stages.subset(rows).answered()
-        return answers_of(method, self.images.subset(rows.tolist()), self.recipe.precision, known)
+        model = Model(method, precision=self.recipe.precision)
+        return model.logits(self.images.subset(rows.tolist()), frozen=known)
 
 
 def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
@@ -207,7 +162,7 @@ def held_parts(method: Method, trials: Trials, folds: int, start: int = 0) -> It
     images, seed = trials.images, trials.recipe.seed
     for part in image_folds(images.labels, folds, seed)[start:]:
         other = fresh(method, method.classes, None, seed)
-        trials.teach(other, others(len(images), part))
+        trials.fit_subset(other, others(len(images), part))
         yield HeldOut(trials.answers(other, part), images.labels[part], part)
 
 
@@ -218,69 +173,75 @@ def joined(found: Sequence[HeldOut]) -> HeldOut:
     return HeldOut(logits, labels, rows)
 
 
-def left_out(method: Method, trials: Trials, folds: int = 2, rotate: bool = False) -> Iterator[LeftOut]:
-    """Answers of methods trained on half of the classes, each half in turn; see `LeftOut`.
+def classes_held_out(
+    method: Method, trials: Trials, folds: int = 2, rotate: bool = False
+) -> Iterator[HeldOutClasses]:
+    """Answers of methods trained on half of the classes, each half in turn; see `HeldOutClasses`.
 
     Args:
         method: says what is trained; it is not changed.
         trials: on what and how it is trained.
         folds: one part of so many of the images is held out.
         rotate: hold out every part in turn, so that every image is answered once in each turn; else the first
-            part alone, and all images of left-out classes are answered.
+            part alone, and all images of held-out classes are answered.
     """
     parts = image_folds(trials.images.labels, folds, trials.recipe.seed)
-    for kept, left in class_folds(len(method.classes), trials.recipe.seed) if parts else ():
+    for labels, others in class_folds(len(method.classes), trials.recipe.seed) if parts else ():
         if rotate:
-            yield _pooled([without(method, trials, kept, left, part, part) for part in parts])
+            yield _pooled([_without(method, trials, labels, others, part, part) for part in parts])
         else:
-            yield without(method, trials, kept, left, parts[0])
+            yield _without(method, trials, labels, others, parts[0])
 
 
-def some_left_out(method: Method, trials: Trials, folds: int = 3) -> LeftOut:
+def some_classes_held_out(method: Method, trials: Trials, folds: int = 3) -> HeldOutClasses:
     """Answers of one method trained without a part of the images and without a quarter of the classes.
 
-    At least two classes are left out where there are four, and none of two. It costs about half a training.
+    At least two classes are held out where there are four, and none of two. It costs about half a training.
     """
     count, seed = len(method.classes), trials.recipe.seed
     order = torch.randperm(count, generator=stream(seed, "class folds", count))
     few = min(max(2, count // 4), count - 2)
-    kept, left = order[few:].sort().values, order[:few].sort().values
-    return without(method, trials, kept, left, image_folds(trials.images.labels, folds, seed)[0])
+    labels, others = order[few:].sort().values, order[:few].sort().values
+    return _without(method, trials, labels, others, image_folds(trials.images.labels, folds, seed)[0])
 
 
-def without(
-    method: Method, trials: Trials, kept: Tensor, left: Tensor, part: Tensor, asked: Tensor | None = None
-) -> LeftOut:
-    """Answers of a method trained on the classes `kept` without the images at `part`.
+def _without(
+    method: Method,
+    trials: Trials,
+    labels: Tensor,
+    others: Tensor,
+    part: Tensor,
+    rows: Tensor | None = None,
+) -> HeldOutClasses:
+    """Answers of a method trained on the classes `labels` without the images at `part`.
 
-    They are those for images of `part` and for all images of the classes `left`; `asked` names fewer.
+    They are those for the images at `rows`; None: those of `part` and all of the classes `others`.
     """
     images, seed, given = trials.images, trials.recipe.seed, method.prompts.given
-    known = torch.isin(images.labels, kept)
-    spared = torch.zeros(len(images), dtype=torch.bool)
-    spared[part] = True
-    names, new = (tuple(method.classes[i] for i in some.tolist()) for some in (kept, left))
-    place = torch.full((len(method.classes),), -1)
-    place[kept], place[left] = torch.arange(len(kept)), len(kept) + torch.arange(len(left))
-    other = fresh(method, names, kept, seed)
-    trials.teach(other, (known & ~spared).nonzero()[:, 0], place)
+    of_trained = torch.isin(images.labels, labels)
+    in_part = torch.zeros(len(images), dtype=torch.bool)
+    in_part[part] = True
+    names, new = (tuple(method.classes[i] for i in some.tolist()) for some in (labels, others))
+    column = torch.full((len(method.classes),), -1)
+    column[labels], column[others] = torch.arange(len(labels)), len(labels) + torch.arange(len(others))
+    other = fresh(method, names, labels, seed)
+    trials.fit_subset(other, (of_trained & ~in_part).nonzero()[:, 0], column)
     gamma = torch.ones(len(names))
     if method.open_classes and new:
-        ids = None if given is None else given[torch.cat([kept, left])]
+        ids = None if given is None else given[torch.cat([labels, others])]
         other = other.with_classes((*names, *new), ids=ids)
-        with torch.no_grad():
-            ratio = torch.ones(len(other.classes)) if given is not None else other.distance_ratio()
+        ratio = torch.ones(len(other.classes)) if given is not None else Model(other).text_distances()
         gamma = torch.cat([gamma, ratio[len(names) :]])
-    rows = (spared | ~known).nonzero()[:, 0] if asked is None else asked
-    return LeftOut(names, new, trials.answers(other, rows), place[images.labels[rows]], rows, gamma)
+    rows = (in_part | ~of_trained).nonzero()[:, 0] if rows is None else rows
+    return HeldOutClasses(names, new, trials.answers(other, rows), column[images.labels[rows]], rows, gamma)
 
 
-def _pooled(turns: Sequence[LeftOut]) -> LeftOut:
+def _pooled(turns: Sequence[HeldOutClasses]) -> HeldOutClasses:
     """The answers of methods that were trained on the same classes as those of one."""
     logits = {mode: torch.cat([one.logits[mode] for one in turns]) for mode in turns[0].logits}
     labels, rows = (torch.cat([getattr(one, name) for one in turns]) for name in ("labels", "rows"))
     gamma = torch.stack([one.gamma for one in turns]).log().mean(dim=0).exp()
-    return LeftOut(turns[0].trained, turns[0].new, logits, labels, rows, gamma)
+    return HeldOutClasses(turns[0].trained, turns[0].new, logits, labels, rows, gamma)
 
 
 class Relabeled:

@@ -38,8 +38,8 @@ def fit(
         job: a Spec, or what `prepare` made of one.
         out: run folder; None keeps the result in memory.
         resume: continue an interrupted run in `out`.
-        progress: told about each stage of the work.
-        log: told after every step: steps done, steps in all, last line of the training log.
+        progress: called with (stage, done, total).
+        log: called after every step with steps done, steps in all and the last line of the training log.
         stop: asked after every step; True stops.
 
     Raises:
@@ -55,12 +55,12 @@ def fit(
         if log is not None:
             log(done, steps, line)
 
-    rows = job.rows
-    repeats = rows != list(range(len(job.images)))
-    stages = feature_stages(job.method, job.images, job.recipe, progress)
+    images, rows = job.walked
+    repeats = rows != list(range(len(images)))
+    stages = feature_stages(job.method, images, job.recipe, progress)
     trained = train(
         job.method,
-        job.images.subset(rows) if repeats else job.images,
+        images.subset(rows) if repeats else images,
         job.recipe,
         out,
         resume,
@@ -70,6 +70,8 @@ def fit(
         stages=stages.subset(rows) if stages is not None and repeats else stages,
     )
     if job.spec.calibrate and trained.calibration is None:
+        if stages is not None and images is not job.images:  # copies would tell of the images held out
+            stages = stages.subset(list(range(len(job.images))))
         _calibrate(trained, job, stages, progress, stop)
     return trained
 
@@ -106,7 +108,7 @@ def _calibrate(
             job.images.name,
         )
         return
-    trained.calibration = method.calibration = found
+    trained.calibration = found
     if trained.path is not None:
         with locked(trained.path):
             write_calibration(trained.path, found)

@@ -1,8 +1,8 @@
 """The frozen stage of training steps, computed for several of them at once, or once and kept.
 
 A small batch leaves a GPU half idle. The frozen stage of a step (crops, frozen layers, frozen features) waits
-for no learned tensor, so that of the next steps is run as one large batch (`FrozenAhead`), equal up to
-rounding. With a fixed number of views it is computed when a view is first seen (`KeptViews`). Where several
+for no learned tensor, so that of the next steps is run as one large batch (`Prefetcher`), equal up to
+rounding. With a fixed number of views it is computed when a view is first seen (`CachedViews`). Where several
 trainings see parts of one set it is computed once for all of them (`Stages`); methods that read the frozen
 feature alone then need no images at all (`FeatureTable`).
 """
@@ -49,7 +49,7 @@ def steps_at_once(size: int, batch: int) -> int:
     return max(1, min(IMAGES_AT_ONCE, IMAGES_AT_ONCE * 224**2 // size**2) // batch)
 
 
-class FrozenAhead:
+class Prefetcher:
     """The frozen stage of every step of a run. Groups of steps do not depend on where a run resumed.
 
     Args:
@@ -83,7 +83,7 @@ class FrozenAhead:
         return [StepInputs(*parts) for parts in zip(stages, labels, domains, strict=True)]
 
 
-class KeptViews:
+class CachedViews:
     """The frozen stage of a fixed number of random views per image (`Recipe.views`), computed once and kept.
 
     View number `epoch % views` of every image is used in an epoch. The stage is computed for fixed groups of
@@ -144,20 +144,14 @@ class KeptViews:
 
 @dataclass(frozen=True)
 class Stages:
-    """Frozen-stage outputs of every image of a set, for several trainings on parts of it.
+    """Frozen-stage outputs of every image of a set, for several trainings on parts of it."""
 
-    Attributes:
-        views: `Method.frozen_stage` of each view, tensors [n, ...]; epochs take the views in turn.
-        own: `Method.inference_stage` of CLIP's own view, tensors [n, ...].
-        walks: frozen features [n, E] of random views, for `Method.prepare` of methods that average views.
-        random: whether the views are random crops, as a recipe with `augment` wants them.
-        rows: the images that are meant, [m]; None: all.
-    """
-
+    #: `Method.frozen_stage` of each view, tensors [n, ...]; epochs take the views in turn
     views: tuple[Frozen, ...]
-    own: Frozen
-    random: bool = False
-    rows: Tensor | None = None
+    own: Frozen  #: `Method.inference_stage` of CLIP's own view, tensors [n, ...]
+    random: bool = False  #: whether the views are random crops, as a recipe with `augment` wants them
+    rows: Tensor | None = None  #: the images that are meant, [m]; None: all
+    #: frozen features [n, E] of random views, for `Method.prepare` of methods that average views
     walks: tuple[Tensor, ...] = ()
 
     @classmethod

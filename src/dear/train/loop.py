@@ -19,7 +19,7 @@ from dear.errors import TrainingError, UsageError
 from dear.methods.base import Loss, Method
 from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
-from dear.train.frozen import FeatureTable, FrozenAhead, KeptViews, Stages, StepInputs
+from dear.train.frozen import CachedViews, FeatureTable, Prefetcher, Stages, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
 
 _log = logging.getLogger("dear")
@@ -64,7 +64,7 @@ class Step(Protocol):
 class EagerStep:
     """A step launched kernel by kernel, without the frozen stage where `kept` has it."""
 
-    def __init__(self, parts: StepParts, kept: KeptViews | FeatureTable | None = None) -> None:
+    def __init__(self, parts: StepParts, kept: CachedViews | FeatureTable | None = None) -> None:
         self.parts, self.kept = parts, kept
 
     def __call__(self, number: int) -> Loss:
@@ -86,7 +86,7 @@ class RecordedStep:
     Batches that are not whole are launched kernel by kernel.
     """
 
-    def __init__(self, parts: StepParts, inputs: FrozenAhead | KeptViews) -> None:
+    def __init__(self, parts: StepParts, inputs: Prefetcher | CachedViews) -> None:
         self.parts, self.inputs = parts, inputs
         self.recording: Recording | None = None
         self._works = True
@@ -110,7 +110,11 @@ class RecordedStep:
         return loss
 
     def _record(self, inputs: Inputs) -> Recording | None:
-        """A recording of the step; None where the method does what cannot be recorded."""
+        """A recording of the step; None where the method does what cannot be recorded.
+
+        Recording runs the step a few times; random numbers (dropout) go on as if it had not.
+        """
+        before = torch.cuda.get_rng_state(self.parts.feed.device)
         try:
             return Recording(
                 self._recorded, inputs, self.parts.learned, self.parts.optimizer if self._updates else None
@@ -127,6 +131,8 @@ class RecordedStep:
                 str(error).splitlines()[0],
             )
             return None
+        finally:
+            torch.cuda.set_rng_state(before, self.parts.feed.device)
 
     def _recorded(self, inputs: Inputs) -> Loss:
         *frozen, labels, domains = inputs
@@ -156,7 +162,7 @@ def make_step(
         raise UsageError(
             f"the method {parts.method.name!r} has no frozen stage to keep: set the recipe's views to 0"
         )
-    kept = KeptViews(parts.method, parts.feed) if parts.feed.recipe.views else None
+    kept = CachedViews(parts.method, parts.feed) if parts.feed.recipe.views else None
     recorded = (
         parts.feed.recipe.replay
         and not parts.method.dynamic
@@ -166,7 +172,7 @@ def make_step(
         and left >= _WORTH_RECORDING
     )
     if recorded:
-        return RecordedStep(parts, kept or FrozenAhead(parts.method, parts.feed, steps))
+        return RecordedStep(parts, kept or Prefetcher(parts.method, parts.feed, steps))
     return EagerStep(parts, kept)
 
 
@@ -222,16 +228,13 @@ class Loop:
         """Train from the present step to the last.
 
         Args:
-            progress: told after every step.
+            progress: called after every step.
             save: called after every epoch and every `save_every` steps, and before a pause.
             save_every: see `save`.
             stop: asked after every step; True pauses.
 
         Returns:
             None when training is complete, else where it paused.
-
-        Raises:
-            TrainingError: a part of the loss is not finite; the step and the part are named.
         """
         per_epoch = self.feed.steps_per_epoch
         devices = [self.feed.device] if self.feed.device.type == "cuda" else []
@@ -277,11 +280,7 @@ class Loop:
         self.step += 1
 
     def check(self) -> list[list[float]]:
-        """Losses since the last line, read from the device: [steps][1 + parts].
-
-        Raises:
-            TrainingError: one of them is not finite.
-        """
+        """Losses since the last line, read from the device: [steps][1 + parts]."""
         rows: list[list[float]] = torch.stack(self._window).tolist() if self._window else []
         for place, row in enumerate(rows):
             broken = [n for n, value in zip(self._names, row, strict=True) if not math.isfinite(value)]

@@ -18,13 +18,16 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import DataError
 from dear.heads.focus import FocusChoice
+from dear.heads.repair import combine
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, remove
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
+from dear.photos.copies import JoinedImages
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows, counts, enough_steps
+from dear.train.edits import EditPlan, plan_edits, split_without
 from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
 from dear.train.notices import backbone_notices, image_notices
 from dear.train.roles import roles_for
@@ -43,6 +46,7 @@ class Job:
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
     removal: Removal | None = None  #: of concepts, where some were removed
     focus: FocusChoice | None = None  #: on the heads of a role, where one was asked for
+    edits: EditPlan | None = None  #: of properties of the images, where some were removed
 
     @property
     def rows(self) -> list[int]:
@@ -54,7 +58,17 @@ class Job:
         """Training steps, none for a method without trained parameters."""
         if not self.method.trainable_parameters:
             return 0
-        return self.recipe.epochs * -(-len(self.rows) // self.recipe.batch)
+        return self.recipe.epochs * -(-len(self.walked[1]) // self.recipe.batch)
+
+    @property
+    def walked(self) -> tuple[ImageSet, list[int]]:
+        """What is trained on: the images and their edited copies, and what an epoch walks of them."""
+        copies = () if self.edits is None else self.edits.copies
+        if not copies:
+            return self.images, self.rows
+        count = len(self.images)
+        rows = [row + block * count for block in range(1 + len(copies)) for row in self.rows]
+        return JoinedImages.of(self.images, *copies), rows
 
     def on(self, clip: Clip) -> Job:
         """The same training on another backbone, such as one with another correction."""
@@ -95,7 +109,7 @@ def prepare(
         without: concepts to remove, instead of `spec.without`.
         concept_roles: role map for their removal; None: the method's.
         device: "auto", "cpu", "cuda", ...
-        progress: told about each stage of the work.
+        progress: called with (stage, done, total).
 
     Raises:
         DearError: anything a user can correct, in one sentence.
@@ -113,16 +127,16 @@ def prepare(
     if kind.uses_roles or spec.focus is not None:
         chart, more = roles_for(clip, images, given, progress)
         notices += more
-    removal = None
+    removal = edits = None
     if without is None and spec.without:
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
-        removal = remove(
-            clip, images, without, concept_roles or chart or given, heads_first=kind.cut != "feature"
-        )
-        clip = removal.clip
-        notices += [f"Removed before training: {removal.repair.title}.", *removal.notices]
-        spec = spec.changed(**_noted(without))
+        used = concept_roles or chart or given
+        clip, removal, edits = _without(clip, images, without, used, spec.seed, kind.cut != "feature")
+        for one in (edits, removal):
+            notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
+        copies = edits.kinds if edits is not None and edits.copies else ()
+        spec = spec.changed(**_noted(without), copies=copies)
     focus = None
     if spec.focus is not None and chart is not None:
         chart.check(clip, spec.allow_other_roles)
@@ -150,7 +164,29 @@ def prepare(
         recipe = enough_steps(recipe, walked)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
-    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus)
+    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
+
+
+def _without(
+    clip: Clip,
+    images: ImageSet,
+    without: Without,
+    roles: PathLike | RoleMap | None,
+    seed: int,
+    heads_first: bool,
+) -> tuple[Clip, Removal | None, EditPlan | None]:
+    """The backbone without concepts and directions of edits, and how each was removed."""
+    kinds, concepts = split_without(without)
+    removal = None if concepts is None else remove(clip, images, concepts, roles, heads_first=heads_first)
+    if not kinds:
+        return clip if removal is None else removal.clip, removal, None
+    way = without.way if without.way in ("auto", "copies", "directions") or concepts is None else "auto"
+    edits = plan_edits(clip, images, kinds, way, seed)
+    parts = [] if removal is None else [removal.repair]
+    parts += [] if edits.repair is None else [edits.repair]
+    if parts:
+        clip = clip.corrected(combine(*parts).correction())
+    return clip, removal, edits
 
 
 def _noted(without: Without) -> dict[str, object]:

@@ -20,7 +20,15 @@ from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RunError, ran_out
 from dear.methods.base import Method, in_precision
-from dear.runs.folder import load_adapter, locked, open_folder, read_log, write_log, write_spec
+from dear.runs.folder import (
+    load_adapter,
+    locked,
+    open_folder,
+    read_calibration,
+    read_log,
+    write_log,
+    write_spec,
+)
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, plain
@@ -74,15 +82,11 @@ def train(
         out: the run folder; None keeps everything in memory.
         resume: continue the run in `out` where it was saved last; the result has the same bits as that of
             a run never interrupted (on the CPU).
-        progress: told (steps done, steps in all, last line of the log) after every step.
+        progress: called with (steps done, steps in all, last line of the log) after every step.
         stop: asked after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: made of method, recipe and images.
         stages: what the frozen backbone makes of the images, where it is known; they are then not read.
-
-    Raises:
-        RunError: the folder is in use or holds another run, or the loss is not finite.
-        Paused: stopped by Ctrl-C or `stop`; the folder can be resumed.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
@@ -120,7 +124,7 @@ def _in_folder(job: _Job, folder: Path) -> Model:
     state = open_folder(folder, job.spec, job.resume)
     if state == "finished":
         load_adapter(job.method, folder)
-        return Model(job.method, spec=job.spec, path=folder)
+        return Model(job.method, read_calibration(folder), spec=job.spec, path=folder)
     if state == "new":
         write_spec(folder, job.method, job.spec)
     trained = _train(job, resumable=state == "resumable")

@@ -51,7 +51,7 @@ def adapt(
         mode: how the result will predict; checked before training.
         device: "auto", "cpu", "cuda", ...
         resume: continue an interrupted run in `out`.
-        progress: told about each stage of the work.
+        progress: called with (stage, done, total).
         stop: asked after every step; True stops.
         changes: fields of `Spec` by name, instead of those in `spec`.
 

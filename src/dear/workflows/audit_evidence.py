@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dear.data.images import values_of
+import numpy as np
+from PIL import Image
+
+from dear.data.images import ImageSet, values_of
 from dear.heads.audit import Finding
 from dear.heads.roles import RoleMap
-from dear.report.audit_page import AuditFacts, ConceptEvidence
+from dear.photos.properties import PROPERTIES
+from dear.photos.shortcuts import Shortcut
+from dear.report.audit_page import AuditFacts, ConceptEvidence, PhotoEvidence
 from dear.report.headmap import HeadMap, head_map
 from dear.report.page import Table, Thumbnail, percent, thumbnail
 from dear.workflows.audit import Audit
+from dear.workflows.audit_photos import PhotoAudit
 
-_IMAGES, _CLASSES, _VALUES = 6, 8, 12
+_IMAGES, _CLASSES, _VALUES, _PAIRS = 6, 8, 12, 40
 
 
 def evidence(found: Audit, next_steps: Mapping[str, str] | None = None) -> AuditFacts:
@@ -25,16 +31,22 @@ def evidence(found: Audit, next_steps: Mapping[str, str] | None = None) -> Audit
     """
     suspects = {finding.association.concept for finding in found.suspects}
     what = f"{len(found.images)} images of {found.images.name}"
-    model = "" if found.method is None else f", answered by {found.method.title}"
-    names = ", ".join(suspects)
+    if found.method is not None:
+        where = f"{len(found.held_out)} held-out images" if found.held_out is not None else "these images"
+        what += f", and {found.method.title} asked about {where}"
+    on = "" if found.clip is None else f", on the backbone {found.clip.name}"
     tiles = [(str(len(found.images)), "images"), (str(len(found.images.classes)), "classes")]
-    tiles += [(str(len(suspects)), "suspected shortcuts" if found.method else "concepts to watch")]
+    photos = found.photos
+    if photos is not None:
+        tiles.append((str(len(photos.shortcuts)), "classes that stand out by their images"))
+    if found.findings:
+        tiles.append((str(len(suspects)), "suspected shortcuts" if found.method else "concepts to watch"))
     if found.worst_group is not None:
         tiles.append((percent(found.worst_group[1]), f"in the worst group: {found.worst_group[0]}"))
     return AuditFacts(
         f"Audit of {found.images.name}",
-        f"{what}{model}, on the backbone {found.clip.name}.",
-        f"Suspected: {names}." if suspects else "No shortcut is suspected among these concepts.",
+        f"{what}{on}.",
+        verdict(found),
         tuple(tiles),
         overview(found),
         tuple(
@@ -42,7 +54,84 @@ def evidence(found: Audit, next_steps: Mapping[str, str] | None = None) -> Audit
         ),
         next_steps or {},
         _notes(found),
+        None if photos is None else photo_table(found),
+        () if photos is None else tuple(_photo(found, one) for one in photos.shortcuts[:_CLASSES]),
+        None if photos is None or not photos.duplicates else _duplicates(photos),
     )
+
+
+def verdict(found: Audit) -> str:
+    """The result in a sentence or two."""
+    sentences = []
+    if found.photos is not None:
+        names = ", ".join(one.class_name for one in found.photos.shortcuts)
+        sentences.append(
+            f"Stand out by their images: {names}." if names else "No class stands out by its images."
+        )
+    if found.findings:
+        names = ", ".join(finding.association.concept for finding in found.suspects)
+        sentences.append(f"Suspected concepts: {names}." if names else "No concept is a suspected shortcut.")
+    return " ".join(sentences)
+
+
+def photo_table(found: Audit) -> Table:
+    """One row per class that stands out by its images."""
+    photos = found.photos
+    rows: list[tuple[str, ...]] = []
+    for one in photos.shortcuts if photos is not None else ():
+        test = None if photos is None else photos.causal.get(one.class_name)
+        moved = "" if test is None else f"{percent(test.plain)} to {percent(test.edited)}"
+        rows.append((one.class_name, one.look, one.name, f"{one.score:.2f}", moved))
+    columns: tuple[str, ...] = ("class", "its images are", "told by", "score", "others called so when edited")
+    if photos is None or not photos.causal:
+        columns, rows = columns[:4], [row[:4] for row in rows]
+    return Table(columns, tuple(rows), labels=3)
+
+
+def _photo(found: Audit, one: Shortcut) -> PhotoEvidence:
+    """Images of the class with the clearest values, and the others nearest to them."""
+    photos, images = found.photos, found.images
+    assert photos is not None
+    labels = np.asarray(images.labels)
+    own, others = np.flatnonzero(labels == one.label), np.flatnonzero(labels != one.label)
+    if one.values is not None and one.name in {each.name for each in PROPERTIES}:
+        column = photos.measured.column(one.name)
+        sign = 1 if one.values[0] >= one.values[1] else -1
+        own, others = own[np.argsort(-sign * column[own])], others[np.argsort(-sign * column[others])]
+    shown = {
+        f"{one.class_name}, clearest first": tuple(_small(images, place, one) for place in own[:_IMAGES]),
+        "others that come nearest": tuple(_small(images, place, one) for place in others[:_IMAGES]),
+    }
+    test = photos.causal.get(one.class_name)
+    if one.mark is not None:
+        shown.pop("others that come nearest")
+    return PhotoEvidence(
+        one.class_name,
+        one.sentence,
+        shown,
+        None if one.mark is None else _mark_map(one),
+        "" if test is None else test.sentence,
+    )
+
+
+def _small(images: ImageSet, place: int, one: Shortcut) -> Thumbnail:
+    name = images.classes[int(images.labels[place])]
+    return Thumbnail(thumbnail(images.image(int(place))), name, (("name", name),))
+
+
+def _mark_map(one: Shortcut) -> Thumbnail:
+    """The mark in its own colors on gray: where all images of the class agree."""
+    assert one.mark is not None
+    pixels = np.full((*one.mark.mask.shape, 3), 225, dtype=np.uint8)
+    pixels[one.mark.mask] = one.mark.look[one.mark.mask]
+    drawn = Image.fromarray(pixels).resize((144, 144), Image.Resampling.NEAREST)
+    text = f"where images of {one.class_name} agree: {one.mark.place}"
+    return Thumbnail(thumbnail(drawn), text, (("name", one.mark.place),))
+
+
+def _duplicates(photos: PhotoAudit) -> Table:
+    rows = tuple((pair.first, pair.second, pair.where, pair.kind) for pair in photos.duplicates[:_PAIRS])
+    return Table(("image", "nearly the same", "in", "kind"), rows, labels=4)
 
 
 def overview(found: Audit) -> Table:
@@ -51,7 +140,9 @@ def overview(found: Audit) -> Table:
     rows = []
     for finding in found.findings:
         about, used = finding.association, finding.reliance
-        told = () if used is None else (percent(used.changed), percent(used.lost))
+        told: tuple[str, ...] = ()
+        if found.method is not None:
+            told = ("", "") if used is None else (percent(used.changed), percent(used.lost))
         figures = (f"{about.information:.2f}", f"{about.expected:.2f}", f"{about.p_value:.3f}")
         rows.append((about.concept, finding.title, *figures, *told))
     columns: tuple[str, ...] = ("concept", "verdict", "information", "by chance", "p")
@@ -130,21 +221,22 @@ def _changed(found: Audit, finding: Finding) -> tuple[Thumbnail, ...]:
     if after is None or found.answers is None or found.method is None:
         return ()
     result = []
-    classes = found.method.classes
+    classes, asked = found.method.classes, found.held_out or found.images
     for index in (after != found.answers).nonzero().flatten().tolist()[: 2 * _IMAGES]:
-        truth = found.images.classes[int(found.images.labels[index])]
+        truth = asked.classes[int(asked.labels[index])]
         answers = (classes[int(found.answers[index])], classes[int(after[index])])
         lines = tuple(
             ("right" if answer == truth else "wrong", f"{words} {answer}")
             for words, answer in zip(("with:", "without:"), answers, strict=True)
         )
-        result.append(Thumbnail(thumbnail(found.images.image(index)), truth, (("name", truth), *lines)))
+        result.append(Thumbnail(thumbnail(asked.image(index)), truth, (("name", truth), *lines)))
     return tuple(result)
 
 
 def _notes(found: Audit) -> dict[str, str]:
     roles = "none" if found.roles is None else f"{len(found.roles)} heads, by the rule {found.roles.rule}"
-    notes = {"images": found.images.name, "backbone": found.clip.name, "role map": roles}
+    backbone = "none: the images alone were looked at" if found.clip is None else found.clip.name
+    notes = {"images": found.images.name, "backbone": backbone, "role map": roles}
     if found.method is not None:
         correction = found.method.clip.correction
         notes["removed before training"] = "nothing" if correction is None else correction.note

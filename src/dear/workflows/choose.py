@@ -21,7 +21,7 @@ from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.runs.spec import Spec
 from dear.train.confidence import share_interval
-from dear.train.crossval import HeldOut, Trials, held_out, image_folds, left_out
+from dear.train.crossval import HeldOut, Trials, classes_held_out, held_out, image_folds
 from dear.train.estimate import estimate
 from dear.train.fit import VIEWS, trials_of
 from dear.train.frozen import Stages, reads_features, stages_of
@@ -219,7 +219,7 @@ def _stages(job: Job, cached: dict[Any, Stages | None]) -> Stages | None:
 def _on_new(job: Job, trials: Trials) -> Tensor | None:
     """Right or wrong on images of held-out classes, answered among those; None: too few classes."""
     mode, parts = job.method.modes[0], []
-    for turn in left_out(job.method, trials):
+    for turn in classes_held_out(job.method, trials):
         first = len(turn.trained)
         own = turn.labels >= first
         if len(turn.new) > 1:

@@ -24,7 +24,7 @@ from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.runs.answer import NONE_OF_THESE
-from dear.runs.folder import load_run, read_config, read_log, read_metrics
+from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.workflows.adapt import adapt
 from dear.workflows.inputs import as_images, check_labels, named
@@ -185,7 +185,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`."""
         self._check_fitted()
-        proba: NDArray[np.float32] = Model(self.method_).probabilities(as_images(X), self.mode).numpy()
+        proba: NDArray[np.float32] = self.run_.probabilities(as_images(X), self.mode).numpy()
         return proba
 
     def predict(self, X: Any) -> Labels:
@@ -195,7 +195,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with -1 where the labels are numbers.
         """
         self._check_fitted()
-        model = Model(self.method_)
+        model = self.run_
         mode = model.pick_mode(self.mode)
         scaled = model.calibrated(model.logits(as_images(X))[mode], mode)
         answers: Labels = self.classes_[scaled.argmax(dim=1).numpy()]
@@ -226,7 +226,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "`method_.with_classes`",
                     hint="evaluate",
                 )
-            return Model(self.method_).evaluate(images).accuracy[self.method_.pick_mode(self.mode)]
+            return self.run_.evaluate(images).accuracy[self.method_.pick_mode(self.mode)]
         return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
 
     def save(self, path: PathLike) -> None:
@@ -248,8 +248,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             RunError: the folder holds no finished run, or the backbone does not fit it.
         """
-        config = read_config(path)
-        method = load_run(path, backbone, pick_device(device))
+        run = Model.load(path, backbone, pick_device(device))
+        config, method = read_config(path), run.method
         own = config.extra.get("classifier", {})
         labels = own.get("labels", list(config.classes)) if isinstance(own, dict) else None
         plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
@@ -272,16 +272,14 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             lr=recipe.get("lr"),
             options=config.options,
             device=device,
-            calibrate=method.calibration is not None,
+            calibrate=run.calibration is not None,
             reject=own.get("reject"),
             class_weight="balanced" if config.balance else None,
             unreadable=config.unreadable,
         )
         found.method_ = method
         found.classes_ = np.array(labels)
-        found.run_ = Model(
-            method, spec=config, metrics=read_metrics(path), lines=read_log(Path(path)), path=Path(path)
-        )
+        found.run_ = run
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -300,11 +298,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the backbone again by its name, and put what was learned on it.
-
-        Raises:
-            DearError: the backbone is not found by its name, or has other weights.
-        """
+        """Load the backbone again by its name, and put what was learned on it."""
         files, backbone = state.pop("_files", None), state.pop("_backbone", None)
         super().__setstate__(state)
         if files is None:

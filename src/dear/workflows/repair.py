@@ -1,4 +1,4 @@
-"""Training a run again without a concept, and the proof on test images, beside random heads."""
+"""Training a run again without a concept or a property of its images, and the proof on test images."""
 
 from __future__ import annotations
 
@@ -16,53 +16,84 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.errors import RunError
-from dear.heads.repair import Repair, remove_heads
+from dear.heads.repair import Repair, combine, remove_heads
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, role_map
 from dear.methods.base import Method
-from dear.runs.evaluate import evaluate
+from dear.photos.causal import EditedSet, causal_test, edited_set
+from dear.photos.directions import random_directions
 from dear.runs.folder import load_run, read_config
 from dear.runs.model import Model
 from dear.runs.spec import Spec
+from dear.train.edits import EditPlan
 from dear.train.fit import fit
 from dear.train.prepare import prepare
+from dear.workflows.audit_photos import answers_of
 from dear.workflows.evaluate import run_images
 
-DRAWS = 5  #: draws of random heads that a removal is compared with
+DRAWS = 5  #: draws of random heads or directions that a removal is compared with
+GAIN = 0.02  #: of a figure, to count as better
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A repair against the untouched model and against random heads, on test images.
+    """A repair against the untouched model and against random removals, on test images."""
 
-    Attributes:
-        untouched, repaired: accuracy, and accuracy in the worst group where groups are known.
-        random: the same for as many random heads, one entry per draw; empty where no heads were removed.
-        changed: share of answers that the repair changed.
-    """
-
+    #: accuracy, accuracy in the worst group where groups are known, and per class that stands out the share
+    #: of other test images that are called by it when they are given what it has ("called minaret")
     untouched: dict[str, float]
     repaired: dict[str, float]
+    #: the same for as many random heads or directions, one entry per draw; empty for edited copies
     random: tuple[dict[str, float], ...]
+    #: share of answers that the repair changed
     changed: float
+
+    @property
+    def random_mean(self) -> dict[str, float]:
+        """Means over the draws."""
+        keys = self.random[0] if self.random else ()
+        return {key: sum(draw[key] for draw in self.random) / len(self.random) for key in keys}
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        mean = {
-            key: sum(draw[key] for draw in self.random) / len(self.random)
-            for key in (self.random[0] if self.random else ())
-        }
         return {
             "untouched": self.untouched,
             "repaired": self.repaired,
-            "random_heads": {"draws": list(self.random), "mean": mean},
+            "random": {"draws": list(self.random), "mean": self.random_mean},
             "answers_changed": self.changed,
+            "verdict": self.verdict,
         }
+
+    @property
+    def verdict(self) -> str:
+        """Whether the repair helped, in a sentence."""
+        called = [key for key in self.untouched if key.startswith("called ")]
+        cost = self.untouched["accuracy"] - self.repaired["accuracy"]
+        price = f" at {cost:.1%} of accuracy" if cost > 0.005 else ""
+        if called:
+            key = max(called, key=lambda one: self.untouched[one])
+            before, after = self.untouched[key], self.repaired[key]
+            if before < GAIN:
+                return f"The model did not use it: {before:.1%} of the edited images were {key}."
+            if before - after < GAIN:
+                return f"It did not help: {before:.1%} of the edited images were {key}, and {after:.1%} are."
+            return f"It helped{price}: {before:.1%} of the edited images were {key}, now {after:.1%} are."
+        key = "worst_group" if "worst_group" in self.untouched else "accuracy"
+        words = key.replace("_", " ")
+        gain = self.repaired[key] - self.untouched[key]
+        figures = f"{words} {self.untouched[key]:.1%} to {self.repaired[key]:.1%}"
+        if gain < GAIN:
+            return f"It did not help: {figures}."
+        if self.random and self.random_mean[key] - self.untouched[key] > gain - GAIN:
+            return (
+                f"It did no more than random removals do: {figures}, at random {self.random_mean[key]:.1%}."
+            )
+        return f"It helped: {figures}."
 
 
 def figures(method: Method, images: ImageSet) -> tuple[dict[str, float], Tensor]:
     """Accuracy (and worst group) of a method's usual mode, and its answers."""
-    found = evaluate(method, images)
+    found = Model(method).evaluate(images)
     report = found.report()
     shown = {"accuracy": report["accuracy"]}
     if "worst_group" in report:
@@ -78,43 +109,88 @@ def random_heads(
     return [sorted(rng.sample(keys, min(count, len(keys)))) for _ in range(draws)]
 
 
-def random_repairs(removal: Removal, roles: RoleMap | None, seed: int = 1) -> list[Repair]:
-    """Removals of random heads: as many as the repair removes, or as many as have the concept's role."""
-    heads = {key for ways in removal.ways.values() if "heads" in ways for key in ways["heads"].heads}
-    count = len(removal.repair.heads) or len(heads)
-    if roles is None or not count:
+def random_repairs(
+    removal: Removal | None, edits: EditPlan | None, roles: RoleMap | None, seed: int = 1
+) -> list[Repair]:
+    """Removals of as many random heads, or of as many random directions; none beside edited copies."""
+    repairs = [] if removal is None else [removal.repair]
+    repairs += [] if edits is None or edits.repair is None else [edits.repair]
+    if not repairs:
         return []
-    draws = random_heads(roles, count, seed)
-    return [remove_heads(removal.images, heads, "random heads") for heads in draws]
+    whole = combine(*repairs)
+    if whole.heads and roles is not None and removal is not None:
+        draws = random_heads(roles, len(whole.heads), seed)
+        return [remove_heads(removal.images, heads, "random heads") for heads in draws]
+    found = []
+    for draw in range(DRAWS):
+        basis = random_directions(len(whole.center), whole.rank, seed * DRAWS + draw)
+        removed = (basis.T @ basis).to(whole.center)
+        found.append(Repair(("random directions",), ("chance",), whole.center, removed, rank=whole.rank))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """Test images, and copies of them that were given what a class has."""
+
+    images: ImageSet
+    classes: tuple[str, ...]
+    edited: tuple[EditedSet, ...] = ()
+
+    def figures(self, method: Method) -> tuple[dict[str, float], Tensor]:
+        """Accuracy, worst group, and for every edit the share of images called by the class beyond before."""
+        found, answers = figures(method, self.images)
+        answer = answers_of(Model(method), self.classes)
+        for one in self.edited:
+            result = causal_test(one, answer)
+            found[f"called {one.shortcut.class_name}"] = max(0.0, result.extra)
+        return found, answers
 
 
 def compare(
     train_again: Callable[[Clip], Method],
     plain: Clip,
     repaired: Method,
-    test: ImageSet,
+    test: _Test,
     others: Sequence[Repair] = (),
 ) -> Proof:
     """Train the same method on the plain backbone and on random removals, and test all of them."""
-    before, answers = figures(train_again(plain.corrected(None)), test)
-    after, fixed = figures(repaired, test)
-    drawn = tuple(figures(train_again(plain.corrected(other.correction())), test)[0] for other in others)
+    before, answers = test.figures(train_again(plain.corrected(None)))
+    after, fixed = test.figures(repaired)
+    drawn = tuple(test.figures(train_again(plain.corrected(other.correction())))[0] for other in others)
     return Proof(before, after, drawn, float((answers != fixed).double().mean()))
 
 
 @dataclass(frozen=True, eq=False)
 class Repaired:
-    """A run that was trained again without some concepts.
-
-    Attributes:
-        trained: the new run.
-        removal: what was removed, and how.
-        proof: on test images, where there are any.
-    """
+    """A run that was trained again without some concepts or properties."""
 
     trained: Model
+    #: of concepts
     removal: Removal | None
+    #: of properties of the images
+    edits: EditPlan | None
+    #: on test images, where there are any
     proof: Proof | None
+
+    @property
+    def title(self) -> str:
+        """What was removed, and how."""
+        return "; ".join(part.title for part in (self.removal, self.edits) if part is not None)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What to know, one sentence each."""
+        return tuple(line for part in (self.edits, self.removal) if part is not None for line in part.notices)
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        facts = {} if self.removal is None else self.removal.facts()
+        if self.edits is not None:
+            chosen = {"way": self.edits.way, "scores": {k: round(v, 4) for k, v in self.edits.scores.items()}}
+            choices = {**facts.get("choices", {}), ", ".join(self.edits.kinds): chosen}
+            facts = {**facts, "choices": choices, "notices": list(self.notices)}
+        return {**facts, "removed": self.title, **({} if self.proof is None else self.proof.report())}
 
 
 def repair_run(
@@ -142,7 +218,7 @@ def repair_run(
         backbone: if it moved since training.
         device: "auto", "cpu", "cuda", …
         prove: also train on the untouched backbone and on removals of random heads, and compare.
-        progress: told (stage, done, total).
+        progress: called with (stage, done, total).
 
     Raises:
         DearError: anything a user can correct, in one sentence.
@@ -150,7 +226,7 @@ def repair_run(
     old = load_run(run, backbone, pick_device(device))
     spec, plain = read_config(run), old.clip.corrected(None)
     job = prepare(
-        spec.changed(without=None, way=None, examples=None),
+        spec.changed(without=None, way=None, examples=None, copies=None),
         _training_images(run, spec, data),
         clip=plain,
         roles=old.roles,
@@ -158,21 +234,25 @@ def repair_run(
         concept_roles=role_map(roles, plain),
         progress=progress,
     )
-    changed = [part for part in spec.differences(job.spec) if part != "removed concepts"]
+    meant = ("removed concepts", "edited copies")
+    changed = [part for part in spec.differences(job.spec) if part not in meant]
     if changed:
         raise RunError(
             f"{run}: cannot be trained again in the same way: {', '.join(changed)} changed since; train it "
             "anew, with the concept removed"
         )
     trained = fit(job, out, progress=progress)
-    removal, proof = job.removal, None
-    if prove and removal is not None:
-        test = run_images(run, "test") if test is None and data is None else test
-        if test is not None:
-            others = random_repairs(removal, role_map(roles, plain))
-            again = replace(job, spec=job.spec.changed(calibrate=False))
-            proof = compare(lambda clip: fit(again.on(clip)).method, plain, trained.method, test, others)
-    return Repaired(trained, removal, proof)
+    proof = None
+    if prove and without is not None:
+        images = run_images(run, "test") if test is None and data is None else test
+        if images is not None:
+            shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
+            edited = tuple(edited_set(one, images, job.images) for one in shortcuts)
+            tested = _Test(images, tuple(job.images.classes), edited)
+            others = random_repairs(job.removal, job.edits, role_map(roles, plain))
+            again = replace(job, spec=job.spec.changed(calibrate=False, copies=None), edits=None)
+            proof = compare(lambda clip: fit(again.on(clip)).method, plain, trained.method, tested, others)
+    return Repaired(trained, job.removal, job.edits, proof)
 
 
 def _training_images(run: PathLike, spec: Spec, data: PathLike | ImageSet | None) -> ImageSet:

@@ -121,11 +121,7 @@ def splits_of(dataset: str) -> tuple[str, str]:
 
 
 def domains_of(images: ImageSet) -> tuple[str, ...]:
-    """Names of a dataset's domains, sorted.
-
-    Raises:
-        DataError: it has fewer than two.
-    """
+    """Names of a dataset's domains, sorted."""
     names = tuple(sorted(set(images.domains or ())))
     if len(names) < 2:
         raise DataError(f"{images.name}: has no domains to leave one out of; give a dataset with domains")

@@ -1,0 +1,35 @@
+"""The score of an answer as a sum over roles, for `?explain=roles`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear._io.image_file import normalize
+from dear.errors import DearError
+from dear.runs.explain import Explainer
+from dear.runs.model import Model
+from dear.serve.errors import Refused
+
+
+def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Answer, runner-up and bars of images uint8 [3, S, S]."""
+    if len(model.classes) < 2:
+        raise Refused(400, "with one class there is nothing to explain an answer against")
+    with torch.inference_mode(False):
+        own = model.bound.bound(model.bound.clip)
+        # Texts were encoded in inference mode, from which no gradient can be taken.
+        own.prompts._frozen = own.prompts.frozen.clone()
+        config = own.clip.config
+        pixels = normalize(torch.stack(list(raw)).to(own.clip.device), config.mean, config.std)
+        try:
+            found = Explainer(Model(own, model.calibration)).bars(pixels)
+        except DearError as error:
+            raise Refused(400, str(error)) from None
+    return [
+        {"answer": answer, "against": other, "bars": [bar.facts() for bar in bars]}
+        for answer, other, bars in found
+    ]

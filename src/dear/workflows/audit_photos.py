@@ -1,0 +1,135 @@
+"""The part of an audit that looks at the images themselves: properties, marks, files, duplicates, edits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from dear._io.progress import Progress, silent
+from dear.data.images import ImageSet
+from dear.photos.causal import Causal, causal_test, edited_set
+from dear.photos.duplicates import near_duplicates
+from dear.photos.properties import Measured, measure
+from dear.photos.shortcuts import FEWEST, Shortcut, find_shortcuts
+from dear.runs.model import Model
+
+TESTED = 6  #: findings that are tested by edits, the strongest
+EDITED = 60  #: held-out images of other classes that are edited for each
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two images that are nearly the same."""
+
+    first: str
+    second: str
+    #: "training and test" or "two classes"
+    where: str
+    #: "copy" or "alike"
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoAudit:
+    """What the images alone tell."""
+
+    measured: Measured
+    #: one per class that stands out, the clearest first
+    shortcuts: tuple[Shortcut, ...]
+    duplicates: tuple[Pair, ...] = ()
+    #: by class name: what edits do to the model's answers on held-out images
+    causal: dict[str, Causal] = field(default_factory=dict)
+    #: classes with too few images to judge
+    too_few: tuple[str, ...] = ()
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "findings": [
+                {
+                    **one.report(),
+                    "edits": None if (test := self.causal.get(one.class_name)) is None else test.report(),
+                }
+                for one in self.shortcuts
+            ],
+            "duplicates": [
+                {"first": pair.first, "second": pair.second, "where": pair.where, "kind": pair.kind}
+                for pair in self.duplicates
+            ],
+            "classes_with_too_few_images": list(self.too_few),
+        }
+
+
+def look_at_images(
+    images: ImageSet,
+    held_out: ImageSet | None = None,
+    features: tuple[Tensor, Tensor] | None = None,
+    progress: Progress | None = None,
+) -> PhotoAudit:
+    """Properties of each class against the rest, and images that are nearly the same.
+
+    Args:
+        images: the training images.
+        held_out: test images, which should not hold copies of them.
+        features: of both, where a backbone has seen them, to find more than copies.
+        progress: called with (stage, done, total).
+    """
+    measured = measure(images, progress or silent)
+    labels = images.labels.tolist()
+    pairs = [
+        Pair(images.key(one.first), images.key(one.second), "two classes", one.kind)
+        for one in near_duplicates(
+            measured, labels=labels, features=None if features is None else (_array(features[0]),) * 2
+        )
+    ]
+    if held_out is not None:
+        both = None if features is None else (_array(features[0]), _array(features[1]))
+        pairs += [
+            Pair(images.key(one.first), held_out.key(one.second), "training and test", one.kind)
+            for one in near_duplicates(measured, measure(held_out, progress or silent), both)
+        ]
+    counts = np.bincount(labels, minlength=len(images.classes))
+    few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < FEWEST)
+    return PhotoAudit(measured, find_shortcuts(measured, labels, images.classes), tuple(pairs), too_few=few)
+
+
+def _array(features: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return features.double().numpy()
+
+
+def edit_tests(
+    found: PhotoAudit,
+    model: Model,
+    images: ImageSet,
+    held_out: ImageSet,
+    mode: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Causal]:
+    """What edits toward each finding do to a model's answers on held-out images, by class name."""
+    results: dict[str, Causal] = {}
+    tested = [one for one in found.shortcuts if one.kind][:TESTED]
+    answer = answers_of(model, images.classes, mode)
+    for number, one in enumerate(tested):
+        results[one.class_name] = causal_test(edited_set(one, held_out, images, EDITED), answer)
+        (progress or silent)("edits", number + 1, len(tested))
+    return results
+
+
+def answers_of(
+    model: Model, classes: Sequence[str], mode: str | None = None
+) -> Callable[[Sequence[Image.Image]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """A model's answers as labels that count into `classes`; -1 for a class that is none of them."""
+    place = {name: number for number, name in enumerate(classes)}
+    numbers = np.array([place.get(name, -1) for name in model.classes])
+
+    def answer(images: Sequence[Image.Image]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        logits = model.logits(list(images))[model.pick_mode(mode)]
+        answers: np.ndarray[Any, np.dtype[np.int64]] = numbers[logits.argmax(dim=1).numpy()]
+        return answers
+
+    return answer

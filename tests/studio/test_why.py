@@ -1,0 +1,31 @@
+"""The panel Why of the studio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from studio_desk import desk
+
+from dear.errors import InputError, UsageError
+from dear.studio.why import where_html, why_html
+
+
+def test_the_first_image_is_explained_among_the_given_classes(tmp_path: Path) -> None:
+    own = desk(tmp_path)
+    images = [("a.png", own.images.image(0))]
+    page = why_html(own, images, ["car", "<i>boat</i>"], "a {}.")
+    assert "<i>boat" not in page
+    assert "&lt;i&gt;boat" in page
+    assert page.count("data:image/jpeg") > 5
+    assert "Token" in page  # DeAR's tokens are bars of their own
+
+
+def test_where_shows_one_heatmap(tmp_path: Path) -> None:
+    own = desk(tmp_path)
+    images = [("a.png", own.images.image(0))]
+    assert where_html(own, images, "a wheel").count("data:image/jpeg") == 1
+    with pytest.raises(UsageError):
+        where_html(own, images, "")
+    with pytest.raises(InputError, match="first"):
+        why_html(own, [], ["a", "b"], "{}")
