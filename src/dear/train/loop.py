@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -206,12 +207,16 @@ class Loop:
         self.learned = [p for p in method.parameters() if p.requires_grad]
         if not self.learned:
             self.steps = 0
-        self.optimizer = optimizer_of(self.learned, recipe, rates_of(method))
         self.scaler = torch.amp.GradScaler(feed.device.type, enabled=self.dtype == torch.float16)
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
         self._names: tuple[str, ...] = ()
         self._step: Step | None = None  # chosen at the first step
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Made when it is first needed: a method without steps needs none."""
+        return optimizer_of(self.learned, self.recipe, rates_of(self.method))
 
     def run(
         self,

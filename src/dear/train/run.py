@@ -216,10 +216,12 @@ def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]
 @contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
     """Deterministic kernels while training, if the recipe asks for them."""
+    if not wanted:  # switching it off again would import PyTorch's compiler: seconds
+        yield
+        return
     before = torch.are_deterministic_algorithms_enabled()
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
