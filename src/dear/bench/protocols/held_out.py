@@ -58,15 +58,15 @@ class HeldOut(Protocol):
 
         Nothing is learned from the target's images.
         """
-        method = session.fit(self.training(session.data))
+        model = session.fit(self.training(session.data))
         validation, target = self.testing(session.data)
-        checked, found = session.test(method, validation), session.test(method, target)
+        checked, found = session.test(model, validation), session.test(model, target)
         modes: dict[str, dict[str, float | None]] = {
             mode: {
                 "target": None if found is None else found.accuracy[mode],
                 "validation": None if checked is None else checked.accuracy[mode],
             }
-            for mode in method.modes
+            for mode in model.modes
         }
         session.record["sources"] = sorted(set(validation.domains or ()))
         return session.finish(modes)
