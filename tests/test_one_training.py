@@ -15,8 +15,8 @@ from dear.bench.plan import Request, find_protocol, plan
 from dear.bench.session import Session
 from dear.cli import build_app
 from dear.heads.known_roles import known_roles
-from dear.methods.base import Method
-from dear.runs.folder import load_run, read_config
+from dear.runs.folder import read_config
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.desk import Desk
 from dear.studio.training import Trainer
@@ -66,9 +66,9 @@ def settings(name: str) -> dict[str, object]:
     }
 
 
-def same(one: Method, other: Method) -> None:
+def same(one: Model, other: Model) -> None:
     """Equal learned tensors and calibration."""
-    ours, theirs = one.adapter_state(), other.adapter_state()
+    ours, theirs = one.method.adapter_state(), other.method.adapter_state()
     assert list(ours) == list(theirs)
     assert ours
     for name, tensor in ours.items():
@@ -91,7 +91,7 @@ def test_the_images_are_drawn_skipped_and_repeated(trained: dict[str, Path]) -> 
 def test_the_classifier_trains_the_same(name: str, photos: Path, trained: dict[str, Path]) -> None:
     named = {"method": settings(name)["method"], "focus": settings(name)["focus"]}
     clf = dear.Classifier(**named, shots=SHOTS, seed=SEED, epochs=EPOCHS, unreadable="skip").fit(str(photos))
-    same(load_run(trained[name]), clf.method_)
+    same(Model.load(trained[name]), clf.run_)
     assert clf.run_.spec.key == read_config(trained[name]).key
 
 
@@ -103,7 +103,7 @@ def test_the_studio_trains_the_same(
     trainer.start(Spec().changed(data=str(photos), **settings(name)))
     assert trainer.wait(120).state == "finished", trainer.watched.message
     assert trainer.run is not None
-    same(load_run(trained[name]), load_run(trainer.run))
+    same(Model.load(trained[name]), Model.load(trainer.run))
     assert read_config(trainer.run).key == read_config(trained[name]).key
 
 
@@ -112,7 +112,7 @@ def test_a_repair_that_removes_nothing_trains_the_same(
     name: str, trained: dict[str, Path], tmp_path: Path
 ) -> None:
     repair_run(trained[name], None, tmp_path / "again")
-    same(load_run(trained[name]), load_run(tmp_path / "again"))
+    same(Model.load(trained[name]), Model.load(tmp_path / "again"))
     assert read_config(tmp_path / "again").key == read_config(trained[name]).key
 
 
@@ -121,7 +121,7 @@ def test_choose_and_adapt_trains_the_same(photos: Path, tmp_path: Path) -> None:
     command = f"{words} --unreadable skip --adapt --out {tmp_path / 'chosen'}"
     build_app()(command.split(), standalone_mode=False)
     adapt(photos, tmp_path / "run", **{**settings("linear-probe"), "recipe": None})
-    same(load_run(tmp_path / "run"), load_run(tmp_path / "chosen"))
+    same(Model.load(tmp_path / "run"), Model.load(tmp_path / "chosen"))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -141,7 +141,7 @@ def test_a_bench_cell_trains_the_same(name: str, photos: Path, trained: dict[str
     (cell,) = plan("few-shot", request)
     assert spec.focus or cell.spec.key == spec.key  # what a focus comes to is found when it trains
     session = Session(cell, Place("mini"))
-    same(load_run(trained[name]), session.fit(find_protocol("few-shot").training(session.data)))
+    same(Model.load(trained[name]), session.fit(find_protocol("few-shot").training(session.data)))
 
 
 def test_dear_is_the_recommended_preset_on_a_bench_too() -> None:

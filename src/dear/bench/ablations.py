@@ -16,48 +16,31 @@ from dear.errors import UsageError
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a study.
+    """One row of a study."""
 
-    Attributes:
-        name: as in tables.
-        options: options of the method that differ from the preset's, whatever a user asks for.
-        roles: change of the role map, see `dear.heads.rules.derive_roles`; "{seed}" stands for the seed.
-        mode: the way to predict; None: the study's.
-        recipe: parts of the training recipe that differ from the preset's.
-        preset: the setting that is changed; None: the recommended one.
-    """
-
-    name: str
+    name: str  #: as in tables
+    #: options of the method that differ from the preset's, whatever a user asks for
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: change of the role map, see `dear.heads.rules.derive_roles`; "{seed}" stands for the seed
     roles: str = ""
-    mode: str | None = None
+    mode: str | None = None  #: the way to predict; None: the study's
+    #: parts of the training recipe that differ from the preset's
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    preset: str | None = "paper"
+    preset: str | None = "paper"  #: the setting that is changed; None: the recommended one
 
 
 @dataclass(frozen=True)
 class Study:
-    """Variants that answer one question.
+    """Variants that answer one question."""
 
-    Attributes:
-        name: as in `dear ablate NAME`.
-        title: heading of the table.
-        question: what is asked, in a sentence.
-        variants: the rows; the paper's choice among them.
-        paper: what the paper reports, in a sentence; empty where it reports nothing.
-        method: the method that is studied.
-        protocol: the protocol it is studied with.
-        mode: the way to predict of variants that name none; None: the method's usual one.
-    """
-
-    name: str
-    title: str
-    question: str
-    variants: tuple[Variant, ...]
-    paper: str = ""
-    method: str = "dear"
-    protocol: str = "base-to-novel"
-    mode: str | None = "fused"
+    name: str  #: as in `dear ablate NAME`
+    title: str  #: heading of the table
+    question: str  #: what is asked, in a sentence
+    variants: tuple[Variant, ...]  #: the rows; the paper's choice among them
+    paper: str = ""  #: what the paper reports, in a sentence; empty where it reports nothing
+    method: str = "dear"  #: the method that is studied
+    protocol: str = "base-to-novel"  #: the protocol it is studied with
+    mode: str | None = "fused"  #: the way to predict of variants that name none; None: the method's usual one
 
     def mode_of(self, lines: Sequence[Line]) -> dict[str, str]:
         """The mode that each variant is shown in: its own, or the first one of the lines."""
@@ -217,11 +200,7 @@ STUDIES: Mapping[str, Study] = {
 
 
 def study(name: str, layers: int = 12) -> Study:
-    """A study by name, for a tower of `layers`.
-
-    Raises:
-        UsageError: there is no such study.
-    """
+    """A study by name, for a tower of `layers`."""
     if name not in STUDIES:
         raise UsageError(f"no study {name!r}; choose from {', '.join(STUDIES)}, or all")
     return first_layers(layers) if name == "first-layer" else STUDIES[name]

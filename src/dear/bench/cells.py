@@ -161,11 +161,7 @@ def of_labels(images: ImageSet, labels: tuple[int, ...]) -> ImageSet:
 
 
 def draw_path(folder: str, dataset: str, shots: int, seed: int) -> str:
-    """Where an imported draw is looked for: `FOLDER/DATASET-16shot-seed1.jsonl`.
-
-    Raises:
-        RunError: there is none.
-    """
+    """Where an imported draw is looked for: `FOLDER/DATASET-16shot-seed1.jsonl`."""
     safe = dataset.replace(":", "-").replace("/", "-").replace(os.sep, "-")
     path = os.path.join(folder, f"{safe}-{shots}shot-seed{seed}.jsonl")
     if not os.path.isfile(path):

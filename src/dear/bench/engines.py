@@ -28,12 +28,7 @@ Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]  #: (cell, 
 
 
 def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """Compute a cell: plain values in, plain values out, the same on every engine.
-
-    Raises:
-        DearError: what the user can correct (missing data, a role map that does not fit).
-        KeyboardInterrupt: the user stopped training.
-    """
+    """Compute a cell: plain values in, plain values out, the same on every engine."""
     task, where = msgspec.convert(cell, Cell), Place(**place)
     before = torch.get_num_threads()
     torch.set_num_threads(where.threads)  # the order of sums depends on it
@@ -191,9 +186,6 @@ def make_engine(
         address: of a Ray cluster.
         cpus: CPU cores per cell on Ray.
         gpus: GPUs per cell on Ray; none by default.
-
-    Raises:
-        UsageError: the name is neither, an option belongs to the other engine, or Ray is not installed.
     """
     if name == "local":
         for option, value in (("an address", address), ("a share of GPUs", gpus)):

@@ -36,11 +36,7 @@ class OnRay:
         self.cpus, self.gpus, self.retries = cpus, gpus, retries
 
     def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
-        """Compute every cell and report each once.
-
-        Raises:
-            UsageError: no cluster answers at the address.
-        """
+        """Compute every cell and report each once."""
         ray = self.ray
         mine = not ray.is_initialized()
         if mine:

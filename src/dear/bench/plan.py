@@ -33,11 +33,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 
 def find_protocol(name: str) -> Protocol:
-    """A protocol by name.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    """A protocol by name."""
     if name not in PROTOCOLS:
         raise UsageError(f"no protocol {name!r}; choose from {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
@@ -69,11 +65,7 @@ class Request:
         return found.get(method.lower(), {})
 
     def check(self, methods: Sequence[str]) -> None:
-        """Refuse options and templates that would have no effect.
-
-        Raises:
-            UsageError: an option is for a method, or a template for a dataset, that is not planned.
-        """
+        """Refuse options and templates that would have no effect."""
         planned = {_method(name)[0].name.lower() for name in methods}
         for name in self.options:
             if name.lower() not in planned:
@@ -93,11 +85,7 @@ class Request:
 
 
 def plan(protocol: str, request: Request) -> list[Cell]:
-    """The cells of a protocol, in the order in which tables show them.
-
-    Raises:
-        UsageError: the request does not fit the protocol.
-    """
+    """The cells of a protocol, in the order in which tables show them."""
     found = find_protocol(protocol)
     if not request.methods or not request.seeds:
         raise UsageError("name at least one method and one seed")
@@ -118,9 +106,6 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
     """The cells of an ablation: for each variant those of all datasets and seeds.
 
     They are cells of the base-to-novel protocol, so what two studies share is computed once.
-
-    Raises:
-        UsageError: the request does not fit the study.
     """
     found = find_protocol(study.protocol)
     request.check([study.method])
@@ -144,11 +129,7 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
 
 
 def _method(name: str) -> tuple[type[Method], Variant]:
-    """The class of METHOD or METHOD@PRESET, and the preset.
-
-    Raises:
-        UsageError: there is no such method or preset.
-    """
+    """The class of METHOD or METHOD@PRESET, and the preset."""
     method, _, preset = name.partition("@")
     kind = find_method(method)
     kind.preset(preset or None)

@@ -14,40 +14,25 @@ from dear.errors import UsageError
 
 @dataclass(frozen=True)
 class Number:
-    """One printed number, in percent.
+    """One printed number, in percent."""
 
-    Attributes:
-        value: what to compare with: the printed number, or the corrected one where it is a slip.
-        printed: as it stands in the paper.
-        note: why the two differ; empty where they do not.
-        std: standard deviation over seeds where the paper gives one.
-    """
-
-    value: float
-    printed: float
-    note: str = ""
-    std: float | None = None
+    value: float  #: what to compare with: the printed number, or the corrected one where it is a slip
+    printed: float  #: as it stands in the paper
+    note: str = ""  #: why the two differ; empty where they do not
+    std: float | None = None  #: standard deviation over seeds where the paper gives one
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a published table.
+    """A row of a published table."""
 
-    Attributes:
-        label: the name in the paper.
-        method: our name of the method, or None where we have none.
-        variant: our name of an ablation's variant, or None.
-        venue: where the method was published, or "".
-        cells: number of each (dataset, column); the dataset "Average" is the mean row.
-        mode: the way to predict that the paper names for this row, or "".
-    """
-
-    label: str
-    method: str | None
-    variant: str | None
-    venue: str
+    label: str  #: the name in the paper
+    method: str | None  #: our name of the method, or None where we have none
+    variant: str | None  #: our name of an ablation's variant, or None
+    venue: str  #: where the method was published, or ""
+    #: number of each (dataset, column); the dataset "Average" is the mean row
     cells: Mapping[tuple[str, str], Number]
-    mode: str = ""
+    mode: str = ""  #: the way to predict that the paper names for this row, or ""
 
     @property
     def title(self) -> str:
@@ -71,11 +56,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def row(self, label: str) -> Row:
-        """The row with that label in the paper.
-
-        Raises:
-            UsageError: the table has no such row.
-        """
+        """The row with that label in the paper."""
         for row in self.rows:
             if row.label == label:
                 return row
@@ -102,9 +83,6 @@ def claims() -> tuple[Mapping[str, Any], ...]:
 @cache
 def table(name: str) -> Table:
     """A published table with its slips corrected and noted.
-
-    Raises:
-        UsageError: no table of that name is stored.
 
     >>> dear = table("main-2").row("DeAR")
     >>> number = dear.number("Caltech101", "hm")

@@ -23,7 +23,6 @@ from dear.errors import DearError, RoleError, RunError
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
-from dear.methods.base import Method
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.runs.spec import roles_digest
@@ -99,7 +98,7 @@ class Session:
             raise RoleError("the role map was changed after the cell was planned; start the grid again")
         return found
 
-    def fit(self, pool: Pool, keep: bool = False) -> Method:
+    def fit(self, pool: Pool, keep: bool = False) -> Model:
         """Train the cell's method; its size and time are recorded.
 
         Args:
@@ -115,7 +114,7 @@ class Session:
                 f"{self.cell.dataset}: its images changed after the cell was planned; start the grid again"
             )
         if keep and self._take(job):
-            return self._sized(job.method)
+            return self._sized(Model(job.method))
         began = time.perf_counter()
         trained = fit(job)
         self.seconds["train"] += time.perf_counter() - began
@@ -124,7 +123,7 @@ class Session:
         if keep and path is not None:
             facts = {"steps": str(trained.steps), "seconds": f"{self.seconds['train']:.3f}"}
             write_safetensors(path, job.method.adapter_state(), facts)
-        return self._sized(job.method)
+        return self._sized(trained)
 
     def _adapter(self, job: Job) -> Path | None:
         """Where an adapter is cached for other protocols that train the same."""
@@ -146,27 +145,30 @@ class Session:
             return False
         return True
 
-    def _sized(self, method: Method) -> Method:
+    def _sized(self, model: Model) -> Model:
         """Record the size of the method and the facts that it reports."""
+        method = model.method
         state = {name: tensor.cpu().contiguous() for name, tensor in method.adapter_state().items()}
         self.record |= {
             "trainable_parameters": method.trainable_parameters,
             "adapter_bytes": len(safetensors.torch.save(state)) if state else 0,
             "facts": method.facts(),
         }
-        return method
+        return model
 
-    def test(self, method: Method, images: ImageSet) -> Evaluation | None:
-        """Evaluate a method in every mode on a dataset, among exactly the dataset's own classes.
+    def test(self, model: Model, images: ImageSet) -> Evaluation | None:
+        """Evaluate a model in every mode on a dataset, among exactly the dataset's own classes.
 
         None where the method cannot name classes that it was not trained on.
         """
         began = time.perf_counter()
+        method = model.method
         if images.classes != method.classes or images.template != method.template:
             if not method.open_classes:
                 return None
             method = method.with_classes(images.classes, images.template)
-        found = Model(method, precision=str(self.cell.spec.recipe.get("precision", "auto"))).evaluate(images)
+        precision = str(self.cell.spec.recipe.get("precision", "auto"))
+        found = Model(method, model.calibration, precision=precision).evaluate(images)
         self.seconds["evaluate"] += time.perf_counter() - began
         tested = self.record.setdefault("tested", {})
         tested[images.name] = tested.get(images.name, 0) + len(images)

@@ -43,12 +43,9 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What every result holds; protocols and later versions add columns and names of their own.
+    """What every result holds; protocols and later versions add columns and names of their own."""
 
-    Attributes:
-        modes: mode -> column -> a fraction of 1, or null where nothing could be measured.
-    """
-
+    #: mode -> column -> a fraction of 1, or null where nothing could be measured
     modes: Annotated[dict[Name, dict[Name, Share | None]], Meta(min_length=1)]
     facts: Facts = Facts()
     seconds: dict[Name, float] = {}
@@ -68,11 +65,7 @@ class Document(Strict, frozen=True):
 
 
 def read_cell(path: str | os.PathLike[str]) -> tuple[Cell, Mapping[str, Any]]:
-    """The cell and the result in one file of a grid.
-
-    Raises:
-        DearError: the file is missing, damaged, or something else.
-    """
+    """The cell and the result in one file of a grid."""
     source, raw = os.fspath(path), read_json(path, WHAT)
     document = check(raw, Document, source, WHAT, error=RunError)
     cell = document.cell
@@ -105,19 +98,12 @@ class Engine(Interface):
 
 @dataclass
 class Summary:
-    """What a run of a grid did.
+    """What a run of a grid did."""
 
-    Attributes:
-        kept: cells that were there already.
-        computed: cells computed now.
-        failed: message of each failed cell.
-        notices: sentences the user should see.
-    """
-
-    kept: list[Cell] = field(default_factory=list)
-    computed: list[Cell] = field(default_factory=list)
-    failed: dict[Cell, str] = field(default_factory=dict)
-    notices: list[str] = field(default_factory=list)
+    kept: list[Cell] = field(default_factory=list)  #: cells that were there already
+    computed: list[Cell] = field(default_factory=list)  #: cells computed now
+    failed: dict[Cell, str] = field(default_factory=dict)  #: message of each failed cell
+    notices: list[str] = field(default_factory=list)  #: sentences the user should see
 
 
 class Grid:
@@ -139,11 +125,7 @@ class Grid:
         return self.folder / "cells" / f"{cell.stem}.error.json"
 
     def read(self, cell: Cell) -> Mapping[str, Any] | None:
-        """The stored result of a cell, or None where there is none.
-
-        Raises:
-            DearError: there is a file, but it is damaged or belongs to another configuration.
-        """
+        """The stored result of a cell, or None where there is none."""
         path = self.path(cell)
         if not path.exists():
             return None

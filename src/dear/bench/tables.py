@@ -27,17 +27,11 @@ Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value
 
 @dataclass(frozen=True)
 class Figure:
-    """A number over seeds, as a fraction of 1.
+    """A number over seeds, as a fraction of 1."""
 
-    Attributes:
-        mean: mean over seeds.
-        std: sample standard deviation over seeds (n - 1); None for one seed.
-        seeds: how many.
-    """
-
-    mean: float
-    std: float | None = None
-    seeds: int = 1
+    mean: float  #: mean over seeds
+    std: float | None = None  #: sample standard deviation over seeds (n - 1); None for one seed
+    seeds: int = 1  #: how many
 
 
 def figure(values: Sequence[float]) -> Figure:
@@ -55,21 +49,13 @@ def figure(values: Sequence[float]) -> Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """What one method (or variant) in one mode reached on one dataset, over seeds.
+    """What one method (or variant) in one mode reached on one dataset, over seeds."""
 
-    Attributes:
-        method: name of the method or variant.
-        mode: way to predict.
-        dataset: dataset or, for transfer, the dataset tested on; the held-out domain for domains.
-        shots: images per class.
-        values: column -> seed -> value.
-    """
-
-    method: str
-    mode: str
-    dataset: str
-    shots: int
-    values: Mapping[str, Mapping[int, float]]
+    method: str  #: name of the method or variant
+    mode: str  #: way to predict
+    dataset: str  #: dataset or, for transfer, the dataset tested on; the held-out domain for domains
+    shots: int  #: images per class
+    values: Mapping[str, Mapping[int, float]]  #: column -> seed -> value
 
     def seeds(self, column: str) -> Mapping[int, float]:
         """Value of each seed; empty where the column was not measured."""
@@ -246,21 +232,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table.
+    """A table."""
 
-    Attributes:
-        title: heading.
-        labels: headings of the label columns.
-        columns: headings of the number columns.
-        rows: rows; consecutive rows with the same first label belong together.
-        notes: sentences below the table.
-    """
-
-    title: str
-    labels: tuple[str, ...]
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
+    title: str  #: heading
+    labels: tuple[str, ...]  #: headings of the label columns
+    columns: tuple[str, ...]  #: headings of the number columns
+    rows: tuple[Row, ...]  #: rows; consecutive rows with the same first label belong together
+    notes: tuple[str, ...] = ()  #: sentences below the table
 
 
 def text(entry: Entry, plus_minus: str = " ± ") -> str:

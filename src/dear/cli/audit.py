@@ -225,11 +225,7 @@ def _print_concepts(found: Audit) -> None:
 
 
 def read_examples(examples: list[str] | None, concepts: list[str]) -> dict[str, str]:
-    """`--examples FOLDER` or `CONCEPT=FOLDER` as a mapping.
-
-    Raises:
-        UsageError: several concepts and a folder without a concept.
-    """
+    """`--examples FOLDER` or `CONCEPT=FOLDER` as a mapping."""
     from dear.errors import UsageError
 
     found: dict[str, str] = {}
@@ -255,11 +251,7 @@ def concept_names(without: list[str]) -> list[str]:
 def asked_without(
     without: list[str] | None, way: str = "auto", examples: list[str] | None = None
 ) -> Without | None:
-    """What `--without`, `--way` and `--examples` say together; None without the first.
-
-    Raises:
-        UsageError: --way or --examples stand alone, or do not fit.
-    """
+    """What `--without`, `--way` and `--examples` say together; None without the first."""
     from dear.errors import UsageError
     from dear.heads.values import find_concept
     from dear.heads.without import Without

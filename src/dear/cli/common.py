@@ -195,9 +195,6 @@ def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:
 
     >>> parse_pairs(["beta=0.8", "isolation=readonly"], "--set")
     {'beta': 0.8, 'isolation': 'readonly'}
-
-    Raises:
-        UsageError: an item has no equals sign.
     """
     from dear.errors import UsageError
 
@@ -218,9 +215,6 @@ def read_recipe(items: Sequence[str] | None) -> tuple[str | None, dict[str, Any]
 
     >>> read_recipe(["strong", "epochs=5"])
     ('strong', {'epochs': 5})
-
-    Raises:
-        UsageError: two presets are named.
     """
     from dear.errors import UsageError
 
@@ -236,9 +230,6 @@ def added_names(names: list[str] | None) -> tuple[list[str] | None, bool]:
 
     >>> added_names(["+red fox", "wolf"]), added_names(["a", "b"])
     ((['red fox', 'wolf'], True), (['a', 'b'], False))
-
-    Raises:
-        UsageError: nothing follows the `+`.
     """
     from dear.errors import UsageError
 
@@ -251,11 +242,7 @@ def added_names(names: list[str] | None) -> tuple[list[str] | None, bool]:
 
 
 def class_names(classes: str | None, file: Path | None) -> list[str] | None:
-    """The names of `--classes` or `--classes-file`; None if neither is given.
-
-    Raises:
-        UsageError: both are given, or no class is named.
-    """
+    """The names of `--classes` or `--classes-file`; None if neither is given."""
     from dear._io.files import read_text
     from dear.errors import UsageError
 
@@ -295,11 +282,7 @@ def print_json(value: Any) -> None:
 
 
 def device_named(name: str) -> str:
-    """The device to use: `auto` is the first GPU where there is one.
-
-    Raises:
-        UsageError: the device does not exist here.
-    """
+    """The device to use: `auto` is the first GPU where there is one."""
     from dear.clip.factory import pick_device
 
     return pick_device(name)

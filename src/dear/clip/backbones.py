@@ -9,29 +9,18 @@ from dear._io.text import Strict, decode
 
 
 class Backbone(Strict, frozen=True):
-    """A public backbone.
+    """A public backbone."""
 
-    Attributes:
-        family: "CLIP", "SigLIP", "SigLIP 2", "MetaCLIP 2" or "PE-Core".
-        shape: its architecture, see `ClipConfig.named`.
-        trained_on: the dataset.
-        image_size: side of the images it reads.
-        license: of the weights.
-        commercial: whether the license allows commercial use.
-        imagenet: zero-shot accuracy on ImageNet in percent as published, not measured here; None: unknown.
-        resize: "crop" or "squash".
-        note: what else to know.
-    """
-
-    family: str
-    shape: str
-    trained_on: str
-    image_size: int
-    license: str
-    commercial: bool
+    family: str  #: "CLIP", "SigLIP", "SigLIP 2", "MetaCLIP 2" or "PE-Core"
+    shape: str  #: its architecture, see `ClipConfig.named`
+    trained_on: str  #: the dataset
+    image_size: int  #: side of the images it reads
+    license: str  #: of the weights
+    commercial: bool  #: whether the license allows commercial use
+    #: zero-shot accuracy on ImageNet in percent as published, not measured here; None: unknown
     imagenet: float | None = None
-    resize: str = "crop"
-    note: str = ""
+    resize: str = "crop"  #: "crop" or "squash"
+    note: str = ""  #: what else to know
 
 
 @cache

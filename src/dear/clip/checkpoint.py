@@ -78,9 +78,6 @@ def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
     Args:
         path: a folder in Hugging Face's or OpenCLIP's layout, or one weight file.
         activation: "quick_gelu" or "gelu", for a bare weight file that does not say.
-
-    Raises:
-        CheckpointError: nothing that can be read is there, or what is there is damaged or of another model.
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise UsageError(f"activation={activation!r} is not known; use one of {', '.join(ACTIVATIONS)}")
@@ -237,11 +234,7 @@ def _sharded(index: Path) -> dict[str, Tensor]:
 
 
 def shards(index: Path) -> list[str]:
-    """The weight files an index names; all must lie in its own folder.
-
-    Raises:
-        CheckpointError: no index, or one that names a file elsewhere.
-    """
+    """The weight files an index names; all must lie in its own folder."""
     names = sorted({str(file) for file in _weight_map(index).values()})
     for name in names:
         if not _PLAIN_NAME.fullmatch(name) or name.endswith(".json"):

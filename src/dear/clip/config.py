@@ -217,9 +217,6 @@ class ClipConfig:
     def named(name: str) -> ClipConfig:
         """The architecture of a public model by its usual name; plain CLIPs have OpenAI's activation.
 
-        Raises:
-            UsageError: the name is not one of `ClipConfig.names()`, nor OpenAI's way to write one.
-
         >>> ClipConfig.named("ViT-B/16") == ClipConfig.named("ViT-B-16")
         True
         """
@@ -409,11 +406,7 @@ KNOWN = ("clip", "metaclip_2", "siglip")  #: values of model_type that can be lo
 
 
 def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
-    """Read config.json (and preprocessor_config.json, or None), with transformers' defaults.
-
-    Raises:
-        CheckpointError: a model of another type, or sizes that make no sense.
-    """
+    """Read config.json (and preprocessor_config.json, or None), with transformers' defaults."""
     top = section(raw, source)
     kind = str(top.get("model_type", "clip"))
     if kind in _REFUSED:
@@ -532,11 +525,7 @@ def _images(preprocessor: Any, size: int, siglip: bool, source: str) -> dict[str
 
 
 def to_huggingface(config: ClipConfig, dtype: str) -> dict[str, Any]:
-    """The config.json of a plain CLIP: the reverse of `from_huggingface`.
-
-    Raises:
-        UsageError: another family.
-    """
+    """The config.json of a plain CLIP: the reverse of `from_huggingface`."""
     vision, text = config.vision, config.text
     plain = vision.pool == "class" and vision.pre_norm and vision.projection and not vision.projection_bias
     if not plain or vision.rotary or text.pool != "largest" or text.projection_bias or not text.causal:

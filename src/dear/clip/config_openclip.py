@@ -68,11 +68,7 @@ _WITHOUT_HEADS = ("convnext", "resnet", "fastvit", "mobile", "efficient", "mci",
 
 
 def from_openclip(raw: Any, source: str) -> ClipConfig:
-    """Read open_clip_config.json: `model_cfg` and, where present, `preprocess_cfg`.
-
-    Raises:
-        CheckpointError: a part of OpenCLIP that is not supported, or sizes that make no sense.
-    """
+    """Read open_clip_config.json: `model_cfg` and, where present, `preprocess_cfg`."""
     top = section(raw, source)
     model = section(top.get("model_cfg"), source)
     vision, text = section(model.get("vision_cfg"), source), section(model.get("text_cfg"), source)

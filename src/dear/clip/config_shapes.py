@@ -21,11 +21,7 @@ _PERCEPTION_IMAGES = {
 
 
 def from_shapes(tensors: Mapping[str, Tensor], activation: str, source: str) -> ClipConfig:
-    """The sizes of OpenAI's or PE-Core's state dict, read off its tensors; in both a head is 64 wide.
-
-    Raises:
-        CheckpointError: a tensor that tells a size is missing or of the wrong rank.
-    """
+    """The sizes of OpenAI's or PE-Core's state dict, read off its tensors; in both a head is 64 wide."""
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
         if name not in tensors:

@@ -25,19 +25,12 @@ Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """`f' = (f - sum of the terms of `heads`) A + b`.
+    """`f' = (f - sum of the terms of `heads`) A + b`."""
 
-    Attributes:
-        matrix: A, float32 [E, E].
-        bias: b, float32 [E].
-        heads: (layer, head) pairs whose terms are left out.
-        note: what it is for, for people.
-    """
-
-    matrix: Tensor
-    bias: Tensor
-    heads: tuple[Head, ...] = ()
-    note: str = ""
+    matrix: Tensor  #: A, float32 [E, E]
+    bias: Tensor  #: b, float32 [E]
+    heads: tuple[Head, ...] = ()  #: (layer, head) pairs whose terms are left out
+    note: str = ""  #: what it is for, for people
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,11 +56,7 @@ class Correction:
         return not self.heads
 
     def check(self, layers: int, heads: int, width: int) -> None:
-        """Refuse a correction that does not fit a tower.
-
-        Raises:
-            UsageError: a head does not exist, or features have another width.
-        """
+        """Refuse a correction that does not fit a tower."""
         if self.bias.numel() != width:
             raise UsageError(f"the correction is for features of width {self.bias.numel()}, not {width}")
         for layer, head in self.heads:
@@ -86,9 +75,6 @@ def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -
     linear equation: n sums to 0, so `y · (1/w) = c · (1/w)` is the same for every image. With `u = 1/w`,
     `y' = y + t u` (a change of the norm's bias) and `P' = P A + u g^T`, the feature is
     `y P A + t u P A + (c · u + t |u|²) g`; g is chosen so that all but the first term is the bias wanted.
-
-    Raises:
-        UsageError: heads are left out, or the norm hides a coordinate (a weight of 0).
     """
     if not correction.foldable:
         raise UsageError(

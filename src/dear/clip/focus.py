@@ -30,11 +30,7 @@ class _ClassRow(Record):
 
 
 def check_focus(visual: VisionTower, heads: Sequence[Head]) -> tuple[Head, ...]:
-    """The heads in order.
-
-    Raises:
-        UsageError: a head does not exist, or the tower has no class token.
-    """
+    """The heads in order."""
     chosen = tuple(sorted(set(heads)))
     shape = visual.config
     for layer, head in chosen:

@@ -42,9 +42,6 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
         name: `owner/name` on the hub, or `owner/name@revision` with a branch, tag or commit.
         cache_dir: another cache folder.
         endpoint: another hub than `HF_ENDPOINT`.
-
-    Raises:
-        CheckpointError: the hub cannot be reached, does not have the model, or sent damaged files.
     """
     from huggingface_hub import snapshot_download
 

@@ -69,9 +69,6 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
         tensors: published names to tensors.
         table: the layout, made by `huggingface`, `openai` or `timm`.
         source: the file, for messages.
-
-    Raises:
-        CheckpointError: naming the tensors that are missing, surplus, misshapen, not numbers, or not finite.
     """
     check(tensors, table, source)
     state: dict[str, Tensor] = {}
@@ -110,11 +107,7 @@ def _check_rows(state: Mapping[str, Tensor], source: str) -> None:
 
 
 def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) -> None:
-    """Compare names, shapes and kinds with the table.
-
-    Raises:
-        CheckpointError: with every kind of difference in one message.
-    """
+    """Compare names, shapes and kinds with the table."""
     expected = {entry.source: entry for entry in table}
     missing = [name for name in expected if name not in tensors]
     surplus = [name for name in tensors if name not in expected and not _is_note(name)]

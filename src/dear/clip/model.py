@@ -144,9 +144,6 @@ class Clip(nn.Module):
     def corrected(self, correction: Correction | None) -> Clip:
         """The same weights with (another) correction of the image feature; this object stays as it is.
 
-        Raises:
-            UsageError: the correction does not fit the tower.
-
         Example:
             >>> from dear.clip.correction import Correction
             >>> clip = Clip(ClipConfig.named("ViT-B-32"))
@@ -171,9 +168,6 @@ class Clip(nn.Module):
 
         `encode_image` then gives [B, 2 E]: the image feature, and the part of it that these heads add.
         The same heads give the same object, so that adapters share its work.
-
-        Raises:
-            UsageError: a head does not exist, or the tower has no class token.
         """
         chosen = check_focus(self.visual, heads)
         base = self._unfocused[0] if self._unfocused else self
@@ -188,11 +182,7 @@ class Clip(nn.Module):
         return found
 
     def folded(self) -> Clip:
-        """A plain CLIP of its own whose weights hold the correction.
-
-        Raises:
-            UsageError: the correction leaves out heads, which no weights can say, or this is no plain CLIP.
-        """
+        """A plain CLIP of its own whose weights hold the correction."""
         plain = copy.deepcopy(self.corrected(None))
         if self.correction is not None:
             plain.__dict__.pop("fingerprint", None)
@@ -210,12 +200,7 @@ class Clip(nn.Module):
         return self
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """Texts to token ids [N, context].
-
-        Raises:
-            InputError: a text is empty, too long, not a text, or contains a special token.
-            UsageError: the checkpoint came without a tokenizer.
-        """
+        """Texts to token ids [N, context]."""
         if self.tokenizer is None:
             raise UsageError(
                 f"{self.name}: there is no tokenizer file beside the weights; put tokenizer.json (or the "

@@ -53,9 +53,6 @@ def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
 
     Autocast would cast every frozen weight again at every use; here projections and MLPs, where the time
     goes, are cast once. What is in float32 already is shared with the original.
-
-    Raises:
-        UsageError: a weight is larger than `dtype` holds.
     """
     source = clip if clip.dtype == torch.float32 else copy.deepcopy(clip).float()
     matrices = {id(m.weight) for m in source.modules() if isinstance(m, Linear | Patches)}

@@ -80,9 +80,6 @@ def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
     Returns:
         int64 [N, context].
 
-    Raises:
-        InputError: a text is empty, too long, not a text, or contains one of CLIP's special tokens.
-
     >>> tokenize("a cat")[0, :5].tolist()
     [49406, 320, 2368, 49407, 0]
     """
@@ -111,11 +108,7 @@ class ClipTokenizer:
 
 
 def check_text(text: str) -> None:
-    """Refuse what is no text, or longer than any context can hold.
-
-    Raises:
-        InputError: naming the text.
-    """
+    """Refuse what is no text, or longer than any context can hold."""
     if not isinstance(text, str):
         raise InputError(f"{shorten(text)} is not a text; give a str or a list of them")
     if len(text) > MAX_CHARACTERS:

@@ -82,11 +82,7 @@ class FileTokenizer:
         return self  # never changed, and large
 
     def __call__(self, texts: str | Sequence[str], context: int) -> Tensor:
-        """Token ids [N, context]: the words, the end token, then padding.
-
-        Raises:
-            InputError: a text is empty, too long, or not a text.
-        """
+        """Token ids [N, context]: the words, the end token, then padding."""
         rows = [texts] if isinstance(texts, str) else list(texts)
         result = torch.full((len(rows), context), self.pad, dtype=torch.int64)
         for row, text in zip(result, rows, strict=True):
@@ -115,11 +111,7 @@ class FileTokenizer:
 
 
 def find_tokenizer(folder: Path, config: TextConfig) -> FileTokenizer | None:
-    """The tokenizer beside a checkpoint's weights; None if there is none.
-
-    Raises:
-        CheckpointError: its files are damaged or do not fit the model.
-    """
+    """The tokenizer beside a checkpoint's weights; None if there is none."""
     if not _present(folder, config):
         return None
     return FileTokenizer(folder, config)

@@ -329,9 +329,6 @@ def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: i
     """The additive mask of an edit on the device and in the precision of x [B, N, D].
 
     [H or 1, N, N], or [B, H or 1, N, N] where every item has its own.
-
-    Raises:
-        UsageError: the mask is for another number of heads or tokens.
     """
     if change is None:
         return None
@@ -543,9 +540,6 @@ class Tower(nn.Module):
 
         Returns:
             [B, N + extra tokens, D], or [B, R, D] with `read`.
-
-        Raises:
-            UsageError: a layer is named that does not exist.
         """
         last = self.config.layers if last is None else last
         if not 1 <= first <= self.config.layers or not first - 1 <= last <= self.config.layers:
@@ -579,11 +573,7 @@ class Tower(nn.Module):
 
 
 def added_weights(block: nn.Module, added: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a layer with something added to some of them, in the layer's own precision.
-
-    Raises:
-        UsageError: the layer has no parameter of that name.
-    """
+    """The weights of a layer with something added to some of them, in the layer's own precision."""
     own = dict(block.named_parameters())
     for name in added:
         if name not in own:
@@ -608,11 +598,7 @@ def insert_tokens(x: Tensor, edit: Edit, layer: int) -> Tensor:
 
 
 def tokens_for(tokens: Tensor, x: Tensor) -> Tensor:
-    """Extra tokens [T, D], [1, T, D] or [B, T, D] on the device and in the precision of x [B, N, D].
-
-    Raises:
-        UsageError: they are for another batch or width.
-    """
+    """Extra tokens [T, D], [1, T, D] or [B, T, D] on the device and in the precision of x [B, N, D]."""
     # The batch first: an exported graph must not depend on whether it is 1.
     batches = (x.shape[0], 1) if tokens.ndim == 3 else (tokens.shape[0],)
     if tokens.shape[0] not in batches or tokens.shape[-1] != x.shape[-1]:

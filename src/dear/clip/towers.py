@@ -245,11 +245,7 @@ class VisionTower(Tower):
         return self.correct(self.into_space(self.pooled(x)[:, 0]))
 
     def project(self, x: Tensor) -> Tensor:
-        """Final norm, projection and correction of single rows [..., D] to features [..., E].
-
-        Raises:
-            UsageError: the tower pools its tokens by attention, so single rows have no feature.
-        """
+        """Final norm, projection and correction of single rows [..., D] to features [..., E]."""
         if self.pool is not None:
             raise UsageError("this image tower pools its tokens by attention: a single token has no feature")
         return self.correct(self.into_space(self.norm_rows(x)))
@@ -291,11 +287,7 @@ class VisionTower(Tower):
         return pooled[:, 0], pooled[:, 1:]
 
     def require_class_token(self, who: str) -> None:
-        """Refuse, on behalf of a method called `who`, a tower whose image feature is not one token's.
-
-        Raises:
-            UsageError: the tower pools its tokens by attention, or has no projection.
-        """
+        """Refuse, on behalf of a method called `who`, a tower whose image feature is not one token's."""
         if self.pool is not None or self.proj is None:
             raise UsageError(
                 f"{who} works on the class token and its projection, which this backbone does not have (it "

@@ -51,12 +51,7 @@ def without_heads(
     read: Tensor | None,
     record: Record | None,
 ) -> Tensor:
-    """Run layers `first` to the last; rows [B, R, D] for `norm_without_heads`.
-
-    Raises:
-        UsageError: a head to leave out lies before `first`, so that its term is not in this run; or the tower
-            has attention pooling.
-    """
+    """Run layers `first` to the last; rows [B, R, D] for `norm_without_heads`."""
     if tower.pool is not None:
         raise UsageError(
             "this image tower pools its tokens by attention, so heads cannot be left out exactly; remove the "

@@ -33,17 +33,11 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class ImageReport:
-    """What a pass over all images found.
+    """What a pass over all images found."""
 
-    Attributes:
-        checked: how many images were decoded.
-        unreadable: those that could not be.
-        kept: the set without them.
-    """
-
-    checked: int
-    unreadable: tuple[Unreadable, ...]
-    kept: ImageSet
+    checked: int  #: how many images were decoded
+    unreadable: tuple[Unreadable, ...]  #: those that could not be
+    kept: ImageSet  #: the set without them
 
     def __str__(self) -> str:
         if not self.unreadable:
@@ -84,10 +78,6 @@ def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
     Args:
         images: the set.
         policy: "stop" raises if any image cannot be read; "skip" leaves those out of `kept`.
-
-    Raises:
-        DataError: under "stop", listing all of them; under "skip", if no image is left.
-        UsageError: an unknown policy.
     """
     if policy not in ("stop", "skip"):
         raise UsageError(f"unreadable images: the policy is stop or skip, not {policy!r}")
@@ -119,29 +109,17 @@ def find_unreadable(images: ImageSet, places: Sequence[int]) -> tuple[Unreadable
 
 @dataclass(frozen=True)
 class DatasetCheck:
-    """What a benchmark's folder holds.
+    """What a benchmark's folder holds."""
 
-    Attributes:
-        name: the benchmark.
-        home: its folder.
-        present: files and folders that are there.
-        missing: files and folders that are not, or what is wrong with them.
-        classes: how many were found.
-        expected_classes: how many were published.
-        images: by split, how many are listed.
-        absent: by split, how many of those are not there.
-        source: where the field gets it.
-    """
-
-    name: str
-    home: str
-    present: tuple[str, ...]
-    missing: tuple[str, ...]
-    classes: int
-    expected_classes: int
-    images: dict[str, int]
-    absent: dict[str, int]
-    source: tuple[str, ...]
+    name: str  #: the benchmark
+    home: str  #: its folder
+    present: tuple[str, ...]  #: files and folders that are there
+    missing: tuple[str, ...]  #: files and folders that are not, or what is wrong with them
+    classes: int  #: how many were found
+    expected_classes: int  #: how many were published
+    images: dict[str, int]  #: by split, how many are listed
+    absent: dict[str, int]  #: by split, how many of those are not there
+    source: tuple[str, ...]  #: where the field gets it
 
     @property
     def complete(self) -> bool:
@@ -168,11 +146,7 @@ class DatasetCheck:
 
 
 def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
-    """Look for a benchmark under `root`.
-
-    Raises:
-        UsageError: no such benchmark.
-    """
+    """Look for a benchmark under `root`."""
     benchmark = find_benchmark(name)
     if benchmark is None:
         raise UsageError(f"{name}: no such benchmark; there are {', '.join(BENCHMARKS)}")
@@ -278,11 +252,7 @@ class Readable:
             return torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8)
 
     def readable(self) -> list[int]:
-        """Places of the images that could be read, after all were asked for.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Places of the images that could be read, after all were asked for."""
         if len(self.problems) == len(self) > 0:
             raise DataError(
                 f"{self.name}: none of its {len(self)} images can be read; the first: {self.problems[0]}"

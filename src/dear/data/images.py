@@ -87,29 +87,18 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Images that lie in files and are decoded when they are asked for.
+    """Images that lie in files and are decoded when they are asked for."""
 
-    Attributes:
-        name: of the dataset.
-        classes: readable names, one per label.
-        template: prompt with `{}`.
-        root: the folder that `paths` start from.
-        paths: one per image, relative to `root`, with `/`.
-        labels: int64 [n].
-        domains: one per image, or None.
-        groups: a value beside the class, one per image (a background, say), or None; see `values_of`.
-        source: where the dataset was opened; None: it was not opened by `open_data`.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    template: str
-    root: Path
-    paths: tuple[str, ...]
-    labels: Tensor
-    domains: tuple[str, ...] | None = None
+    name: str  #: of the dataset
+    classes: tuple[str, ...]  #: readable names, one per label
+    template: str  #: prompt with `{}`
+    root: Path  #: the folder that `paths` start from
+    paths: tuple[str, ...]  #: one per image, relative to `root`, with `/`
+    labels: Tensor  #: int64 [n]
+    domains: tuple[str, ...] | None = None  #: one per image, or None
+    #: a value beside the class, one per image (a background, say), or None; see `values_of`
     groups: tuple[str, ...] | None = None
-    source: Source | None = None
+    source: Source | None = None  #: where the dataset was opened; None: it was not opened by `open_data`
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.paths):
@@ -130,11 +119,7 @@ class FileImages:
         return self.root / self.paths[index]
 
     def image(self, index: int) -> Image.Image:
-        """A whole image, RGB, upright.
-
-        Raises:
-            InputError: it cannot be read; the file is named.
-        """
+        """A whole image, RGB, upright."""
         return open_image(self.path(index))
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
@@ -167,11 +152,7 @@ class FileImages:
         return replace(taken, labels=renumbered, classes=tuple(self.classes[label] for label in labels))
 
     def select_classes(self, names: Sequence[str]) -> FileImages:
-        """The images of some classes; labels count into `names`.
-
-        Raises:
-            DataError: a name is not one of the classes.
-        """
+        """The images of some classes; labels count into `names`."""
         return self.select_labels(find_classes(self, names))
 
 
@@ -185,11 +166,7 @@ def is_utf8(name: str) -> bool:
 
 
 def find_classes(images: ImageSet, names: Sequence[str]) -> list[int]:
-    """Labels of class names.
-
-    Raises:
-        DataError: a name is not one of the classes, or is the name of two of them.
-    """
+    """Labels of class names."""
     places: dict[str, list[int]] = {}
     for label, name in enumerate(images.classes):
         places.setdefault(name, []).append(label)
@@ -218,11 +195,7 @@ def renumber(labels: Tensor, wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
-    """The images of some domains.
-
-    Raises:
-        DataError: the dataset has no such domain.
-    """
+    """The images of some domains."""
     wanted = set(names)
     domains = images.domains or ()
     unknown = sorted(wanted - set(domains))
@@ -300,9 +273,6 @@ def readable(raw: str) -> str:
     Underscores become spaces; a leading "001." goes; a name that is all CamelCase is parted ("SeaLake" is
     "Sea Lake", but "McDonald" stays); WordNet ids stay as they are. Case is kept: the tokenizer ignores it.
 
-    Raises:
-        InputError: nothing readable is left, or the name is too long or holds control characters.
-
     >>> [readable(raw) for raw in ("golden_retriever", "SeaLake", "001.Black_footed_Albatross", "n01440764")]
     ['golden retriever', 'Sea Lake', 'Black footed Albatross', 'n01440764']
     """
@@ -331,9 +301,6 @@ def spaced(name: str) -> str:
 def check_template(template: str) -> str:
     """Check that a prompt template has exactly one `{}` and no other braces, and return it.
 
-    Raises:
-        InputError: it has none, several, or other braces, or holds control characters.
-
     >>> check_template("a photo of a {}, a type of pet.")
     'a photo of a {}, a type of pet.'
     """
@@ -357,9 +324,6 @@ def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple
         raw: what the data calls its classes (folders, labels), for messages.
         names: their readings.
         where: the dataset, for messages.
-
-    Raises:
-        DataError: two classes read the same, whatever their case; both are named.
     """
     seen: dict[str, str] = {}
     for original, name in zip(raw, names, strict=True):
@@ -387,23 +351,15 @@ ImageLike = str | os.PathLike[str] | Image.Image
 
 @dataclass(frozen=True, eq=False)
 class ListedImages:
-    """An image set made of files (or Pillow images) and labels in lists.
+    """An image set made of files (or Pillow images) and labels in lists."""
 
-    Attributes:
-        items: files or Pillow images.
-        labels: int64 [n].
-        classes: names of the classes.
-        template: prompt with `{}`.
-        groups: a value beside the class, one per image, or None.
-    """
-
-    items: tuple[ImageLike, ...]
-    labels: Tensor
-    classes: tuple[str, ...]
-    template: str = TEMPLATE
+    items: tuple[ImageLike, ...]  #: files or Pillow images
+    labels: Tensor  #: int64 [n]
+    classes: tuple[str, ...]  #: names of the classes
+    template: str = TEMPLATE  #: prompt with `{}`
     name: str = "images"
     domains: tuple[str, ...] | None = None
-    groups: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None  #: a value beside the class, one per image, or None
 
     def __len__(self) -> int:
         return len(self.items)

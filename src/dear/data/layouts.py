@@ -36,33 +36,19 @@ _MAX_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Where a benchmark lies and how it is read.
+    """Where a benchmark lies and how it is read."""
 
-    Attributes:
-        name: as papers call it.
-        kind: how it is read; see the module.
-        folder: its folder under the data root.
-        template: its prompt (supplement, Table 4).
-        classes: how many it has.
-        images: the folder of images in `folder`.
-        split: the split file in `folder`.
-        folders: what class folders are called, "wordnet" or "numbers".
-        subset: only some of ImageNet's classes, those with a folder.
-        domains: its domains.
-        source: where the field gets it.
-    """
-
-    name: str
-    kind: str
-    folder: str
-    template: str
-    classes: int
-    images: str = ""
-    split: str = ""
-    folders: str = ""
-    subset: bool = False
-    domains: tuple[str, ...] = ()
-    source: tuple[str, ...] = ()
+    name: str  #: as papers call it
+    kind: str  #: how it is read; see the module
+    folder: str  #: its folder under the data root
+    template: str  #: its prompt (supplement, Table 4)
+    classes: int  #: how many it has
+    images: str = ""  #: the folder of images in `folder`
+    split: str = ""  #: the split file in `folder`
+    folders: str = ""  #: what class folders are called, "wordnet" or "numbers"
+    subset: bool = False  #: only some of ImageNet's classes, those with a folder
+    domains: tuple[str, ...] = ()  #: its domains
+    source: tuple[str, ...] = ()  #: where the field gets it
 
 
 @dataclass(frozen=True)
@@ -213,11 +199,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _read_waterbirds(benchmark: Benchmark, home: Path) -> Listing:
-    """Waterbirds: landbirds and waterbirds, in groups by background (land or water).
-
-    Raises:
-        DataError: the table is missing or malformed; the line is named.
-    """
+    """Waterbirds: landbirds and waterbirds, in groups by background (land or water)."""
     file = home / "metadata.csv"
     rows = _table(file, ("img_filename", "y", "split", "place"))
     birds, places = {"0": 0, "1": 1}, {"0": "land", "1": "water"}
@@ -227,11 +209,7 @@ def _read_waterbirds(benchmark: Benchmark, home: Path) -> Listing:
 
 
 def _read_celeba(benchmark: Benchmark, home: Path) -> Listing:
-    """CelebA: blond hair or not, in groups by sex.
-
-    Raises:
-        DataError: a list is missing or malformed; the line is named.
-    """
+    """CelebA: blond hair or not, in groups by sex."""
     split_of = {
         row["image_id"]: row["partition"]
         for _, row in _either(home, "list_eval_partition", ("image_id", "partition"))

@@ -298,11 +298,7 @@ def _is_split(folder: Path) -> bool:
 
 
 def _beside(folder: Path, split: str) -> Path:
-    """Where a split lies, given one of several split folders: the folder itself, or one beside it.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Where a split lies, given one of several split folders: the folder itself, or one beside it."""
     own = _split_of(folder.resolve().name)
     if split in (own, "all") or (split == "test" and own == "val"):
         return folder
@@ -363,11 +359,7 @@ def _wanted(root: Path, groups: dict[str, Path], split: str) -> list[str]:
 
 
 def _with_images(root: Path, groups: dict[str, Path], found: dict[str, dict[str, list[str]]]) -> list[str]:
-    """The class folders that hold images in any split, in natural order; empty ones are named in a warning.
-
-    Raises:
-        DataError: no folder holds an image.
-    """
+    """The class folders that hold images in any split, in natural order; a warning names empty ones."""
     full = {folder for classes in found.values() for folder, paths in classes.items() if paths}
     if not full:
         raise DataError(f"{root}: its class folders hold no images")

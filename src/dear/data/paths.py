@@ -28,9 +28,6 @@ class Inside:
         Args:
             path: as written in the file.
             where: file and row, for messages.
-
-        Raises:
-            DataError: the path is empty, absolute, or leads out of the root by `..` or by a link.
         """
         plain = path.strip().replace("\\", "/")
         if not plain or "\0" in plain:

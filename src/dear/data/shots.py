@@ -61,11 +61,7 @@ def hold_out(keys: Sequence[str], groups: Sequence[Hashable], share: float = HEL
 
 
 def pick_split(keys: Sequence[str], groups: Sequence[Hashable], split: str, where: str) -> list[int]:
-    """Indices of a split of data that names none: "train", "test" (held out), or "all".
-
-    Raises:
-        DataError: another split is asked for.
-    """
+    """Indices of a split of data that names none: "train", "test" (held out), or "all"."""
     if split == "all":
         return list(range(len(keys)))
     if split not in ("train", "test"):
@@ -89,11 +85,7 @@ def halves(items: Sequence[Thing]) -> tuple[tuple[Thing, ...], tuple[Thing, ...]
 
 
 def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
-    """Indices of `shots` images of each class, classes in order; all of a class that has fewer.
-
-    Raises:
-        DataError: `shots` is below 1, or a class has no images.
-    """
+    """Indices of `shots` images of each class, classes in order; all of a class that has fewer."""
     if shots < 1:
         raise DataError(f"{images.name}: {shots} shots per class cannot be drawn; ask for at least 1")
     members: dict[int, list[int]] = defaultdict(list)
@@ -120,9 +112,6 @@ def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
     """Indices of a draw from a JSONL file: one object with a `path` per line.
 
     Where a line also has a `class` (a name), it must be the image's own.
-
-    Raises:
-        DataError: a line is malformed, names an image that the set does not have, or names it twice.
     """
     path = Path(path)
     try:

@@ -74,9 +74,6 @@ def open_table(
         template: prompt with `{}` (default "a photo of a {}.").
         name: of the dataset (default: the table's name; of an `index.csv` its folder's).
         root: the folder that paths start from (default: the table's).
-
-    Raises:
-        DataError: the table is malformed or a path leaves the root; the row is named.
     """
     path = Path(path)
     folder = Path(root) if root is not None else path.parent

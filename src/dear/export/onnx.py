@@ -31,18 +31,12 @@ _LIMIT = 2**31 - 2**20  # protobuf refuses messages of 2 GiB; the graph needs a 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        path: the file.
-        outputs: names of the graph's outputs, the usual one first.
-        size: bytes.
-        difference: largest difference between onnxruntime's scores and PyTorch's; None if not compared.
-    """
-
-    path: Path
-    outputs: tuple[str, ...]
-    size: int
+    path: Path  #: the file
+    outputs: tuple[str, ...]  #: names of the graph's outputs, the usual one first
+    size: int  #: bytes
+    #: largest difference between onnxruntime's scores and PyTorch's; None if not compared
     difference: float | None
 
 

@@ -205,11 +205,7 @@ def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _parse(raw: dict[str, str], path: Path) -> Description:
-    """The file's metadata, checked.
-
-    Raises:
-        DearError: it is not what `dear export` writes.
-    """
+    """The file's metadata, checked."""
     if raw.get("format") != "dear onnx":
         raise DearError(f"{path}: is an ONNX model, but not one that dear exported")
     if raw.get("schema") != "1":

@@ -28,19 +28,12 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Collected:
-    """Features of n images and the contributions of their heads.
+    """Features of n images and the contributions of their heads."""
 
-    Attributes:
-        features: [n, E].
-        outputs: [n, L, H, d], the heads' small form (see `contributions`).
-        maps: [L, H, d, E].
-        layers: the L layers, counted from 1.
-    """
-
-    features: Tensor
-    outputs: Tensor
-    maps: Tensor
-    layers: tuple[int, ...]
+    features: Tensor  #: [n, E]
+    outputs: Tensor  #: [n, L, H, d], the heads' small form (see `contributions`)
+    maps: Tensor  #: [L, H, d, E]
+    layers: tuple[int, ...]  #: the L layers, counted from 1
 
     def change(self, heads: Iterable[Key], mean: Tensor | None = None) -> Tensor:
         """What mean-ablating `heads` [(layer, head), …] adds to the features, [n, E].
@@ -48,19 +41,12 @@ class Collected:
         Args:
             heads: which heads.
             mean: [L, H, d], mean outputs to put in their place; None: the mean over these images.
-
-        Raises:
-            UsageError: a head was not collected.
         """
         center = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
         return self._sum(heads, center - self.outputs)
 
     def contribution(self, heads: Iterable[Key]) -> Tensor:
-        """What `heads` add to the features together, [n, E].
-
-        Raises:
-            UsageError: a head was not collected.
-        """
+        """What `heads` add to the features together, [n, E]."""
         return self._sum(heads, self.outputs)
 
     def _sum(self, heads: Iterable[Key], outputs: Tensor) -> Tensor:

@@ -37,31 +37,20 @@ SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE = (
 
 @dataclass(frozen=True, eq=False)
 class Association:
-    """How the values of a concept go with the labels.
+    """How the values of a concept go with the labels."""
 
-    Attributes:
-        concept: its name.
-        words: its values.
-        seen: int64 [n], place in `words` of the value that the frozen model sees in each image.
-        table: int64 [C, K], images per class and value.
-        information: mutual information of value and label over the entropy of the labels, 0 to 1.
-        expected: the same when labels are dealt out at random, mean over the permutations.
-        p_value: how often random labels do as well.
-        about: how much the class names differ in the concept, relative to as many random directions.
-        natural: excess of as many random directions of these features: what classes differ in anyway.
-        one_class: (class, value, share less that of the others) where a value is one class's own and the
-            class's name does not say so; None: there is none.
-    """
-
-    concept: str
-    words: tuple[str, ...]
-    seen: Tensor
-    table: Tensor
-    information: float
-    expected: float
-    p_value: float
-    about: float
+    concept: str  #: its name
+    words: tuple[str, ...]  #: its values
+    seen: Tensor  #: int64 [n], place in `words` of the value that the frozen model sees in each image
+    table: Tensor  #: int64 [C, K], images per class and value
+    information: float  #: mutual information of value and label over the entropy of the labels, 0 to 1
+    expected: float  #: the same when labels are dealt out at random, mean over the permutations
+    p_value: float  #: how often random labels do as well
+    about: float  #: how much the class names differ in the concept, relative to as many random directions
+    #: excess of as many random directions of these features: what classes differ in anyway
     natural: float = 0.0
+    #: (class, value, share less that of the others) where a value is one class's own and the class's name
+    #: does not say so; None: there is none
     one_class: tuple[int, int, float] | None = None
 
     @property
@@ -72,19 +61,12 @@ class Association:
 
 @dataclass(frozen=True)
 class Reliance:
-    """What becomes of a model's answers when a concept is removed, without training again.
+    """What becomes of a model's answers when a concept is removed, without training again."""
 
-    Attributes:
-        changed: share of answers that change.
-        margin: mean of the true class's score minus the best other's, before.
-        margin_without: the same with the concept removed.
-        way: how it was removed.
-    """
-
-    changed: float
-    margin: float
-    margin_without: float
-    way: str = "words"
+    changed: float  #: share of answers that change
+    margin: float  #: mean of the true class's score minus the best other's, before
+    margin_without: float  #: the same with the concept removed
+    way: str = "words"  #: how it was removed
 
     @property
     def lost(self) -> float:
@@ -99,23 +81,14 @@ class Reliance:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What an audit says of one concept.
+    """What an audit says of one concept."""
 
-    Attributes:
-        association: with the labels.
-        reliance: of the model; None where no model was asked.
-        heads: the heads with that role.
-        verdict: one of the verdicts above.
-        sentence: the verdict for people.
-        explained_by: the stronger concept that it goes with; empty: none.
-    """
-
-    association: Association
-    reliance: Reliance | None
-    heads: tuple[Key, ...]
-    verdict: str
-    sentence: str
-    explained_by: str = ""
+    association: Association  #: with the labels
+    reliance: Reliance | None  #: of the model; None where no model was asked
+    heads: tuple[Key, ...]  #: the heads with that role
+    verdict: str  #: one of the verdicts above
+    sentence: str  #: the verdict for people
+    explained_by: str = ""  #: the stronger concept that it goes with; empty: none
 
     @property
     def title(self) -> str:
@@ -158,9 +131,6 @@ def associate(
         class_features: text features of the classes' prompts [C, E].
         permutations: how often labels are dealt out at random.
         seed: of the permutations.
-
-    Raises:
-        UsageError: there are fewer than two classes.
     """
     if len(class_features) < 2:
         raise UsageError("an association needs images of at least two classes")

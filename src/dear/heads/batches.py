@@ -38,9 +38,6 @@ def batches(clip: Clip, images: Images, batch_size: int = 64) -> Iterator[Tensor
     """Normalized pixels [b, 3, S, S] on the backbone's device, in order.
 
     Images of a set are decoded one batch ahead, in a thread, while the backbone works on the last one.
-
-    Raises:
-        InputError: what came is none of the three kinds of `Images`.
     """
     if isinstance(images, Tensor):
         yield from _checked(images, clip).split(batch_size)

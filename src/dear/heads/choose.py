@@ -35,21 +35,14 @@ FOLDS = 4
 
 @dataclass(frozen=True)
 class Choice:
-    """The way that was chosen, and the score of every way (share of right answers, 0 to 1).
+    """The way that was chosen, and the score of every way (share of right answers, 0 to 1)."""
 
-    Attributes:
-        way: its name.
-        repair: the removal.
-        scores: of every way, over the images as they are and with parts exchanged.
-        before: cross-validated accuracy on the training images with nothing removed; None: not measured.
-        after: the same with the removal.
-    """
-
-    way: str
-    repair: Repair
-    scores: Mapping[str, float]
+    way: str  #: its name
+    repair: Repair  #: the removal
+    scores: Mapping[str, float]  #: of every way, over the images as they are and with parts exchanged
+    #: cross-validated accuracy on the training images with nothing removed; None: not measured
     before: float | None = None
-    after: float | None = None
+    after: float | None = None  #: the same with the removal
 
     @property
     def costly(self) -> bool:
@@ -81,9 +74,6 @@ def choose(
         seed: of the exchanges.
         heads_first: take heads where they alone are as good as the best, for a method that learns inside
             the image tower.
-
-    Raises:
-        UsageError: there is no way.
     """
     if not ways:
         raise UsageError("there is no way to choose from")

@@ -32,20 +32,13 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Concepts:
-    """A grouping of phrases into concepts.
+    """A grouping of phrases into concepts."""
 
-    Attributes:
-        of: concept of each phrase (eq. 2).
-        clusters: the groups behind the names; empty for tags.
-        way: "clusters", "fixed" or "tags".
-        noise: share of phrases HDBSCAN left alone, which went to the nearest centroid.
-        agreement: how well the concepts fit the corpus' tags, where it has tags.
-    """
-
-    of: Mapping[str, str]
-    clusters: tuple[Cluster, ...] = ()
-    way: str = "clusters"
-    noise: float = 0.0
+    of: Mapping[str, str]  #: concept of each phrase (eq. 2)
+    clusters: tuple[Cluster, ...] = ()  #: the groups behind the names; empty for tags
+    way: str = "clusters"  #: "clusters", "fixed" or "tags"
+    noise: float = 0.0  #: share of phrases HDBSCAN left alone, which went to the nearest centroid
+    #: how well the concepts fit the corpus' tags, where it has tags
     agreement: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -87,9 +80,6 @@ def cluster_concepts(
         tags: concept a phrase was written for, where known.
         min_cluster_size: HDBSCAN's smallest cluster.
         min_samples: HDBSCAN's neighborhood.
-
-    Raises:
-        RoleError: there are too few phrases to cluster.
     """
     from sklearn.cluster import HDBSCAN
 
@@ -121,11 +111,7 @@ def cluster_concepts(
 
 
 def check_prototypes(prototypes: Mapping[str, Sequence[str]]) -> None:
-    """Refuse concepts without a sentence.
-
-    Raises:
-        RoleError: there is no concept, or one has no sentence.
-    """
+    """Refuse concepts without a sentence."""
     if not prototypes or not all(prototypes.values()):
         raise RoleError("fixed concepts need a name and at least one sentence each")
 
@@ -136,11 +122,7 @@ def fixed_concepts(
     prototypes: Mapping[str, Sequence[str]] = PROTOTYPES,
     tags: Mapping[str, str] | None = None,
 ) -> Concepts:
-    """Concepts named beforehand, each by a few sentences; a phrase goes to the nearest (eq. 2).
-
-    Raises:
-        RoleError: a concept has no sentence.
-    """
+    """Concepts named beforehand, each by a few sentences; a phrase goes to the nearest (eq. 2)."""
     check_prototypes(prototypes)
     names = tuple(prototypes)
     centroids = unit(np.stack([embed(list(prototypes[name])).mean(axis=0) for name in names]))
@@ -154,11 +136,7 @@ def fixed_concepts(
 
 
 def tagged_concepts(phrases: Sequence[str], tags: Mapping[str, str]) -> Concepts:
-    """The concepts the phrases were written for.
-
-    Raises:
-        RoleError: a phrase has no tag.
-    """
+    """The concepts the phrases were written for."""
     bare = next((phrase for phrase in phrases if phrase not in tags), None)
     if bare is not None:
         raise RoleError(f"concepts='tags' needs a concept for every phrase of the corpus; {bare!r} has none")

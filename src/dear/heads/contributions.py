@@ -24,21 +24,15 @@ from dear.heads.pooled import PooledRun, pooled_maps
 
 @dataclass(frozen=True)
 class Contributions:
-    """Terms of the image feature: `heads.sum((1, 2)) + rest` is `clip.encode_image(batch)`.
+    """Terms of the image feature: `heads.sum((1, 2)) + rest` is `clip.encode_image(batch)`."""
 
-    Attributes:
-        heads: [B, L, H, E], one row of heads per layer of `layers`.
-        rest: [B, E], everything else: class token, MLPs, biases, heads of other layers.
-        layers: the L layers, counted from 1.
-        explained: [B], the share of each feature that the linear path explains; None means all of it: the
-            terms are exact. With attention pooling it is less, see `dear.heads.pooled`.
-        pool_heads: [B, G, E], what each head of the attention pooling adds; None without one.
-    """
-
-    heads: Tensor
-    rest: Tensor
-    layers: tuple[int, ...]
+    heads: Tensor  #: [B, L, H, E], one row of heads per layer of `layers`
+    rest: Tensor  #: [B, E], everything else: class token, MLPs, biases, heads of other layers
+    layers: tuple[int, ...]  #: the L layers, counted from 1
+    #: [B], the share of each feature that the linear path explains; None means all of it: the terms are
+    #: exact. With attention pooling it is less, see `dear.heads.pooled`
     explained: Tensor | None = None
+    #: [B, G, E], what each head of the attention pooling adds; None without one
     pool_heads: Tensor | None = None
 
     def total(self) -> Tensor:
@@ -48,15 +42,10 @@ class Contributions:
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """Contributions in their small form: `outputs[b, l, h] @ maps[l, h]` is a head's contribution.
+    """Contributions in their small form: `outputs[b, l, h] @ maps[l, h]` is a head's contribution."""
 
-    Attributes:
-        outputs: [B, L, H, d], class-token output of each head divided by the final standard deviation.
-        features: [B, E], the image features.
-    """
-
-    outputs: Tensor
-    features: Tensor
+    outputs: Tensor  #: [B, L, H, d], class-token output of each head divided by the final standard deviation
+    features: Tensor  #: [B, E], the image features
 
 
 def check_layers(clip: Clip, layers: Iterable[int] | None) -> tuple[int, ...]:

@@ -39,32 +39,22 @@ _TEXTS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class RoleOptions:
-    """Options of role discovery.
+    """Options of role discovery."""
 
-    Attributes:
-        rule: "dominant" or "quantile".
-        value: the rule's threshold, its tau or q; None: 0.35 and 0.20.
-        layers: layers counted from 1; None: the last third (9-12 of 12).
-        corpus: "general", "world", a .txt or .jsonl file, or a `Corpus`. None: "world" for the embedded
-            backbone, whose text tower knows no other words, else "general".
-        phrases: how many phrases describe one head; None: `default_phrases`.
-        concepts: "clusters" (HDBSCAN, the paper's way), "fixed" (the twelve named concepts), "tags" (the
-            concepts that the corpus names), or your own names with a few sentences each.
-        core: concepts that get an attribute token.
-        sentences: sentence-transformers model that measures how alike phrases are.
-        batch_size: images at once.
-        replicates: how often roles are found again on images drawn anew, to tell how steady they are.
-    """
-
-    rule: str = "dominant"
-    value: float | None = None
-    layers: Iterable[int] | None = None
+    rule: str = "dominant"  #: "dominant" or "quantile"
+    value: float | None = None  #: the rule's threshold, its tau or q; None: 0.35 and 0.20
+    layers: Iterable[int] | None = None  #: layers counted from 1; None: the last third (9-12 of 12)
+    #: "general", "world", a .txt or .jsonl file, or a `Corpus`. None: "world" for the embedded backbone,
+    #: whose text tower knows no other words, else "general"
     corpus: str | PathLike[str] | Corpus | None = None
-    phrases: int | None = None
+    phrases: int | None = None  #: how many phrases describe one head; None: `default_phrases`
+    #: "clusters" (HDBSCAN, the paper's way), "fixed" (the twelve named concepts), "tags" (the concepts that
+    #: the corpus names), or your own names with a few sentences each
     concepts: str | Mapping[str, Sequence[str]] = "clusters"
-    core: tuple[str, ...] = CORE
-    sentences: str = DEFAULT
-    batch_size: int = 64
+    core: tuple[str, ...] = CORE  #: concepts that get an attribute token
+    sentences: str = DEFAULT  #: sentence-transformers model that measures how alike phrases are
+    batch_size: int = 64  #: images at once
+    #: how often roles are found again on images drawn anew, to tell how steady they are
     replicates: int = REPLICATES
 
     def __post_init__(self) -> None:

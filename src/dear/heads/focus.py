@@ -39,11 +39,7 @@ def attribute_heads(roles: RoleMap) -> dict[str, tuple[Key, ...]]:
 
 
 def find_attribute(name: str, spaces: Mapping[str, Sequence[Key]]) -> str:
-    """The attribute that a user names, in any case.
-
-    Raises:
-        UsageError: no head of the role map has that role.
-    """
+    """The attribute that a user names, in any case."""
     for known in spaces:
         if known.lower() == name.strip().lower():
             return known

@@ -64,11 +64,7 @@ class Moments:
         return True
 
     def __add__(self, other: Moments) -> Moments:
-        """Moments of both image sets together.
-
-        Raises:
-            UsageError: the two belong to other heads.
-        """
+        """Moments of both image sets together."""
         if self.layers != other.layers or not torch.equal(self.maps, other.maps):
             raise UsageError("moments of different layers or weights cannot be added")
         both = Moments(self.maps, self.layers)

@@ -26,25 +26,16 @@ _TINY = 1e-4  # directions shorter than this share of the longest are rounding
 
 @dataclass(frozen=True, eq=False)
 class Repair:
-    """What is removed: `g = f + sum (means - c_h)`, then `f' = g - (g - center) removed`.
+    """What is removed: `g = f + sum (means - c_h)`, then `f' = g - (g - center) removed`."""
 
-    Attributes:
-        concepts: what is removed, in words.
-        ways: how: "heads", "words", "examples", "leace", in the order of the concepts they serve.
-        center: mean feature of the training images, [E].
-        removed: [E, E], the projection on what is taken away; zero where only heads are removed.
-        heads: (layer, head) pairs whose contribution is replaced by its mean.
-        means: [len(heads), E], mean contribution of each over the training images.
-        rank: directions that `removed` takes away.
-    """
-
-    concepts: tuple[str, ...]
+    concepts: tuple[str, ...]  #: what is removed, in words
+    #: how: "heads", "words", "examples", "leace", in the order of the concepts they serve
     ways: tuple[str, ...]
-    center: Tensor
-    removed: Tensor
-    heads: tuple[Key, ...] = ()
-    means: Tensor | None = None
-    rank: int = 0
+    center: Tensor  #: mean feature of the training images, [E]
+    removed: Tensor  #: [E, E], the projection on what is taken away; zero where only heads are removed
+    heads: tuple[Key, ...] = ()  #: (layer, head) pairs whose contribution is replaced by its mean
+    means: Tensor | None = None  #: [len(heads), E], mean contribution of each over the training images
+    rank: int = 0  #: directions that `removed` takes away
 
     @property
     def title(self) -> str:
@@ -79,11 +70,7 @@ class Repair:
 
 
 def remove_heads(images: Collected, heads: Sequence[Key], concept: str = "heads") -> Repair:
-    """Removal by heads, with means over `images` (the training images).
-
-    Raises:
-        UsageError: there are no heads, or one was not collected.
-    """
+    """Removal by heads, with means over `images` (the training images)."""
     if not heads:
         raise UsageError(f"the role map has no head for {concept!r}: remove it by words or by examples")
     chosen = tuple(sorted(set(heads)))
@@ -104,9 +91,6 @@ def remove_span(images: Collected, directions: Tensor, concept: str, way: str = 
 def span_basis(directions: Tensor) -> Tensor:
     """B_q: an orthonormal basis of the centered rows, [at most K - 1, E] in float64.
 
-    Raises:
-        UsageError: there are fewer than two different rows.
-
     >>> span_basis(torch.tensor([[1.0, 0.0, 2.0], [-1.0, 0.0, 2.0]])).abs().tolist()
     [[1.0, 0.0, 0.0]]
     """
@@ -122,11 +106,7 @@ def span_basis(directions: Tensor) -> Tensor:
 def remove_examples(
     images: Collected, examples: Tensor, values: Tensor, concept: str, leace: bool = False
 ) -> Repair:
-    """Removal by examples: features [m, E] of images whose value is known, `values` [m] from 0.
-
-    Raises:
-        UsageError: fewer than two values have examples.
-    """
+    """Removal by examples: features [m, E] of images whose value is known, `values` [m] from 0."""
     present = values.unique()
     if len(present) < 2:
         raise UsageError(f"examples of {concept!r} show {len(present)} value(s); give images of two or more")
@@ -179,9 +159,6 @@ def combine(first: Repair, *others: Repair) -> Repair:
     """Several removals as one: heads together, then the span of all directions together.
 
     LEACE's map is not a span; it is applied after the others.
-
-    Raises:
-        UsageError: they were made on different training images.
     """
     result = first
     for other in others:

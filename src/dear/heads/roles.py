@@ -16,21 +16,14 @@ from dear.heads.names import CORE, KINDS
 
 @dataclass(frozen=True)
 class Role:
-    """What one head does.
+    """What one head does."""
 
-    Attributes:
-        kind: "core", "other", "generalization" or "mixed".
-        concept: the concept a specialized head belongs to; None where none leads.
-        entropy: Concept Entropy in bits; None where it was never measured (Table 2).
-        shares: share of the head's phrases in each concept, largest first.
-        phrases: the phrases TEXTSPAN picked, in order.
-    """
-
-    kind: str
-    concept: str | None = None
-    entropy: float | None = None
+    kind: str  #: "core", "other", "generalization" or "mixed"
+    concept: str | None = None  #: the concept a specialized head belongs to; None where none leads
+    entropy: float | None = None  #: Concept Entropy in bits; None where it was never measured (Table 2)
+    #: share of the head's phrases in each concept, largest first
     shares: Mapping[str, float] = field(default_factory=dict)
-    phrases: tuple[str, ...] = ()
+    phrases: tuple[str, ...] = ()  #: the phrases TEXTSPAN picked, in order
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -45,29 +38,21 @@ class RoleMap:
 
     Layers count from 1, heads from 0, as in the supplement's Table 2.
 
-    Attributes:
-        table: role of each (layer, head).
-        heads: heads per layer.
-        backbone: name of the backbone, for people.
-        fingerprint: hash of the visual weights the map was computed on; None: bound to no weights.
-        depth: layers of the tower it was computed on; None: any.
-        rule: name of the rule that made it, and its `parameters`.
-        core: concepts that have an attribute token, in the order of the tokens.
-        evidence: what the discovery measured beside the roles (plain JSON values).
-
     >>> roles = RoleMap.table2()
     >>> roles[12, 7].concept, roles.counts()["core"]
     ('Object', 28)
     """
 
-    table: Mapping[tuple[int, int], Role]
-    heads: int
-    backbone: str = ""
+    table: Mapping[tuple[int, int], Role]  #: role of each (layer, head)
+    heads: int  #: heads per layer
+    backbone: str = ""  #: name of the backbone, for people
+    #: hash of the visual weights the map was computed on; None: bound to no weights
     fingerprint: str | None = None
-    depth: int | None = None
-    rule: str = "given"
+    depth: int | None = None  #: layers of the tower it was computed on; None: any
+    rule: str = "given"  #: name of the rule that made it, and its `parameters`
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    core: tuple[str, ...] = CORE
+    core: tuple[str, ...] = CORE  #: concepts that have an attribute token, in the order of the tokens
+    #: what the discovery measured beside the roles (plain JSON values)
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,11 +77,7 @@ class RoleMap:
         return tuple(sorted({layer for layer, _ in self.table}))
 
     def __getitem__(self, key: tuple[int, int]) -> Role:
-        """The role of head `key = (layer, head)`.
-
-        Raises:
-            RoleError: the map has no such head.
-        """
+        """The role of head `key = (layer, head)`."""
         try:
             return self.table[key]
         except KeyError:

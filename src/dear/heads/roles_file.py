@@ -159,11 +159,7 @@ def _render(roles: RoleMap) -> str:
 
 
 def _parse(document: Any, source: str) -> RoleMap:
-    """Check a parsed `roles.json` and build its map.
-
-    Raises:
-        RoleError: naming `source`, the place in it and what is wrong there.
-    """
+    """Check a parsed `roles.json` and build its map."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RoleError(f"{source}: is not a role map (no 'format')")
     if document.get("schema") != SCHEMA:

@@ -57,9 +57,6 @@ def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ..
     `round(q · heads)` heads go to each end. A specialized head belongs to the concept of its largest share:
     core if that is a core concept, else other. Entropies of 20 phrases tie often; ties are broken by the
     larger leading share, then by layer and head, so that the counts are exact and the map is reproducible.
-
-    Raises:
-        RoleError: q is not above 0 and at most one half.
     """
     if not 0 < q <= 0.5:
         raise RoleError(f"quantile q = {q} must lie above 0 and not above 0.5")
@@ -85,9 +82,6 @@ def dominant(
     Core concept: core. Style: generalization. Any other concept: other. The default asks for 7 of 20
     phrases: a head that drew its phrases evenly from twelve concepts would have 7 in some one concept in
     less than one case of a hundred.
-
-    Raises:
-        RoleError: tau is not above 0 and at most 1.
     """
     if not 0 < tau <= 1:
         raise RoleError(f"dominant tau = {tau} must lie above 0 and not above 1")
@@ -118,9 +112,6 @@ def assign(
     """Roles by the rule of that name, with its default q or tau unless `value` is given; and the parameters.
 
     Heads without any phrase (their output never varies) are mixed under every rule.
-
-    Raises:
-        RoleError: there is no such rule.
     """
     mute = {key: head.role("mixed", None) for key, head in heads.items() if not head.shares}
     spoken = {key: head for key, head in heads.items() if head.shares}
@@ -137,11 +128,7 @@ def assign(
 
 
 def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
-    """The same measured heads under another rule or threshold: nothing is computed on images again.
-
-    Raises:
-        RoleError: the map holds no shares to judge by (Table 2, uniform maps).
-    """
+    """The same measured heads under another rule or threshold: nothing is computed on images again."""
     if not any(role.shares for role in roles.table.values()):
         raise RoleError(f"a role map made by {roles.rule!r} holds no measured shares to apply {rule!r} to")
     heads = {key: Measured(role.phrases, role.shares) for key, role in roles}
@@ -158,10 +145,6 @@ def derive_roles(roles: RoleMap, spec: str) -> RoleMap:
         spec: "" (as it is), "uniform:mixed", "uniform:generalization", "shuffled:SEED", "quantile:Q",
             "dominant:TAU", "concepts:K" (K core concepts), "from:LAYER" (covers layers from LAYER on;
             heads that were never measured are mixed).
-
-    Raises:
-        UsageError: the spec is none of these.
-        RoleError: the map holds no measured shares to apply a rule to.
 
     >>> derive_roles(RoleMap.table2(), "concepts:3").core
     ('Location', 'Object', 'Texture')
@@ -198,9 +181,6 @@ def with_concepts(roles: RoleMap, count: int) -> RoleMap:
     Fewer: those of the core concepts that lead the most heads. More: the core ones and those of the other
     concepts (never Style) that lead the most heads. Specialized heads whose concept is core are core heads,
     the others are isolated; generalization and mixed heads stay.
-
-    Raises:
-        UsageError: there are not that many concepts.
     """
     most = len(CONCEPTS) - 1
     if not 1 <= count <= most:
@@ -228,11 +208,7 @@ def with_concepts(roles: RoleMap, count: int) -> RoleMap:
 
 
 def from_layer(roles: RoleMap, first: int) -> RoleMap:
-    """The map for layers `first` and above: lower layers are dropped, layers never measured are mixed.
-
-    Raises:
-        UsageError: no layer of the map is left.
-    """
+    """The map for layers `first` and above: lower layers are dropped, layers never measured are mixed."""
     last = roles.layers[-1]
     if not 1 <= first <= last:
         raise UsageError(f"from:{first}: the role map ends at layer {last}")

@@ -71,19 +71,12 @@ class BlockMoments(Moments):
 
 @dataclass(frozen=True)
 class Stability:
-    """Agreement of a role map with the maps of bootstrap samples.
+    """Agreement of a role map with the maps of bootstrap samples."""
 
-    Attributes:
-        share: mean share of heads that keep their kind and concept.
-        chance: share that would agree if each map dealt its roles to heads at random.
-        replicates: how many maps were compared.
-        heads: the share per (layer, head).
-    """
-
-    share: float
-    chance: float
-    replicates: int
-    heads: Mapping[tuple[int, int], float]
+    share: float  #: mean share of heads that keep their kind and concept
+    chance: float  #: share that would agree if each map dealt its roles to heads at random
+    replicates: int  #: how many maps were compared
+    heads: Mapping[tuple[int, int], float]  #: the share per (layer, head)
 
     def evidence(self) -> dict[str, Any]:
         """Plain values for `roles.json`."""

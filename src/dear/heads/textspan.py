@@ -28,17 +28,11 @@ _HEADS_AT_ONCE = 12  # bounds the memory: 2 · heads · phrases · rank float64 
 
 @dataclass(frozen=True)
 class Spans:
-    """What TEXTSPAN found.
+    """What TEXTSPAN found."""
 
-    Attributes:
-        picks: [..., N] row numbers of T, in order; -1 after a head's directions are exhausted.
-        explained: [..., N] share of the head's variance along each pick's direction.
-        rank: [...] singular vectors kept a head.
-    """
-
-    picks: Tensor
-    explained: Tensor
-    rank: Tensor
+    picks: Tensor  #: [..., N] row numbers of T, in order; -1 after a head's directions are exhausted
+    explained: Tensor  #: [..., N] share of the head's variance along each pick's direction
+    rank: Tensor  #: [...] singular vectors kept a head
 
 
 def textspan(contributions: Tensor, text: Tensor, count: int = 20, rank: int = RANK) -> Spans:

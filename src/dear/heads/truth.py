@@ -24,9 +24,6 @@ def explained_variance(outputs: Tensor, maps: Tensor, values: Tensor) -> Tensor:
     Returns:
         [L, H], between 0 (the factor plays no part) and 1 (it explains everything).
 
-    Raises:
-        UsageError: the factor does not vary.
-
     Example:
         >>> outputs = torch.tensor([1.0, 1.0, -1.0, -1.0]).view(4, 1, 1, 1)
         >>> explained_variance(outputs, torch.ones(1, 1, 1, 2), torch.tensor([0, 0, 1, 1])).item()

@@ -27,19 +27,13 @@ _OWN_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
 
 @dataclass(frozen=True)
 class Concept:
-    """A concept q with its values q_1..q_K.
+    """A concept q with its values q_1..q_K."""
 
-    Attributes:
-        name: one of the twelve concepts, or the user's own word.
-        words: the values.
-        templates: sentences around a value, with `{}`; the features of all are averaged.
-        role: the concept of the heads that carry it, one of the twelve; None: none does.
-    """
-
-    name: str
-    words: tuple[str, ...]
+    name: str  #: one of the twelve concepts, or the user's own word
+    words: tuple[str, ...]  #: the values
+    #: sentences around a value, with `{}`; the features of all are averaged
     templates: tuple[str, ...] = _OWN_TEMPLATES
-    role: str | None = None
+    role: str | None = None  #: the concept of the heads that carry it, one of the twelve; None: none does
 
 
 @lru_cache(maxsize=1)
@@ -66,9 +60,6 @@ def _also() -> dict[str, str]:
 
 def find_concept(text: str) -> Concept:
     """The concept that a user names: one of the twelve, or `name: value, value, …`.
-
-    Raises:
-        UsageError: no such concept, or fewer than two values.
 
     >>> find_concept("background").name
     'Location'
@@ -112,11 +103,7 @@ def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
 
 @torch.no_grad()
 def value_features(clip: Clip, concept: Concept) -> tuple[tuple[str, ...], Tensor]:
-    """The values that the backbone can read, and T_q: their unit text features [K, E], float32 on the CPU.
-
-    Raises:
-        UsageError: fewer than two values are left.
-    """
+    """The values that the backbone can read, and T_q: their unit text features [K, E], float32 on the CPU."""
     words = readable_words(clip, concept.words)
     if len(words) < 2:
         raise UsageError(

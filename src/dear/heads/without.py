@@ -26,18 +26,14 @@ WAYS = ("auto", *ORDER, "directions", "copies")  #: the last two remove properti
 
 @dataclass(frozen=True)
 class Without:
-    """Which concepts to remove, and how.
+    """Which concepts to remove, and how."""
 
-    Attributes:
-        concepts: names of the twelve concepts, or `name: value, value`; with examples, any name.
-        way: "auto" (chosen on the training images), "words", "heads", "examples", "leace", or several with a
-            plus sign between ("heads+words").
-        examples: per concept a folder with one folder of images per value, or an image set whose classes are
-            the values.
-    """
-
+    #: names of the twelve concepts, or `name: value, value`; with examples, any name
     concepts: tuple[str, ...]
+    #: "auto" (chosen on the training images), "words", "heads", "examples", "leace", or several with a plus
+    #: sign between ("heads+words")
     way: str = "auto"
+    #: per concept a folder with one folder of images per value, or an image set whose classes are the values
     examples: Mapping[str, PathLike | ImageSet] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,21 +87,13 @@ def _split(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """A backbone without some concepts, and how each was removed.
+    """A backbone without some concepts, and how each was removed."""
 
-    Attributes:
-        clip: the corrected backbone.
-        repair: what was removed.
-        choices: per concept the way taken, and the scores of the ways that were tried.
-        images: contributions of the training images in the plain backbone.
-        ways: per concept every way there was.
-    """
-
-    clip: Clip
-    repair: Repair
-    choices: Mapping[str, Choice]
-    images: Collected
-    ways: Mapping[str, Mapping[str, Repair]]
+    clip: Clip  #: the corrected backbone
+    repair: Repair  #: what was removed
+    choices: Mapping[str, Choice]  #: per concept the way taken, and the scores of the ways that were tried
+    images: Collected  #: contributions of the training images in the plain backbone
+    ways: Mapping[str, Mapping[str, Repair]]  #: per concept every way there was
 
     @property
     def title(self) -> str:
@@ -153,9 +141,6 @@ def remove(
         roles: role map for the removal by heads; None: the backbone's own, where it has one.
         heads_first: take heads where they alone are as good as the best, for a method that learns inside
             the image tower.
-
-    Raises:
-        UsageError: a concept is not known, or there is no way to remove it.
     """
     chart = role_map(roles, clip)
     plans = {name: _concept(name, without) for name in without.concepts}  # all checked before any work

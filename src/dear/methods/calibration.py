@@ -35,61 +35,40 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ModeCalibration(Strict, frozen=True):
-    """What cross-validation found for one mode.
+    """What cross-validation found for one mode."""
 
-    Attributes:
-        temperature: logits of trained classes are divided by it.
-        new_temperature: the same for classes that were never trained, in a list of such classes alone.
-        score: what is compared with the threshold: the largest "logit" or "probability" after scaling.
-        scores: that score of each held-out image of a trained class, ascending.
-        auroc: how often an image of a trained class scores above one of a left-out class; None: not measured.
-        ece_before: expected calibration error of the held-out images under CLIP's own temperature.
-        ece_after: the same with `temperature`.
-    """
-
-    temperature: Positive
+    temperature: Positive  #: logits of trained classes are divided by it
+    #: the same for classes that were never trained, in a list of such classes alone
     new_temperature: Positive = 1.0
+    #: what is compared with the threshold: the largest "logit" or "probability" after scaling
     score: Literal["logit", "probability"] = "logit"
-    scores: tuple[Finite, ...] = ()
+    scores: tuple[Finite, ...] = ()  #: that score of each held-out image of a trained class, ascending
+    #: how often an image of a trained class scores above one of a left-out class; None: not measured
     auroc: Share | None = None
+    #: expected calibration error of the held-out images under CLIP's own temperature
     ece_before: Share | None = None
-    ece_after: Share | None = None
+    ece_after: Share | None = None  #: the same with `temperature`
 
 
 class Calibration(Strict, frozen=True):
-    """The calibration of a run; `calibration.json` of a run folder.
-
-    Attributes:
-        images: held-out images that it was fitted on.
-        folds: parts of the training images that were held out in turn.
-        class_folds: parts of the classes that were left out in turn; 0: too few classes.
-        modes: what was found for each mode of the method.
-    """
+    """The calibration of a run; `calibration.json` of a run folder."""
 
     format: Literal["dear calibration"] = "dear calibration"
     schema: Literal[1] = 1
-    images: Whole = 0
-    folds: Whole = 0
-    class_folds: Whole = 0
+    images: Whole = 0  #: held-out images that it was fitted on
+    folds: Whole = 0  #: parts of the training images that were held out in turn
+    class_folds: Whole = 0  #: parts of the classes that were left out in turn; 0: too few classes
     modes: dict[str, ModeCalibration] = {}  # noqa: RUF012  (msgspec copies it)
 
 
 class Threshold(Strict, frozen=True):
-    """A score below which an image is answered with "none of these".
+    """A score below which an image is answered with "none of these"."""
 
-    Attributes:
-        value: the score.
-        share: of images of trained classes that was to be refused at most.
-        low: lower end of the interval of the true share, at 95% confidence.
-        high: its upper end.
-        images: held-out images that the threshold was read from.
-    """
-
-    value: float
-    share: float
-    low: float
-    high: float
-    images: int
+    value: float  #: the score
+    share: float  #: of images of trained classes that was to be refused at most
+    low: float  #: lower end of the interval of the true share, at 95% confidence
+    high: float  #: its upper end
+    images: int  #: held-out images that the threshold was read from
 
     def among(self, images: int, sure: float = 0.95) -> tuple[float, float]:
         """The interval of the refused share of so many further images of trained classes.
@@ -114,9 +93,6 @@ def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) 
     With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
     n + 1 - k) distribution, whatever the scores are; k is the largest number with mean k / (n + 1) <= share,
     but at least 1. The interval holds the middle `sure` of that distribution.
-
-    Raises:
-        UsageError: the share is no share below one half, or there are no scores.
 
     >>> found = threshold([0.1, 0.4, 0.5, 0.6] * 25)
     >>> found.value, found.images, round(found.low, 3), round(found.high, 3)

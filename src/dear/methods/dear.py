@@ -46,9 +46,6 @@ def find_attribute(name: str, attributes: Sequence[str] = CORE) -> int:
 
     >>> find_attribute("color")
     0
-
-    Raises:
-        UsageError: there is no such attribute.
     """
     wanted = name.strip().casefold()
     names = [attribute.casefold() for attribute in attributes]
@@ -85,9 +82,6 @@ def layer_mask(
         attributes: the attributes that have tokens, in their order.
         each: tokens per attribute; those of one attribute stand side by side.
         isolation: "bidirectional", or "readonly": attribute tokens of isolated heads may read the originals.
-
-    Raises:
-        RoleError: the map has no roles for the layer.
     """
     if isolation not in ISOLATIONS:
         raise UsageError(f"isolation {isolation!r} is not known; choose from {', '.join(ISOLATIONS)}")

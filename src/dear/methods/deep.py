@@ -14,9 +14,6 @@ def depth_of(asked: int | None, layers: int, share: float = 0.75, option: str = 
 
     >>> depth_of(None, 12), depth_of(None, 6), depth_of(3, 12)
     (9, 4, 3)
-
-    Raises:
-        UsageError: more layers than the tower has, or none.
     """
     depth = max(1, round(share * layers)) if asked is None else asked
     if not 1 <= depth <= layers:

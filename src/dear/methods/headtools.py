@@ -112,9 +112,6 @@ def head_masks(config: TowerConfig, hidden: Mapping[Head, Tensor]) -> Edit:
     Args:
         config: the tower's.
         hidden: for (layer, head): bool [N, N], true where query i (row) may not read key j (column).
-
-    Raises:
-        UsageError: a row is all hidden, so that a token could read nothing; or sizes differ.
     """
     layers: dict[int, Tensor] = {}
     for layer, head in _check(config, hidden):
@@ -129,11 +126,7 @@ def head_masks(config: TowerConfig, hidden: Mapping[Head, Tensor]) -> Edit:
 
 
 def combine(*edits: Edit) -> Edit:
-    """Several edits as one; no two may change the same thing in the same layer.
-
-    Raises:
-        UsageError: they do, or more than one brings extra tokens.
-    """
+    """Several edits as one; no two may change the same thing in the same layer."""
     with_tokens = [edit for edit in edits if edit.count]
     if len(with_tokens) > 1:
         raise UsageError("only one of the edits to combine may bring extra tokens")
@@ -160,9 +153,6 @@ def fold(clip: Clip, visual: Edit | None = None, text: Edit | None = None) -> Cl
     """A plain CLIP with low-rank and added changes in its weights, and gates in its output projections.
 
     A correction of the image feature is folded, too.
-
-    Raises:
-        UsageError: an edit has tokens or masks, or a correction leaves out heads: no plain CLIP has that.
     """
     plain = clip.copy()
     for tower, edit in ((plain.visual, visual), (plain.text, text)):

@@ -59,11 +59,7 @@ class LayerChanges:
         self.side, self.layers, self.wanted, self.projection = side, tuple(layers), wanted, projection
 
     def learn(self, method: Method) -> None:
-        """Make the additions, all zero, as parameters of `method`.
-
-        Raises:
-            UsageError: the image tower has no class token with a projection.
-        """
+        """Make the additions, all zero, as parameters of `method`."""
         if self.side == "image":
             method.clip.visual.require_class_token(method.title)
 

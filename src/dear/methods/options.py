@@ -26,9 +26,6 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     >>> from dear.methods.purify import PurifyConfig
     >>> fit_options(PurifyConfig, {"bandwidths": "1,2.5", "gates": "False", "weight": 2})
     {'bandwidths': (1.0, 2.5), 'gates': False, 'weight': 2}
-
-    Raises:
-        UsageError: naming the option, what came and what is expected.
     """
     try:
         hints = typing.get_type_hints(config)
@@ -38,11 +35,7 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configured(owner: str, kind: type, options: Mapping[str, Any], start: Any = None) -> Any:
-    """The dataclass `kind` with `options` by name; what they leave out is as in `start`, or the default.
-
-    Raises:
-        UsageError: `owner` (a method's name) has no such option, or its value is of another kind.
-    """
+    """The dataclass `kind` with `options` by name; what they leave out is as in `start`, or the default."""
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(options) - known)
     if unknown:
@@ -96,14 +89,10 @@ def _plain(name: str, value: Any, kind: type) -> Any:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named setting of a method.
+    """A named setting of a method."""
 
-    Attributes:
-        about: what it is, in one sentence.
-        options: options of the method that differ from its `Config`.
-        recipe: values of the training recipe that differ from the method's own recipe.
-    """
-
-    about: str
+    about: str  #: what it is, in one sentence
+    #: options of the method that differ from its `Config`
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: values of the training recipe that differ from the method's own recipe
     recipe: Mapping[str, Any] = field(default_factory=dict)

@@ -95,9 +95,6 @@ def edited_set(
         training: where donors come from.
         images: how many of other classes at most.
         seed: of the draw and of the donors.
-
-    Raises:
-        UsageError: a model cannot see the property, or there are no held-out images of other classes.
     """
     if not shortcut.kind:
         raise UsageError(f"{shortcut.name} is a fact of files that no model sees; there is nothing to edit")

@@ -13,9 +13,6 @@ DIRECTIONS = 2
 def edit_directions(original: Tensor, edited: Tensor, count: int = DIRECTIONS) -> Tensor:
     """First right singular vectors of `edited - original` [n, E], the strongest first: [count, E], float64.
 
-    Raises:
-        UsageError: the edits change nothing.
-
     >>> edit_directions(torch.zeros(2, 3), torch.tensor([[0.0, 2.0, 0.0], [0.0, 1.0, 0.0]]), 1).abs().tolist()
     [[0.0, 1.0, 0.0]]
     """

@@ -24,11 +24,7 @@ _RADII = (0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.045)  # of the short s
 
 
 def random_edit(kind: str, image: Image.Image, rng: random.Random) -> Image.Image:
-    """A copy of an image (RGB) with a property of this kind changed at random.
-
-    Raises:
-        UsageError: there is no edit of this kind.
-    """
+    """A copy of an image (RGB) with a property of this kind changed at random."""
     if kind not in _RANDOM:
         raise UsageError(f"no edit of images is called {kind!r}; there are {', '.join(sorted(_RANDOM))}")
     return _RANDOM[kind](image, rng)
@@ -45,9 +41,6 @@ def transfer(
         donor: RGB, the image to take it from.
         mask: for marks and frames where they are, bool [32, 32].
         name: the property, where several are of one kind ("red", "blue").
-
-    Raises:
-        UsageError: there is no edit of this kind, or a mark comes without its place.
     """
     if kind in ("mark", "frame") and mask is not None:
         return _pasted(image, donor, mask)

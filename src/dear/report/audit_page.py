@@ -27,27 +27,17 @@ TERMS = {
 
 @dataclass(frozen=True)
 class ConceptEvidence:
-    """What the page shows of one concept.
+    """What the page shows of one concept."""
 
-    Attributes:
-        name: the concept.
-        sentence: the verdict in words.
-        suspected: whether it is shown in full.
-        table: images per class and value.
-        images: per heading ("dog: mostly beach") some images, the usual value first.
-        changed: images whose answer changes without the concept.
-        map: the heads that carry it; None where no head has that role.
-        heads: the same in words.
-    """
-
-    name: str
-    sentence: str
-    suspected: bool
-    table: Table
+    name: str  #: the concept
+    sentence: str  #: the verdict in words
+    suspected: bool  #: whether it is shown in full
+    table: Table  #: images per class and value
+    #: per heading ("dog: mostly beach") some images, the usual value first
     images: Mapping[str, tuple[Thumbnail, ...]]
-    changed: tuple[Thumbnail, ...] = ()
-    map: HeadMap | None = None
-    heads: str = ""
+    changed: tuple[Thumbnail, ...] = ()  #: images whose answer changes without the concept
+    map: HeadMap | None = None  #: the heads that carry it; None where no head has that role
+    heads: str = ""  #: the same in words
 
 
 @dataclass(frozen=True)
@@ -66,33 +56,19 @@ class PhotoEvidence:
 
 @dataclass(frozen=True)
 class AuditFacts:
-    """Everything on the page.
+    """Everything on the page."""
 
-    Attributes:
-        title: heading.
-        lead: what was audited, in one sentence.
-        verdict: the result in one sentence.
-        tiles: (figure, words) at the top.
-        overview: one row per concept.
-        concepts: suspected ones first.
-        photos: one row per class that stands out by its images; None: not looked at.
-        photo_evidence: the images behind it.
-        duplicates: pairs of nearly the same images; None: there are none.
-        next_steps: sentence -> command.
-        notes: how it was made.
-    """
-
-    title: str
-    lead: str
-    verdict: str
-    tiles: tuple[tuple[str, str], ...]
-    overview: Table
-    concepts: tuple[ConceptEvidence, ...]
-    next_steps: Mapping[str, str]
-    notes: Mapping[str, str]
-    photos: Table | None = None
-    photo_evidence: tuple[PhotoEvidence, ...] = ()
-    duplicates: Table | None = None
+    title: str  #: heading
+    lead: str  #: what was audited, in one sentence
+    verdict: str  #: the result in one sentence
+    tiles: tuple[tuple[str, str], ...]  #: (figure, words) at the top
+    overview: Table  #: one row per concept
+    concepts: tuple[ConceptEvidence, ...]  #: suspected ones first
+    next_steps: Mapping[str, str]  #: sentence -> command
+    notes: Mapping[str, str]  #: how it was made
+    photos: Table | None = None  #: one row per class that stands out by its images; None: not looked at
+    photo_evidence: tuple[PhotoEvidence, ...] = ()  #: the images behind it
+    duplicates: Table | None = None  #: pairs of nearly the same images; None: there are none
 
 
 def write_audit_page(facts: AuditFacts, out: str | os.PathLike[str]) -> None:

@@ -11,19 +11,12 @@ from dear.report.page import Thumbnail
 
 @dataclass(frozen=True)
 class TruthRow:
-    """One concept: how much of its heads' variance the attribute of that name explains, and of all others'.
+    """One concept: how much of its heads' variance its attribute explains, and of all other heads'."""
 
-    Attributes:
-        concept: its name.
-        heads: number of heads with that role.
-        own: share of the variance, mean over those heads.
-        others: the same, mean over all other heads of the map.
-    """
-
-    concept: str
-    heads: int
-    own: float
-    others: float
+    concept: str  #: its name
+    heads: int  #: number of heads with that role
+    own: float  #: share of the variance, mean over those heads
+    others: float  #: the same, mean over all other heads of the map
 
 
 @dataclass(frozen=True)
@@ -39,18 +32,12 @@ class AccuracyRow:
 
 @dataclass(frozen=True)
 class Changed:
-    """What adaptation changed on the test images of some classes.
+    """What adaptation changed on the test images of some classes."""
 
-    Attributes:
-        fixed: images that zero-shot answered wrongly and the adapted model rightly.
-        broken: the other way round.
-        counts: how many images were fixed and broken in all.
-        classes: (class, accuracy before, accuracy after), the largest loss first.
-    """
-
-    fixed: tuple[Thumbnail, ...]
-    broken: tuple[Thumbnail, ...]
-    counts: tuple[int, int]
+    fixed: tuple[Thumbnail, ...]  #: images that zero-shot answered wrongly and the adapted model rightly
+    broken: tuple[Thumbnail, ...]  #: the other way round
+    counts: tuple[int, int]  #: how many images were fixed and broken in all
+    #: (class, accuracy before, accuracy after), the largest loss first
     classes: tuple[tuple[str, float, float], ...]
 
     @property
@@ -61,28 +48,16 @@ class Changed:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What happened on one task.
+    """What happened on one task."""
 
-    Attributes:
-        name: of the task.
-        about: what its images show.
-        classes: numbers of trained and of new classes.
-        images: numbers of test images of trained and of new classes.
-        shots: training images per class.
-        seconds: of training.
-        rows: ways to answer, zero-shot first.
-        weights: fusion weights.
-        trained, new: what changed, on trained and on new classes.
-    """
-
-    name: str
-    about: str
-    classes: tuple[int, int]
-    images: tuple[int, int]
-    shots: int
-    seconds: float
-    rows: tuple[AccuracyRow, ...]
-    weights: Mapping[str, float]
+    name: str  #: of the task
+    about: str  #: what its images show
+    classes: tuple[int, int]  #: numbers of trained and of new classes
+    images: tuple[int, int]  #: numbers of test images of trained and of new classes
+    shots: int  #: training images per class
+    seconds: float  #: of training
+    rows: tuple[AccuracyRow, ...]  #: ways to answer, zero-shot first
+    weights: Mapping[str, float]  #: fusion weights. trained, new: what changed, on trained and on new classes
     trained: Changed
     new: Changed
 
@@ -99,48 +74,29 @@ class ConceptRow:
 
 @dataclass(frozen=True)
 class RemovalRow:
-    """A classifier after a removal.
+    """A classifier after a removal."""
 
-    Attributes:
-        title: what was removed.
-        worst: accuracy in the worst group of class and place.
-        everywhere: accuracy on all test images.
-        at_home: accuracy on images of a class at its place of training.
-        spread: (lowest, highest) accuracy in the worst group over draws; None where there is one.
-        recommended: whether this is the repair.
-    """
-
-    title: str
-    worst: float
-    everywhere: float
-    at_home: float
+    title: str  #: what was removed
+    worst: float  #: accuracy in the worst group of class and place
+    everywhere: float  #: accuracy on all test images
+    at_home: float  #: accuracy on images of a class at its place of training
+    #: (lowest, highest) accuracy in the worst group over draws; None where there is one
     spread: tuple[float, float] | None = None
-    recommended: bool = False
+    recommended: bool = False  #: whether this is the repair
 
 
 @dataclass(frozen=True)
 class ShortcutFacts:
-    """A shortcut in the training images, found and removed.
+    """A shortcut in the training images, found and removed."""
 
-    Attributes:
-        images: numbers of training and of test images.
-        groups: number of groups of class and place in the test.
-        concepts: verdicts of the audit, suspects first.
-        sentence: what the audit says of the planted concept.
-        heads: number of heads removed.
-        rows: accuracies.
-        examples: a training image per class.
-        fixed: test images that only the repaired classifier answers rightly.
-    """
-
-    images: tuple[int, int]
-    groups: int
-    concepts: tuple[ConceptRow, ...]
-    sentence: str
-    heads: int
-    rows: tuple[RemovalRow, ...]
-    examples: tuple[Thumbnail, ...]
-    fixed: tuple[Thumbnail, ...]
+    images: tuple[int, int]  #: numbers of training and of test images
+    groups: int  #: number of groups of class and place in the test
+    concepts: tuple[ConceptRow, ...]  #: verdicts of the audit, suspects first
+    sentence: str  #: what the audit says of the planted concept
+    heads: int  #: number of heads removed
+    rows: tuple[RemovalRow, ...]  #: accuracies
+    examples: tuple[Thumbnail, ...]  #: a training image per class
+    fixed: tuple[Thumbnail, ...]  #: test images that only the repaired classifier answers rightly
 
     @property
     def repaired(self) -> RemovalRow:
@@ -167,21 +123,13 @@ class PrecisionRow:
 
 @dataclass(frozen=True)
 class RetrievalFacts:
-    """Retrieval by heads.
+    """Retrieval by heads."""
 
-    Attributes:
-        images: how many images there are; each is the query once.
-        neighbors: nearest images that count.
-        rows: precision, one row per concept.
-        query: one query.
-        found: concept -> the images most similar to it.
-    """
-
-    images: int
-    neighbors: int
-    rows: tuple[PrecisionRow, ...]
-    query: Thumbnail
-    found: Mapping[str, tuple[Thumbnail, ...]]
+    images: int  #: how many images there are; each is the query once
+    neighbors: int  #: nearest images that count
+    rows: tuple[PrecisionRow, ...]  #: precision, one row per concept
+    query: Thumbnail  #: one query
+    found: Mapping[str, tuple[Thumbnail, ...]]  #: concept -> the images most similar to it
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,6 @@ def gates_figure(history: Tensor, title: str = "Gates of the heads") -> go.Figur
     >>> figure = gates_figure(torch.ones(5, 12, 12))
     >>> len(figure.frames)  # the start, then five epochs
     6
-
-    Raises:
-        UsageError: there are no gates to show.
     """
     if history.ndim not in (2, 3) or history.numel() == 0:
         raise UsageError(f"gates are [epochs, layers, heads]; got {list(history.shape)}")

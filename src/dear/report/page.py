@@ -18,33 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of plain text for the component `table`.
+    """A table of plain text for the component `table`."""
 
-    Attributes:
-        columns: headings.
-        rows: texts, one per column.
-        labels: how many of the first columns name the row; the others are numbers.
-        classes: CSS class of each row ("published", "best", …), empty where there is none.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    labels: int = 1
+    columns: tuple[str, ...]  #: headings
+    rows: tuple[tuple[str, ...], ...]  #: texts, one per column
+    labels: int = 1  #: how many of the first columns name the row; the others are numbers
+    #: CSS class of each row ("published", "best", …), empty where there is none
     classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """An image of the component `gallery`.
+    """An image of the component `gallery`."""
 
-    Attributes:
-        source: data URL.
-        text: what the image shows, for readers who do not see it.
-        lines: (style, text) below it; style is "name", "right", "wrong" or "soft".
-    """
-
-    source: str
-    text: str
+    source: str  #: data URL
+    text: str  #: what the image shows, for readers who do not see it
+    #: (style, text) below it; style is "name", "right", "wrong" or "soft"
     lines: tuple[tuple[str, str], ...] = ()
 
 

@@ -24,28 +24,18 @@ class Seen:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything measured for the page; parts that could not be measured are empty.
+    """Everything measured for the page; parts that could not be measured are empty."""
 
-    Attributes:
-        thumbnails: data URLs by image number.
-        names: what to call each image.
-        heads: most and least exciting images of each head, and the phrase that gave the direction.
-        side: patches per side of an attention map.
-        layers: rows of `layer_effects`; empty without labels.
-        roles: rows of `role_effects`; empty without labels.
-        accuracy: zero-shot accuracy with nothing ablated.
-        images: how many images were looked at.
-        plane: phrase to its place in the plane.
-    """
-
-    thumbnails: Mapping[int, str] = field(default_factory=dict)
-    names: Mapping[int, str] = field(default_factory=dict)
+    thumbnails: Mapping[int, str] = field(default_factory=dict)  #: data URLs by image number
+    names: Mapping[int, str] = field(default_factory=dict)  #: what to call each image
+    #: most and least exciting images of each head, and the phrase that gave the direction
     heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
-    side: int = 0
-    layers: tuple[Mapping[str, float], ...] = ()
-    roles: tuple[Mapping[str, Any], ...] = ()
-    accuracy: float | None = None
-    images: int = 0
+    side: int = 0  #: patches per side of an attention map
+    layers: tuple[Mapping[str, float], ...] = ()  #: rows of `layer_effects`; empty without labels
+    roles: tuple[Mapping[str, Any], ...] = ()  #: rows of `role_effects`; empty without labels
+    accuracy: float | None = None  #: zero-shot accuracy with nothing ablated
+    images: int = 0  #: how many images were looked at
+    #: phrase to its place in the plane
     plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 

@@ -16,19 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """The adapted model and the frozen one on the same images.
+    """The adapted model and the frozen one on the same images."""
 
-    Attributes:
-        images: the images.
-        adapted: what the adapted model answered, in every mode.
-        frozen: what zero-shot CLIP answered.
-        mode: the mode the report is about.
-    """
-
-    images: ImageSet
-    adapted: Evaluation
-    frozen: Evaluation
-    mode: str
+    images: ImageSet  #: the images
+    adapted: Evaluation  #: what the adapted model answered, in every mode
+    frozen: Evaluation  #: what zero-shot CLIP answered
+    mode: str  #: the mode the report is about
 
     @property
     def answers(self) -> Tensor:
@@ -89,17 +82,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class NewClasses:
-    """What happens to new classes: those the adapter was not trained on.
+    """What happens to new classes: those the adapter was not trained on."""
 
-    Attributes:
-        alone: answers among the new classes only.
-        among_all: answers among trained and new classes together; None where they have a class in common.
-        trained: how many classes of `among_all` were trained.
-    """
-
-    alone: Compared
+    alone: Compared  #: answers among the new classes only
+    #: answers among trained and new classes together; None where they have a class in common
     among_all: Compared | None
-    trained: int
+    trained: int  #: how many classes of `among_all` were trained
 
     def taken_for_trained(self) -> dict[str, float]:
         """Share of images of new classes answered as a trained class, by zero-shot CLIP and each mode."""
@@ -112,28 +100,17 @@ class NewClasses:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Everything a report about one adapted model shows.
+    """Everything a report about one adapted model shows."""
 
-    Attributes:
-        method: title of the method.
-        classes: the classes it was trained on.
-        backbone: name and fingerprint of the frozen backbone.
-        template: prompt with `{}`.
-        parameters: how many parameters were learned.
-        trained: answers on the classes it was trained on.
-        new: answers on new classes; None with the reason in `why_no_new`.
-        why_no_new: a sentence.
-        fusion_weights: weights of class token and attributes; empty for methods without fusion.
-        gates: gates of the heads after each epoch [epochs, L, H]; None for methods without gates.
-    """
-
-    method: str
-    classes: tuple[str, ...]
-    backbone: str
-    template: str
-    parameters: int
-    trained: Compared
-    new: NewClasses | None = None
-    why_no_new: str = ""
+    method: str  #: title of the method
+    classes: tuple[str, ...]  #: the classes it was trained on
+    backbone: str  #: name and fingerprint of the frozen backbone
+    template: str  #: prompt with `{}`
+    parameters: int  #: how many parameters were learned
+    trained: Compared  #: answers on the classes it was trained on
+    new: NewClasses | None = None  #: answers on new classes; None with the reason in `why_no_new`
+    why_no_new: str = ""  #: a sentence
+    #: weights of class token and attributes; empty for methods without fusion
     fusion_weights: Mapping[str, float] = field(default_factory=dict)
+    #: gates of the heads after each epoch [epochs, L, H]; None for methods without gates
     gates: Tensor | None = None

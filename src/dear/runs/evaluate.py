@@ -15,21 +15,15 @@ BINS = 15  #: of the calibration error
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a method answered on a set.
+    """What a method answered on a set."""
 
-    Attributes:
-        classes: class names, in the order of the labels.
-        labels: [n], the truth.
-        answers: mode -> [n], the class answered.
-        confidence: mode -> [n], its probability: calibrated where the run is, else under CLIP's temperature.
-        groups: class and value of each image, where the set knows values beside the class.
-    """
-
-    classes: tuple[str, ...]
-    labels: Tensor
-    answers: dict[str, Tensor]
+    classes: tuple[str, ...]  #: class names, in the order of the labels
+    labels: Tensor  #: [n], the truth
+    answers: dict[str, Tensor]  #: mode -> [n], the class answered
+    #: mode -> [n], its probability: calibrated where the run is, else under CLIP's temperature
     confidence: dict[str, Tensor]
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
+    #: class and value of each image, where the set knows values beside the class
     groups: tuple[str, ...] | None = None
     trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: all were
     scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
@@ -74,11 +68,7 @@ class Evaluation:
         return {group: sum(hits) / len(hits) for group, hits in found.items()}
 
     def pick(self, mode: str | None) -> str:
-        """The mode that is meant: the usual one for None.
-
-        Raises:
-            UsageError: the method has no such mode.
-        """
+        """The mode that is meant: the usual one for None."""
         if mode is None:
             return next(iter(self.answers))
         if mode not in self.answers:

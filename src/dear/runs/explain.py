@@ -282,9 +282,6 @@ class Explainer:
             answer: the class to explain; None: the answer.
             against: the class to compare with; None: the likeliest other one.
             progress: called with ("images", images done, images in all).
-
-        Raises:
-            UsageError: a class is not the model's, or it has one class only.
         """
         chosen = [None if name is None else self._class(name) for name in (answer, against)]
         if len(self.model.classes) < 2:
@@ -596,9 +593,6 @@ def explain_set(
 
     The mixture of an image is compared with those of all images that got the same answer: how far each part
     lies from their mean, in their standard deviations, and the root of the mean square of that.
-
-    Raises:
-        UsageError: the model does not know the set's classes.
     """
     model = explainer.model
     known, labels = model.for_labels(images)
@@ -650,9 +644,6 @@ def where(clip: Clip, image: Any, phrase: str) -> Tensor:
 
     The score is the cosine with the phrase minus the mean cosine with the words of all known concepts; no
     training is needed.
-
-    Raises:
-        UsageError: the phrase is empty, or the backbone pools its tokens by attention.
     """
     if not phrase.strip():
         raise UsageError("say what to look for, in a word or a short phrase")

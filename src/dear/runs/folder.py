@@ -51,11 +51,7 @@ _corrected_clips: WeakKeyDictionary[Clip, WeakValueDictionary[str, Clip]] = Weak
 
 
 def read_config(folder: str | os.PathLike[str]) -> Spec:
-    """`config.json` of a run, checked.
-
-    Raises:
-        RunError: the folder holds none, or one of another version.
-    """
+    """`config.json` of a run, checked."""
     path = Path(folder) / "config.json"
     if not os.path.isfile(path):  # unlike Path's own, also for names no disk can hold
         raise RunError(
@@ -88,11 +84,7 @@ def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
 
 
 def check_folder(path: str | os.PathLike[str], resume: bool) -> None:
-    """Refuse a folder that no run can be written to, before any work is done for it.
-
-    Raises:
-        RunError: it holds a run that is not to be continued, is in use, is a file or cannot be written.
-    """
+    """Refuse a folder that no run can be written to, before any work is done for it."""
     folder = Path(path)
     fresh = not folder.exists()
     try:
@@ -133,11 +125,7 @@ def _numbers(line: dict[str, Any]) -> bool:
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """`metrics.json` of a finished run, checked.
-
-    Raises:
-        RunError: it is not one.
-    """
+    """`metrics.json` of a finished run, checked."""
     path = Path(folder) / "metrics.json"
     metrics = read_json(path, "run metrics")
     if not isinstance(metrics, dict) or type(metrics.get("steps")) is not int:
@@ -174,11 +162,7 @@ def write_correction(folder: Path, correction: Correction | None) -> None:
 
 
 def read_correction(folder: Path, entry: Any) -> Correction | None:
-    """The correction that `config.json` of a run describes; None where it has none.
-
-    Raises:
-        RunError: it is not as it should be, or the tensors are others than the run was trained with.
-    """
+    """The correction that `config.json` of a run describes; None where it has none."""
     if entry is None:
         return None
     path = folder / CORRECTION
@@ -209,11 +193,7 @@ def write_calibration(folder: Path, calibration: Calibration | None) -> None:
 
 
 def read_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
-    """The calibration of a run folder; None where it has none.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """The calibration of a run folder; None where it has none."""
     path = Path(folder) / CALIBRATION
     if not path.is_file():
         return None
@@ -256,9 +236,6 @@ def load_run(
         backbone: a `Clip`, or what `dear.load` takes; None: the one the run names.
         device: where to load the backbone.
         allow_other: accept a backbone with other weights of the same shape.
-
-    Raises:
-        RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
     """
     folder = Path(path)
     config = read_config(folder)

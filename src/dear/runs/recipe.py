@@ -74,11 +74,7 @@ class Recipe:
 
     @classmethod
     def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:
-        """The recipe of a method: the usual one, what the method's paper changes, then `changes`.
-
-        Raises:
-            UsageError: a change names no field of the recipe, or is of another kind than the field.
-        """
+        """The recipe of a method: the usual one, what the method's paper changes, then `changes`."""
         known = {each.name for each in fields(cls)}
         unknown = sorted(set(changes) - known)
         if unknown:

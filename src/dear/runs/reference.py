@@ -82,11 +82,7 @@ class Reference:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Reference | None:
-        """What a run folder holds; None: nothing.
-
-        Raises:
-            RunError: the file is damaged.
-        """
+        """What a run folder holds; None: nothing."""
         path = Path(folder) / FILE
         if not path.is_file():
             return None

@@ -160,11 +160,7 @@ class Spec(Strict, frozen=True):
         )
 
     def changed(self, **changes: Any) -> Spec:
-        """The same with some fields changed; None stands for "not said" where a field has another default.
-
-        Raises:
-            UsageError: there is no such field, or its value is not possible.
-        """
+        """The same with some fields changed; None stands for "not said" where a field has another default."""
         known = {field.name: field for field in msgspec.structs.fields(self)}
         unknown = sorted(set(changes) - set(known))
         if unknown:

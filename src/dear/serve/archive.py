@@ -38,11 +38,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_run_name(name: str) -> str:
-    """A name that is safe as a folder's name.
-
-    Raises:
-        Refused: it is not.
-    """
+    """A name that is safe as a folder's name."""
     if not _NAME.fullmatch(name):
         raise Refused(400, "a name has 1 to 100 letters, digits, '.', '_' or '-', and begins with no '.'")
     return name
@@ -59,10 +55,6 @@ def install_run(
         store: that serves it, and whose folder it goes into.
         most_bytes: of the unpacked run.
         trial: answers an image with the adapter; raises where it cannot.
-
-    Raises:
-        Refused: 400 or 413: it is no run that can be served; 409: the name is that of something else; 507:
-            the disk is full.
     """
     place = store.folder / name
     try:
@@ -96,11 +88,7 @@ def _refuse_other(place: Path) -> None:
 
 
 def unpack_run(content: bytes, folder: Path, name: str, most_bytes: int) -> Path:
-    """Unpack an archive beside the served runs; returns the hidden folder, to be renamed when it is good.
-
-    Raises:
-        Refused: it is no archive of a run, or larger than allowed.
-    """
+    """Unpack an archive beside the served runs; returns the hidden folder, to be renamed when it is good."""
     place = folder / f".{name}.{uuid.uuid4().hex}"
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -101,11 +101,7 @@ class Batcher(Generic[J, R]):
             return self._held.total() > 0 and time.monotonic() - self._progress > seconds
 
     async def compute(self, jobs: Sequence[J], caller: str = "", cost: float = 1.0) -> list[R]:
-        """Results of all jobs of a request, in their order.
-
-        Raises:
-            Refused: the queue is full (429) or the service is stopping (503); then none is computed.
-        """
+        """Results of all jobs of a request, in their order."""
         if not jobs:
             return []
         request = _Request(len(jobs))
@@ -113,11 +109,7 @@ class Batcher(Generic[J, R]):
         return await request.future
 
     async def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> V:
-        """Call a function in the computing thread when it is the caller's turn.
-
-        Raises:
-            Refused: as `compute`.
-        """
+        """Call a function in the computing thread when it is the caller's turn."""
         request = _Request(1)
         self._put([_Waiting(caller, request, function=function)], caller, cost)
         result: V = (await request.future)[0]

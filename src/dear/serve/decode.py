@@ -95,9 +95,6 @@ class Decoder:
             uploads: the images.
             caller: who takes turns with others.
             most_pixels: of all images together.
-
-        Raises:
-            Refused: they have more pixels together than allowed, or the service is stopping.
         """
         costs: list[int | Refused] = []
         for upload in uploads:

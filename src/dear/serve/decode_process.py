@@ -65,11 +65,7 @@ class Decoding:
     most_bytes: int = 2**30  #: of memory that a decoding process may take beyond what it has at its start
 
     def cost(self, content: bytes) -> int:
-        """Pixels to decode, as the header says; the most that are allowed where it cannot be read.
-
-        Raises:
-            Refused: the image is too large, or a JPEG of too many scans.
-        """
+        """Pixels to decode, as the header says; the most that are allowed where it cannot be read."""
         header = read_header(content)
         if header is None:
             return self.most_pixels if len(content) > 64 else 0
@@ -88,11 +84,7 @@ class Decoding:
         return header.cost
 
     def pixels(self, content: bytes, most_pixels: int) -> bytes:
-        """The bytes of uint8 [3, S, S].
-
-        Raises:
-            Refused: it is no image, damaged, or has more pixels than its header said.
-        """
+        """The bytes of uint8 [3, S, S]."""
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > most_pixels:

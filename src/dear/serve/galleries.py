@@ -51,11 +51,7 @@ class Search(Protocol):
         """What is searched by, and its version: of two versions only the newer is cached."""
 
     def space(self, attribute: str) -> str:
-        """The space that is meant, in any case.
-
-        Raises:
-            Refused: there is none of that name.
-        """
+        """The space that is meant, in any case."""
 
     def job(self, pixels: Tensor) -> ImageJob:
         """What is asked of an image, in the gallery or as a query."""
@@ -120,11 +116,7 @@ class ByHeads:
 
 
 def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
-    """The way to search that a request asks for.
-
-    Raises:
-        Refused: there is no such way, or no role map to search by heads.
-    """
+    """The way to search that a request asks for."""
     if way not in WAYS:
         raise Refused(400, f"by must be {' or '.join(WAYS)}; got {way!r}")
     if way == "features":
@@ -158,11 +150,7 @@ class Galleries:
         return tuple(sorted(self._images))
 
     def named(self, name: str | None) -> str:
-        """The gallery that is meant; None means the only one.
-
-        Raises:
-            Refused: there is none of that name, or several and none is named.
-        """
+        """The gallery that is meant; None means the only one."""
         if not self._images:
             raise Refused(404, "this service stores no gallery")
         if name is None and len(self._images) == 1:

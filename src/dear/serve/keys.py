@@ -88,22 +88,14 @@ class Keys:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Keys:
-        """Read a key file.
-
-        Raises:
-            DearError: it cannot be read or is not one.
-        """
+        """Read a key file."""
         keys = cls()
         keys.path = Path(path)
         keys._read(keys._stamped())
         return keys
 
     def reload(self) -> bool:
-        """Read the file again if it has changed; returns whether it has.
-
-        Raises:
-            DearError: the new file is not one; the keys stay as they were.
-        """
+        """Read the file again if it has changed; returns whether it has."""
         if self.path is None:
             return False
         stamp = self._stamped()
@@ -136,11 +128,7 @@ class Keys:
         return len(self._callers) != 1
 
     def caller(self, header: str | None, client: str) -> Caller:
-        """Who sends an Authorization header.
-
-        Raises:
-            Refused: keys are required and this is none of them.
-        """
+        """Who sends an Authorization header."""
         if not self.required:
             return Caller(client)
         given = _digest(_bearer(header))

@@ -25,11 +25,7 @@ class Part:
 
 
 def read_parts(body: bytes, content_type: str, most: int) -> list[Part]:
-    """The parts of a body, at most so many.
-
-    Raises:
-        Refused: it is not multipart/form-data, or has too many or too long parts.
-    """
+    """The parts of a body, at most so many."""
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not 0 < len(boundary) <= _MOST_BOUNDARY:
         raise Refused(400, "the multipart body cannot be read: its boundary is missing or too long")

@@ -17,31 +17,18 @@ from dear.serve.settings import ServeSettings
 
 @dataclass(frozen=True)
 class RayService:
-    """What a replica needs to start.
+    """What a replica needs to start."""
 
-    Attributes:
-        runs: folder of run folders, the same path on every machine.
-        backbone: as `dear.load` takes it.
-        settings: limits and batching of each replica.
-        keys: path of the key file.
-        galleries: sources of galleries by name.
-        device: of each replica.
-        replicas: how many.
-        cpus: that Ray reserves per replica.
-        gpus: that Ray reserves per replica.
-        route: prefix of the application's addresses.
-    """
-
-    runs: str
-    backbone: str
-    settings: ServeSettings = field(default_factory=ServeSettings)
-    keys: str | None = None
-    galleries: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "cpu"
-    replicas: int = 1
-    cpus: float = 1.0
-    gpus: float = 0.0
-    route: str = "/"
+    runs: str  #: folder of run folders, the same path on every machine
+    backbone: str  #: as `dear.load` takes it
+    settings: ServeSettings = field(default_factory=ServeSettings)  #: limits and batching of each replica
+    keys: str | None = None  #: path of the key file
+    galleries: Mapping[str, Any] = field(default_factory=dict)  #: sources of galleries by name
+    device: str = "cpu"  #: of each replica
+    replicas: int = 1  #: how many
+    cpus: float = 1.0  #: that Ray reserves per replica
+    gpus: float = 0.0  #: that Ray reserves per replica
+    route: str = "/"  #: prefix of the application's addresses
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -79,9 +66,6 @@ def start(service: RayService, host: str, port: int, address: str | None = None)
         host: address that every machine's proxy listens on.
         port: its port.
         address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
-
-    Raises:
-        UsageError: Ray Serve is not installed.
     """
     try:
         import ray

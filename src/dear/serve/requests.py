@@ -65,11 +65,7 @@ def json_schema(*fields: str) -> dict[str, Any]:
 
 
 async def read_request(request: Request, limits: Limits) -> tuple[list[Upload], Options]:
-    """Images and options of a request; a long body is not read on the event loop.
-
-    Raises:
-        Refused: naming what is wrong.
-    """
+    """Images and options of a request; a long body is not read on the event loop."""
     header = request.headers.get("content-type", "")
     kind = header.partition(";")[0].strip().casefold()
     if kind not in ("multipart/form-data", "application/json"):
@@ -171,9 +167,6 @@ def asked_classes(asked: Sequence[str] | None, own: Sequence[str]) -> tuple[str,
 
     >>> asked_classes(["+soup"], ["pizza"]), asked_classes(["soup", "cake"], ["pizza"])
     (('pizza', 'soup'), ('soup', 'cake'))
-
-    Raises:
-        Refused: a name is none, or stands twice.
     """
     if asked is None:
         return None

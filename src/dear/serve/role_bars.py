@@ -16,11 +16,7 @@ from dear.serve.errors import Refused
 
 
 def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Answer, runner-up and bars of images uint8 [3, S, S].
-
-    Raises:
-        Refused: the score cannot be taken apart, or there is one class only.
-    """
+    """Answer, runner-up and bars of images uint8 [3, S, S]."""
     if len(model.classes) < 2:
         raise Refused(400, "with one class there is nothing to explain an answer against")
     with torch.inference_mode(False):

@@ -159,11 +159,7 @@ class Service:
     async def on_classes(
         self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
     ) -> Answerer:
-        """The adapter on other classes, with their texts encoded; None: on its own.
-
-        Raises:
-            Refused: the method cannot name these classes, or the time is up.
-        """
+        """The adapter on other classes, with their texts encoded; None: on its own."""
         if classes is None or classes == adapter.card.classes:
             return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
@@ -183,11 +179,7 @@ class Service:
         return answerer
 
     async def features(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
-        """Unit features [E] of each image under the frozen backbone, or why there is none.
-
-        Raises:
-            Refused: the queue is full, or the time is up.
-        """
+        """Unit features [E] of each image under the frozen backbone, or why there is none."""
         with self._in_time():
             return await self._computed(uploads, lambda pixels: ImageJob(pixels, None), caller)
 
@@ -207,9 +199,6 @@ class Service:
             answerer: of the adapter, on the wanted classes.
             reject: share of images of known classes that may be called none of them; None: none is.
             caller: who asks.
-
-        Raises:
-            Refused: the adapter has no threshold, the queue is full, or the time is up.
         """
         limit = None
         if reject is not None:
@@ -253,11 +242,7 @@ class Service:
         top: int,
         caller: str = "",
     ) -> list[dict[str, list[Match]] | Refused]:
-        """For each image: the images of a gallery most like it, by space; None asks for every space.
-
-        Raises:
-            Refused: there is no such attribute, or the time is up.
-        """
+        """For each image: the images of a gallery most like it, by space; None asks for every space."""
         wanted = search.names if attribute is None else (search.space(attribute),)
         with self._in_time():
             queries = await self._computed(uploads, search.job, caller)
@@ -287,11 +272,7 @@ class Service:
         return [one if isinstance(one, Refused) else next(computed) for one in decoded]
 
     async def text_features(self, texts: Sequence[str], caller: str = "") -> Tensor:
-        """Unit text features [N, E].
-
-        Raises:
-            Refused: the queue is full, or the time is up.
-        """
+        """Unit text features [N, E]."""
 
         @torch.inference_mode()
         def encode(some: list[str]) -> Tensor:
@@ -311,11 +292,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._managers, function, *values)
 
     def install(self, content: bytes, name: str) -> Card:
-        """Serve the run of an archive under a name, once it has answered an image.
-
-        Raises:
-            Refused: it cannot be served; what had the name stays.
-        """
+        """Serve the run of an archive under a name, once it has answered an image."""
         return install_run(content, name, self.store, self.settings.limits.upload_bytes, self._try)
 
     def _try(self, adapter: Adapter) -> None:

@@ -65,11 +65,7 @@ class Adapter:
         return self.answerer.method
 
     def on_classes(self, classes: tuple[str, ...]) -> Answerer:
-        """The adapter on other classes, whose texts are still to be encoded.
-
-        Raises:
-            Refused: the method cannot name these classes.
-        """
+        """The adapter on other classes, whose texts are still to be encoded."""
         try:
             return Answerer(self.model.with_classes(classes))
         except DearError as error:
@@ -116,11 +112,7 @@ class AdapterStore:
         return len(self._loaded)
 
     def card(self, name: str) -> Card:
-        """One adapter.
-
-        Raises:
-            Refused: there is none of that name.
-        """
+        """One adapter."""
         with self._lock:
             if name in self._cards:
                 return self._cards[name]
@@ -191,11 +183,7 @@ class AdapterStore:
             self._loaded.popitem(last=False)
 
     def read_card(self, name: str, path: Path, version: str) -> Card:
-        """What can be told of a run without loading it.
-
-        Raises:
-            DearError: it is no finished run of this backbone.
-        """
+        """What can be told of a run without loading it."""
         config, metrics = read_config(path), read_metrics(path)
         if config.identity != self.clip.identity:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
@@ -211,11 +199,7 @@ class AdapterStore:
         return Card(name, version, config.method, classes, trained, _figures(metrics), kind)
 
     def load_adapter(self, card: Card, path: Path) -> Adapter:
-        """The adapter of a run, which must still be the run of the card when it is loaded.
-
-        Raises:
-            DearError: it cannot be loaded.
-        """
+        """The adapter of a run, which must still be the run of the card when it is loaded."""
         model = Model.load(path, self.clip, precision=self.precision)
         if run_version(path) != card.version:
             raise RunError(f"{path}: changed while it was read")
@@ -229,11 +213,7 @@ class AdapterStore:
     # -- adapters ---------------------------------------------------------------------------------
 
     def get(self, name: str) -> Adapter:
-        """The adapter, loaded; this may take a while the first time.
-
-        Raises:
-            Refused: there is none of that name, or it cannot be loaded.
-        """
+        """The adapter, loaded; this may take a while the first time."""
         with self._lock:
             gate = self._loading.setdefault(name, threading.Lock())
         reason: Exception | None = None
@@ -266,11 +246,7 @@ class AdapterStore:
         raise Refused(409, f"the adapter {name!r} cannot be served: {reason}") from reason
 
     def ready(self, name: str) -> Adapter | None:
-        """The adapter if it is loaded.
-
-        Raises:
-            Refused: there is none of that name.
-        """
+        """The adapter if it is loaded."""
         return self._ready(self.card(name))
 
     def _ready(self, card: Card) -> Adapter | None:

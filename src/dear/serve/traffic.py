@@ -28,11 +28,7 @@ class Traffic:
 
     @contextmanager
     def request(self, caller: Caller) -> Iterator[None]:
-        """A request while it is answered.
-
-        Raises:
-            Refused: the caller has too many already.
-        """
+        """A request while it is answered."""
         most = self.limits.requests if caller.requests is None else caller.requests
         count = self._requests.get(caller.name, 0)
         if count >= most:
@@ -62,11 +58,7 @@ class Traffic:
         self._tokens[caller.name] = (left - 1, now)
 
     def hold(self, caller: str, count: int) -> None:
-        """Note bytes of a body that are held; negative: given back. One caller may hold half of all.
-
-        Raises:
-            Refused: too many are held.
-        """
+        """Note bytes of a body that are held; negative: given back. One caller may hold half of all."""
         own, most = self._bytes.get(caller, 0) + count, self.limits.held_bytes
         total = sum(self._bytes.values()) + count
         if count > 0 and (own > max(most // 2, self.limits.upload_bytes) or total > most):

@@ -163,10 +163,6 @@ def serving(
         max_upload_mb: larger uploads are refused.
         device: where to compute.
         service: address of an adapter of a running service, whose answers the Classify tab shows, too.
-
-    Raises:
-        UsageError: the port is taken or the host is not this computer's.
-        DearError: run, backbone or data cannot be opened.
     """
     if not 1 <= max_upload_mb <= 1000:
         raise UsageError(f"max_upload_mb = {max_upload_mb}: choose between 1 and 1000")

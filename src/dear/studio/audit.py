@@ -32,11 +32,7 @@ class Auditor:
         self.desk = desk
 
     def images(self, data: str, model: Model) -> ImageSet:
-        """The images to audit: named by the visitor, else those on the desk whose classes the model knows.
-
-        Raises:
-            UsageError: the page is served to others, or no image on the desk is of a class the model knows.
-        """
+        """The images to audit: named by the visitor, else those on the desk whose classes the model knows."""
         name = data.strip()
         if name:
             if not self.desk.local and not name.startswith("world:"):

@@ -43,24 +43,17 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answers of the models for one image.
+    """The answers of the models for one image."""
 
-    Attributes:
-        name: of the image.
-        image: itself.
-        answers: model or mode -> (class, probability), likeliest first.
-        shares: class token or attribute -> its part of the margin of the fused answer over the runner-up;
-            empty for methods without attributes.
-        runner_up: the class the margin is over.
-        refused: modes for which the image is none of the classes.
-    """
-
-    name: str
-    image: Image.Image
+    name: str  #: of the image
+    image: Image.Image  #: itself
+    #: model or mode -> (class, probability), likeliest first
     answers: Mapping[str, tuple[tuple[str, float], ...]]
+    #: class token or attribute -> its part of the margin of the fused answer over the runner-up; empty for
+    #: methods without attributes
     shares: Mapping[str, float]
-    runner_up: str
-    refused: tuple[str, ...] = ()
+    runner_up: str  #: the class the margin is over
+    refused: tuple[str, ...] = ()  #: modes for which the image is none of the classes
 
 
 def parse_classes(text: str) -> list[str]:
@@ -68,9 +61,6 @@ def parse_classes(text: str) -> list[str]:
 
     >>> parse_classes("cat, dog\n\n cat")
     ['cat', 'dog']
-
-    Raises:
-        UsageError: there are fewer than two, or far too many.
     """
     names = list(dict.fromkeys(part.strip() for part in text.replace("\n", ",").split(",") if part.strip()))
     if len(names) < 2:
@@ -81,11 +71,7 @@ def parse_classes(text: str) -> list[str]:
 
 
 def open_uploads(paths: Sequence[str]) -> list[tuple[str, Image.Image]]:
-    """The images of uploaded files, with their names.
-
-    Raises:
-        InputError: there is none, there are too many, or one is not an image (named without its folder).
-    """
+    """The images of uploaded files, with their names."""
     if not paths:
         raise InputError("choose an image first: drop one, take one with the camera, or click an example")
     if len(paths) > MOST_IMAGES:
@@ -110,11 +96,7 @@ def _check_total(images: Sequence[tuple[str, Image.Image]]) -> None:
 
 
 def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]], list[str]]:
-    """The images of the uploaded files that can be read, and a sentence for each other file.
-
-    Raises:
-        InputError: none can be read, or there are none or too many.
-    """
+    """The images of the uploaded files that can be read, and a sentence for each other file."""
     try:
         return open_uploads(paths), []
     except InputError as error:
@@ -153,10 +135,6 @@ def classify(
         top: answers kept of each model.
         progress: called with what is being done.
         reject: share of images of trained classes that may be refused; None refuses none.
-
-    Raises:
-        DearError: the method cannot name these classes, the template has no `{}`, or images are to be refused
-            by a model that has no calibration.
     """
     trained = desk.find_model(progress)
     same = tuple(classes) == trained.classes and template == trained.template
@@ -243,11 +221,7 @@ def which_to_trust(model: Model, classes: Sequence[str]) -> tuple[str, str]:
 
 
 def check_service(address: str) -> str:
-    """The address of an adapter of a service, as `http://127.0.0.1:8000/v1/models/pets`.
-
-    Raises:
-        UsageError: it is no such address.
-    """
+    """The address of an adapter of a service, as `http://127.0.0.1:8000/v1/models/pets`."""
     parts = urlsplit(address)
     path = parts.path.rstrip("/")
     if parts.scheme not in ("http", "https") or not parts.netloc or "/v1/models/" not in path:
@@ -261,11 +235,7 @@ def check_service(address: str) -> str:
 def ask_service(
     address: str, images: Sequence[Image.Image], classes: Sequence[str], top: int
 ) -> list[Ranked]:
-    """The service's answers for images among some classes. Its key is read from the environment: DEAR_KEY.
-
-    Raises:
-        InputError: it cannot be reached or refuses; with its sentence.
-    """
+    """The service's answers for images among some classes. Its key is read from the environment: DEAR_KEY."""
     body = {"images": [_png(image) for image in images], "classes": list(classes), "top": top}
     headers = {"Content-Type": "application/json"}
     if os.environ.get("DEAR_KEY"):

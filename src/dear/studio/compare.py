@@ -45,11 +45,7 @@ class Shown:
 
 
 def result_files(desk: Desk, uploads: Sequence[str], folder: str) -> list[Path]:
-    """The files to read: uploads, or those of a grid's folder on this computer.
-
-    Raises:
-        DearError: there are none, too many, or the folder may not be named.
-    """
+    """The files to read: uploads, or those of a grid's folder on this computer."""
     if folder.strip():
         root = check_folder(desk, folder.strip())
         inside = root / "cells" if (root / "cells").is_dir() else root
@@ -64,11 +60,7 @@ def result_files(desk: Desk, uploads: Sequence[str], folder: str) -> list[Path]:
 
 
 def compare(files: Sequence[Path]) -> dict[str, Shown]:
-    """Tables and figures of result files, by protocol.
-
-    Raises:
-        DearError: a file is not a result of `dear bench`; it is named without its folder.
-    """
+    """Tables and figures of result files, by protocol."""
     groups: dict[str, dict[str, tuple[Cell, Result]]] = {}
     for path in files:
         try:
@@ -113,9 +105,6 @@ def compare_models(desk: Desk, first: str, second: str, data: str, tell: Progres
         second: the same.
         data: labeled images, as for `open_data`; empty: the images on the desk.
         tell: called with what is being done.
-
-    Raises:
-        DearError: a run or the data cannot be opened, or a model cannot name the classes of the data.
     """
     if not first or not second or first == second:
         raise UsageError("choose two different models to compare")

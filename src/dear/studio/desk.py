@@ -38,33 +38,19 @@ class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed 
 
 @dataclass
 class Desk:
-    """Everything the tabs share. One person works at it; a lock keeps two tabs from training at once.
+    """Everything the tabs share. One person works at it; a lock keeps two tabs from training at once."""
 
-    Attributes:
-        clip: the frozen backbone.
-        roles: its role map; None until it is found.
-        images: images to look at: the run's own, or examples of the attribute world.
-        folder: private folder for runs and uploads.
-        model: the adapted model; None until one is trained or loaded.
-        source: where the model came from, in words.
-        local: the page is served to this computer only, so it may name folders of this computer.
-        example: the model is the example that `find_model` trains.
-        version: how many models were taken since the desk was set; pages refresh when it rises.
-        models: models that can be compared, by name.
-        service: address of an adapter of a running service that is asked, too; None: none.
-    """
-
-    clip: Clip
-    roles: RoleMap | None
-    images: ImageSet
-    folder: Path
-    model: Model | None = None
-    source: str = ""
-    local: bool = True
-    example: bool = False
-    version: int = 0
-    models: dict[str, Model] = field(default_factory=dict)
-    service: str | None = None
+    clip: Clip  #: the frozen backbone
+    roles: RoleMap | None  #: its role map; None until it is found
+    images: ImageSet  #: images to look at: the run's own, or examples of the attribute world
+    folder: Path  #: private folder for runs and uploads
+    model: Model | None = None  #: the adapted model; None until one is trained or loaded
+    source: str = ""  #: where the model came from, in words
+    local: bool = True  #: the page is served to this computer only, so it may name folders of this computer
+    example: bool = False  #: the model is the example that `find_model` trains
+    version: int = 0  #: how many models were taken since the desk was set; pages refresh when it rises
+    models: dict[str, Model] = field(default_factory=dict)  #: models that can be compared, by name
+    service: str | None = None  #: address of an adapter of a running service that is asked, too; None: none
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -165,9 +151,6 @@ def open_desk(
         data: images to look at, as for `dear.open_data`.
         device: where to compute.
         local: the page may name folders of this computer.
-
-    Raises:
-        DearError: the run, the backbone or the data cannot be opened.
     """
     if run is None:
         clip = load(backbone or "mini", device=device)

@@ -112,12 +112,7 @@ def _warm(heat: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def parse_key(text: str, roles: RoleMap) -> Key:
-    """The head that "12-7" or "12, 7" names.
-
-    Raises:
-        UsageError: it names none.
-        RoleError: the map has no such head.
-    """
+    """The head that "12-7" or "12, 7" names."""
     parts = text.replace(",", "-").split("-")
     if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
         raise UsageError(f"{text!r} is not a head; write layer and head as 12-7")

@@ -26,12 +26,7 @@ class Search:
         self._cached: tuple[Method, str, ImageSet, Tensor] | None = None
 
     def gallery(self, folder: str) -> ImageSet:
-        """The images to search: a folder of this computer, or without one those on the desk.
-
-        Raises:
-            UsageError: the page is served to others, who may not name folders of this computer.
-            DataError: it is no folder, or holds no or too many images.
-        """
+        """The images to search: a folder of this computer, or without one those on the desk."""
         name = folder.strip()
         if not name:
             return self.desk.images
@@ -49,11 +44,7 @@ class Search:
         top: int = 8,
         progress: Progress | None = None,
     ) -> list[tuple[Image.Image, str, float]]:
-        """The nearest images of the gallery: (image, name, cosine), nearest first.
-
-        Raises:
-            UsageError: the model has no attributes, or not this one.
-        """
+        """The nearest images of the gallery: (image, name, cosine), nearest first."""
         model = self.desk.find_model(progress).method
         if not isinstance(model, DeAR):
             raise UsageError(f"{model.title} has no features of its own for attributes; load or train a DeAR")
@@ -81,12 +72,7 @@ class Search:
 
 
 def check_folder(desk: Desk, name: str) -> Path:
-    """A folder of this computer that the page's visitor may name.
-
-    Raises:
-        UsageError: the page is served to others.
-        DataError: it is no folder.
-    """
+    """A folder of this computer that the page's visitor may name."""
     if not desk.local:
         raise UsageError(
             "this studio is open to other computers, so folders of this one cannot be named here"

@@ -41,22 +41,14 @@ ROLE_CHOICES = (AUTOMATIC, DISCOVER, MIXED)
 
 @dataclass
 class Watched:
-    """The state of a training, for display.
+    """The state of a training, for display."""
 
-    Attributes:
-        state: "idle", "running", "stopped", "finished" or "failed".
-        message: a sentence for people.
-        step: steps done, of `steps`.
-        steps: steps in all.
-        lines: the log so far.
-        accuracy: (step, mode -> share) measured after each epoch.
-    """
-
-    state: str = "idle"
-    message: str = "Nothing has been trained yet."
-    step: int = 0
-    steps: int = 0
-    lines: list[Mapping[str, float | int]] = field(default_factory=list)
+    state: str = "idle"  #: "idle", "running", "stopped", "finished" or "failed"
+    message: str = "Nothing has been trained yet."  #: a sentence for people
+    step: int = 0  #: steps done, of `steps`
+    steps: int = 0  #: steps in all
+    lines: list[Mapping[str, float | int]] = field(default_factory=list)  #: the log so far
+    #: (step, mode -> share) measured after each epoch
     accuracy: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
 
     @property
@@ -87,10 +79,6 @@ class Trainer:
             spec: what to train; an empty backbone is the one on the desk.
             roles: one of `ROLE_CHOICES`, or a role map file.
             owner: the visitor who begins it.
-
-        Raises:
-            UsageError: one is running, or the training asks for nonsense.
-            DearError: the data cannot be opened.
         """
         if not 1 <= int(spec.recipe.get("epochs", 1)) <= 200 or not 0 <= spec.shots <= 10_000:
             raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
@@ -104,11 +92,7 @@ class Trainer:
             self._launch(images, test, resume=False)
 
     def resume(self) -> None:
-        """Continue the training that was stopped.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Continue the training that was stopped."""
         with self.desk.lock:
             self._refuse_second()
             if self.spec is None or self.watched.state != "stopped":
@@ -132,11 +116,7 @@ class Trainer:
         return self.watched
 
     def download(self) -> Path:
-        """The finished run as one zip file.
-
-        Raises:
-            RunError: no run is finished.
-        """
+        """The finished run as one zip file."""
         with self.desk.lock:  # no other training can begin meanwhile
             if self.run is None or self.watched.state != "finished" or self.spec is None:
                 raise RunError("there is no finished run to download yet")

@@ -23,11 +23,7 @@ def _first(images: Sequence[Named]) -> Named:
 
 
 def why_html(desk: Desk, images: Sequence[Named], classes: Sequence[str], template: str) -> str:
-    """The adapted model's answer for the first image, explained.
-
-    Raises:
-        DearError: no image was classified yet, or the method cannot name these classes.
-    """
+    """The adapted model's answer for the first image, explained."""
     _, image = _first(images)
     trained = Model.of(desk.find_model())
     same = tuple(classes) == trained.classes and template == trained.template
@@ -39,11 +35,7 @@ def why_html(desk: Desk, images: Sequence[Named], classes: Sequence[str], templa
 
 
 def where_html(desk: Desk, images: Sequence[Named], phrase: str) -> str:
-    """Where the frozen backbone sees a phrase in the first image.
-
-    Raises:
-        DearError: no image was classified yet, or the phrase is empty.
-    """
+    """Where the frozen backbone sees a phrase in the first image."""
     _, image = _first(images)
     found = where(desk.clip.plain, image, phrase)
     shown = heat(seen(image, Model.of(desk.find_model())), found, f"where {phrase} is", ("name", phrase))

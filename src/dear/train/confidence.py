@@ -88,10 +88,9 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
     >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
     0.875
     """
-    from sklearn.metrics import roc_auc_score
-
-    labels = torch.cat([torch.ones(len(known)), torch.zeros(len(unknown))])
-    return float(roc_auc_score(labels.numpy(), torch.cat([known, unknown]).double().numpy()))
+    ranked = unknown.sort().values
+    below, up_to = (torch.searchsorted(ranked, known.contiguous(), right=right) for right in (False, True))
+    return float((below + up_to).double().mean()) / (2 * len(ranked))
 
 
 def share_interval(hits: int, n: int, level: float = 0.9) -> tuple[float, float]:

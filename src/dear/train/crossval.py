@@ -26,39 +26,25 @@ Logits = dict[str, Tensor]  #: mode -> [n, C]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Answers for images that were held out.
+    """Answers for images that were held out."""
 
-    Attributes:
-        logits: mode -> [n, C], by the method that was trained without the image.
-        labels: the truth, [n].
-        rows: places of the images in the training set, [n].
-    """
-
-    logits: Logits
-    labels: Tensor
-    rows: Tensor
+    logits: Logits  #: mode -> [n, C], by the method that was trained without the image
+    labels: Tensor  #: the truth, [n]
+    rows: Tensor  #: places of the images in the training set, [n]
 
 
 @dataclass(frozen=True)
 class HeldOutClasses:
-    """Answers of a method that was trained on some of the classes.
+    """Answers of a method that was trained on some of the classes."""
 
-    Attributes:
-        trained: classes it was trained on.
-        new: classes that were held out.
-        logits: mode -> [n, C] of held-out images of trained classes and of all images of held-out ones; the
-            columns are trained, then new classes; trained ones alone for methods that learn their classes.
-        labels: the column of the truth, [n]; held-out classes count on after the trained ones.
-        rows: places of the images in the training set, [n].
-        gamma: distance ratio of each column, [C]; 1 for trained classes.
-    """
-
-    trained: tuple[str, ...]
-    new: tuple[str, ...]
+    trained: tuple[str, ...]  #: classes it was trained on
+    new: tuple[str, ...]  #: classes that were held out
+    #: mode -> [n, C] of held-out images of trained classes and of all images of held-out ones; the columns
+    #: are trained, then new classes; trained ones alone for methods that learn their classes
     logits: Logits
-    labels: Tensor
-    rows: Tensor
-    gamma: Tensor
+    labels: Tensor  #: the column of the truth, [n]; held-out classes count on after the trained ones
+    rows: Tensor  #: places of the images in the training set, [n]
+    gamma: Tensor  #: distance ratio of each column, [C]; 1 for trained classes
 
     def of_trained(self) -> HeldOut:
         """Answers for held-out images of trained classes, among those."""
@@ -125,23 +111,17 @@ def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, se
 
 @dataclass(frozen=True)
 class Trials:
-    """How the trainings of a cross-validation are done: always the same way, on parts of one set.
+    """How the trainings of a cross-validation are done: always the same way, on parts of one set."""
 
-    Attributes:
-        images: the training set, every image once.
-        recipe: how to train, each time.
-        stages: what the frozen backbone makes of all images, where that is computed once for all trainings.
-        repeated: which of some images, given their labels, an epoch shows how often; None: each once.
-        progress: called with (steps done, steps in all) of the training that runs.
-        stop: asked after every step; True ends everything with `Paused`.
-    """
-
-    images: ImageSet
-    recipe: Recipe
+    images: ImageSet  #: the training set, every image once
+    recipe: Recipe  #: how to train, each time
+    #: what the frozen backbone makes of all images, where that is computed once for all trainings
     stages: Stages | None = None
+    #: which of some images, given their labels, an epoch shows how often; None: each once
     repeated: Callable[[Tensor], list[int]] | None = None
+    #: called with (steps done, steps in all) of the training that runs
     progress: Callable[[int, int], None] | None = None
-    stop: Callable[[], bool] | None = None
+    stop: Callable[[], bool] | None = None  #: asked after every step; True ends everything with `Paused`
 
     def fit_subset(self, method: Method, rows: Tensor, place: Tensor | None = None) -> None:
         """Train a fresh method on the images at `rows`; `place` translates the set's labels to its own."""

@@ -94,9 +94,6 @@ def plan_edits(
         kinds: of the properties.
         way: "auto", "copies" or "directions".
         seed: of the edits.
-
-    Raises:
-        UsageError: there is no such way for a property.
     """
     if way not in ("auto", *WAYS):
         raise UsageError(

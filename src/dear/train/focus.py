@@ -30,11 +30,7 @@ from dear.runs.feature_cache import FeatureCache
 
 
 def check_focus(kind: type[Method]) -> None:
-    """Refuse a focus for a method that cannot use it.
-
-    Raises:
-        UsageError: naming the methods that can.
-    """
+    """Refuse a focus for a method that cannot use it."""
     if not can_focus(kind):
         able = ", ".join(name for name, other in METHODS.items() if can_focus(other))
         raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {able}")
@@ -56,9 +52,6 @@ def find_focus(
         wanted: a role of the map, in any case, or "auto".
         roles: the backbone's role map.
         progress: told about the images that are read.
-
-    Raises:
-        UsageError: no head has that role, or all that have it are removed.
     """
     heads = {
         name: left

@@ -144,20 +144,14 @@ class CachedViews:
 
 @dataclass(frozen=True)
 class Stages:
-    """Frozen-stage outputs of every image of a set, for several trainings on parts of it.
+    """Frozen-stage outputs of every image of a set, for several trainings on parts of it."""
 
-    Attributes:
-        views: `Method.frozen_stage` of each view, tensors [n, ...]; epochs take the views in turn.
-        own: `Method.inference_stage` of CLIP's own view, tensors [n, ...].
-        walks: frozen features [n, E] of random views, for `Method.prepare` of methods that average views.
-        random: whether the views are random crops, as a recipe with `augment` wants them.
-        rows: the images that are meant, [m]; None: all.
-    """
-
+    #: `Method.frozen_stage` of each view, tensors [n, ...]; epochs take the views in turn
     views: tuple[Frozen, ...]
-    own: Frozen
-    random: bool = False
-    rows: Tensor | None = None
+    own: Frozen  #: `Method.inference_stage` of CLIP's own view, tensors [n, ...]
+    random: bool = False  #: whether the views are random crops, as a recipe with `augment` wants them
+    rows: Tensor | None = None  #: the images that are meant, [m]; None: all
+    #: frozen features [n, E] of random views, for `Method.prepare` of methods that average views
     walks: tuple[Tensor, ...] = ()
 
     @classmethod

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -206,12 +207,16 @@ class Loop:
         self.learned = [p for p in method.parameters() if p.requires_grad]
         if not self.learned:
             self.steps = 0
-        self.optimizer = optimizer_of(self.learned, recipe, rates_of(method))
         self.scaler = torch.amp.GradScaler(feed.device.type, enabled=self.dtype == torch.float16)
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
         self._names: tuple[str, ...] = ()
         self._step: Step | None = None  # chosen at the first step
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Made when it is first needed: a method without steps needs none."""
+        return optimizer_of(self.learned, self.recipe, rates_of(self.method))
 
     def run(
         self,
@@ -230,9 +235,6 @@ class Loop:
 
         Returns:
             None when training is complete, else where it paused.
-
-        Raises:
-            TrainingError: a part of the loss is not finite; the step and the part are named.
         """
         per_epoch = self.feed.steps_per_epoch
         devices = [self.feed.device] if self.feed.device.type == "cuda" else []
@@ -278,11 +280,7 @@ class Loop:
         self.step += 1
 
     def check(self) -> list[list[float]]:
-        """Losses since the last line, read from the device: [steps][1 + parts].
-
-        Raises:
-            TrainingError: one of them is not finite.
-        """
+        """Losses since the last line, read from the device: [steps][1 + parts]."""
         rows: list[list[float]] = torch.stack(self._window).tolist() if self._window else []
         for place, row in enumerate(rows):
             broken = [n for n, value in zip(self._names, row, strict=True) if not math.isfinite(value)]

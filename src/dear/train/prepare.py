@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -137,6 +137,10 @@ def prepare(
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
         spec = spec.changed(**_noted(without), copies=copies)
+    if kind.cut == "feature":  # the features of CLIP's own view are computed once, and cached
+        changes.setdefault("augment", False)
+        if any(option.name == "views" for option in fields(kind.Config)):
+            options.setdefault("views", 0)
     focus = None
     if spec.focus is not None and chart is not None:
         chart.check(clip, spec.allow_other_roles)
@@ -156,8 +160,6 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
-    if kind.cut == "feature":
-        changes.setdefault("augment", False)  # the features are then computed once
     recipe = Recipe.of(method, **{"seed": spec.seed, **changes})
     if "epochs" not in spec.recipe:
         walked = len(balanced_rows(images.labels)) if spec.balance else len(images)

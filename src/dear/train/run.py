@@ -87,10 +87,6 @@ def train(
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: made of method, recipe and images.
         stages: what the frozen backbone makes of the images, where it is known; they are then not read.
-
-    Raises:
-        RunError: the folder is in use or holds another run, or the loss is not finite.
-        Paused: stopped by Ctrl-C or `stop`; the folder can be resumed.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
@@ -220,10 +216,12 @@ def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]
 @contextmanager
 def _deterministic(wanted: bool) -> Iterator[None]:
     """Deterministic kernels while training, if the recipe asks for them."""
+    if not wanted:  # switching it off again would import PyTorch's compiler: seconds
+        yield
+        return
     before = torch.are_deterministic_algorithms_enabled()
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

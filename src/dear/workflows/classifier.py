@@ -298,11 +298,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the backbone again by its name, and put what was learned on it.
-
-        Raises:
-            DearError: the backbone is not found by its name, or has other weights.
-        """
+        """Load the backbone again by its name, and put what was learned on it."""
         files, backbone = state.pop("_files", None), state.pop("_backbone", None)
         super().__setstate__(state)
         if files is None:

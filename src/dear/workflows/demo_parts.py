@@ -65,25 +65,15 @@ CHANGED = 5  #: images in a row whose answers changed
 
 @dataclass(frozen=True)
 class Size:
-    """How much the demo does.
+    """How much the demo does."""
 
-    Attributes:
-        tasks: tasks to adapt to.
-        epochs: of training; None: the recipe's.
-        views: random views per training image.
-        test_images: of each class; None: all.
-        role_images: images that roles are discovered on.
-        known_images: images whose attributes are known, for the truth about heads and for retrieval.
-        per_group: test images per class and place of the shortcut.
-    """
-
-    tasks: tuple[str, ...] = ("textures", "emblems")
-    epochs: int | None = None
-    views: int = 4
-    test_images: int | None = None
-    role_images: int = 2500
-    known_images: int = 800
-    per_group: int = 20
+    tasks: tuple[str, ...] = ("textures", "emblems")  #: tasks to adapt to
+    epochs: int | None = None  #: of training; None: the recipe's
+    views: int = 4  #: random views per training image
+    test_images: int | None = None  #: of each class; None: all
+    role_images: int = 2500  #: images that roles are discovered on
+    known_images: int = 800  #: images whose attributes are known, for the truth about heads and for retrieval
+    per_group: int = 20  #: test images per class and place of the shortcut
 
 
 QUICK = Size(("textures",), 2, 1, 10, role_images=400, known_images=120, per_group=2)
@@ -165,17 +155,11 @@ NEIGHBORS, DRAWS = 8, 5
 
 @dataclass(frozen=True, eq=False)
 class KnownImages:
-    """Images of shapes whose attributes are known.
+    """Images of shapes whose attributes are known."""
 
-    Attributes:
-        scenes: what they show.
-        collected: their features and the heads' contributions.
-        values: int [n, factors], -1 where an attribute is not visible.
-    """
-
-    scenes: world.Scenes
-    collected: Collected
-    values: Tensor
+    scenes: world.Scenes  #: what they show
+    collected: Collected  #: their features and the heads' contributions
+    values: Tensor  #: int [n, factors], -1 where an attribute is not visible
 
 
 def known_images(clip: Clip, roles: RoleMap, number: int) -> KnownImages:

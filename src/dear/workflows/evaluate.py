@@ -60,19 +60,12 @@ def evaluate_run(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Accuracy on images that were not trained on, as fractions of 1.
+    """Accuracy on images that were not trained on, as fractions of 1."""
 
-    Attributes:
-        images: how many images were answered.
-        available: how many held-out images there are.
-        before: accuracy of the frozen backbone (zero-shot).
-        after: accuracy of the adapted model, by mode.
-    """
-
-    images: int
-    available: int
-    before: float
-    after: dict[str, float]
+    images: int  #: how many images were answered
+    available: int  #: how many held-out images there are
+    before: float  #: accuracy of the frozen backbone (zero-shot)
+    after: dict[str, float]  #: accuracy of the adapted model, by mode
 
 
 def open_held_out(data: PathLike | ImageSet, root: PathLike | None = None) -> ImageSet | None:

@@ -188,17 +188,11 @@ def keys_of(found: Sequence[Found]) -> dict[str, list[tuple[str, float]]]:
 
 @dataclass(frozen=True)
 class Neighbors:
-    """What was found by heads.
+    """What was found by heads."""
 
-    Attributes:
-        found: one list per attribute.
-        shared: share of images that the lists of two attributes have in common, on average.
-        notice: a sentence where attributes cannot be told apart; else None.
-    """
-
-    found: tuple[Found, ...]
-    shared: float
-    notice: str | None
+    found: tuple[Found, ...]  #: one list per attribute
+    shared: float  #: share of images that the lists of two attributes have in common, on average
+    notice: str | None  #: a sentence where attributes cannot be told apart; else None
 
 
 def head_map_of(clip: Clip, roles: PathLike | RoleMap | None = None) -> RoleMap | None:

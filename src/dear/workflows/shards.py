@@ -42,23 +42,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Images to work on and where the results go.
+    """Images to work on and where the results go."""
 
-    Attributes:
-        images: paths, in the order of the result.
-        out: folder of the result.
-        question: what is computed, by name; the same folder only answers the same question.
-        shard_images: images per shard.
-        engine: "local" or "ray".
-        workers: processes of the Ray engine.
-    """
-
-    images: Sequence[str]
-    out: Path
-    question: Mapping[str, str]
-    shard_images: int = 1024
-    engine: str = "local"
-    workers: int = 2
+    images: Sequence[str]  #: paths, in the order of the result
+    out: Path  #: folder of the result
+    question: Mapping[str, str]  #: what is computed, by name; the same folder only answers the same question
+    shard_images: int = 1024  #: images per shard
+    engine: str = "local"  #: "local" or "ray"
+    workers: int = 2  #: processes of the Ray engine
 
     def __post_init__(self) -> None:
         if self.shard_images < 1 or self.workers < 1:

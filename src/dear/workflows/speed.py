@@ -43,27 +43,16 @@ _MANY = 10**6  # steps: no end comes into sight while they are timed
 
 @dataclass(frozen=True)
 class SpeedOptions:
-    """What to measure.
+    """What to measure."""
 
-    Attributes:
-        shape: of the towers, as in `ClipConfig.names()`.
-        method: the method that is trained.
-        classes: number of classes.
-        shots: images per class of the adaptation whose time is estimated.
-        batch: images per step; None: as in the method's recipe.
-        test_batch: images that are answered at once; None: 250 on a GPU, 4 on a CPU.
-        precision: as in the recipe.
-        images: files that are read.
-    """
-
-    shape: str = "ViT-B-16"
-    method: str = "dear"
-    classes: int = 10
-    shots: int = 16
-    batch: int | None = None
-    test_batch: int | None = None
-    precision: str = "auto"
-    images: int = 64
+    shape: str = "ViT-B-16"  #: of the towers, as in `ClipConfig.names()`
+    method: str = "dear"  #: the method that is trained
+    classes: int = 10  #: number of classes
+    shots: int = 16  #: images per class of the adaptation whose time is estimated
+    batch: int | None = None  #: images per step; None: as in the method's recipe
+    test_batch: int | None = None  #: images that are answered at once; None: 250 on a GPU, 4 on a CPU
+    precision: str = "auto"  #: as in the recipe
+    images: int = 64  #: files that are read
 
     def __post_init__(self) -> None:
         if self.shape not in ClipConfig.names():

@@ -30,15 +30,10 @@ LAYERS = ("body", "accent", "light", "dark")
 
 @dataclass(frozen=True)
 class Atlas:
-    """The sprites of all subjects.
+    """The sprites of all subjects."""
 
-    Attributes:
-        words: int32 [subjects * SIDE * SIDE], four distances per word.
-        tints: float [subjects, 3], the accent colors.
-    """
-
-    words: Tensor
-    tints: Tensor
+    words: Tensor  #: int32 [subjects * SIDE * SIDE], four distances per word
+    tints: Tensor  #: float [subjects, 3], the accent colors
 
 
 def sprites() -> tuple[Sprite, ...]:

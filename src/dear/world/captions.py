@@ -25,19 +25,12 @@ _NOTHING, _A, _AN = 0, 1, 2  # rows of the phrase table with a meaning of their 
 
 @dataclass(frozen=True)
 class Captions:
-    """A batch of captions.
+    """A batch of captions."""
 
-    Attributes:
-        ids: int64 [B, 32], BOT … EOT, then zeros.
-        mask: bool [B, F], which factors the caption names.
-        template: int64 [B], row of `templates.TEMPLATES`.
-        phrase: int64 [B, S], rows of the phrase table.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    template: Tensor
-    phrase: Tensor
+    ids: Tensor  #: int64 [B, 32], BOT … EOT, then zeros
+    mask: Tensor  #: bool [B, F], which factors the caption names
+    template: Tensor  #: int64 [B], row of `templates.TEMPLATES`
+    phrase: Tensor  #: int64 [B, S], rows of the phrase table
 
 
 @dataclass(frozen=True)

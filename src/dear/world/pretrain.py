@@ -100,9 +100,6 @@ def pretrain(
         device: where to render and train.
         report: called every `every` steps with step, loss, temperature and images per second.
         every: steps between reports.
-
-    Raises:
-        TrainingError: the loss is no longer a number.
     """
     torch.manual_seed(recipe.seed)
     clip = new_mini(table).to(device)

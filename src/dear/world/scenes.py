@@ -28,25 +28,15 @@ ABSENT = -1
 
 @dataclass(frozen=True)
 class Scenes:
-    """A batch of scenes, all tensors on one device.
+    """A batch of scenes, all tensors on one device."""
 
-    Attributes:
-        subject: int64 [B], row of `factors.SUBJECT_NAMES`.
-        color: int64 [B].
-        texture: int64 [B].
-        place: int64 [B].
-        count: int64 [B], how many of the subject, from 1.
-        style: int64 [B].
-        nuisance: float32 [B, len(NUISANCES)].
-    """
-
-    subject: Tensor
-    color: Tensor
-    texture: Tensor
-    place: Tensor
-    count: Tensor
-    style: Tensor
-    nuisance: Tensor
+    subject: Tensor  #: int64 [B], row of `factors.SUBJECT_NAMES`
+    color: Tensor  #: int64 [B]
+    texture: Tensor  #: int64 [B]
+    place: Tensor  #: int64 [B]
+    count: Tensor  #: int64 [B], how many of the subject, from 1
+    style: Tensor  #: int64 [B]
+    nuisance: Tensor  #: float32 [B, len(NUISANCES)]
 
     def __len__(self) -> int:
         """How many scenes."""

@@ -27,24 +27,16 @@ _CHUNK = 240  # images rendered at once; what an image looks like does not depen
 
 @dataclass(frozen=True, eq=False)
 class WorldImages:
-    """Some images of a task.
+    """Some images of a task."""
 
-    Attributes:
-        name: "world:NAME".
-        classes: names, one per label.
-        template: prompt with `{}`.
-        labels: int64 [n].
-        domains: one per image, or None.
-        places: where each image stands: split and number in it.
-        groups: the value that the shortcut's factor has in each image, or None.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    template: str
-    labels: Tensor
-    domains: tuple[str, ...] | None
+    name: str  #: "world:NAME"
+    classes: tuple[str, ...]  #: names, one per label
+    template: str  #: prompt with `{}`
+    labels: Tensor  #: int64 [n]
+    domains: tuple[str, ...] | None  #: one per image, or None
+    #: where each image stands: split and number in it
     places: tuple[tuple[str, int], ...] = field(repr=False)
+    #: the value that the shortcut's factor has in each image, or None
     groups: tuple[str, ...] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -84,11 +76,7 @@ class WorldImages:
         )
 
     def select_classes(self, names: Sequence[str]) -> WorldImages:
-        """The images of some classes; labels count into `names`.
-
-        Raises:
-            DataError: a name is not one of the classes.
-        """
+        """The images of some classes; labels count into `names`."""
         chosen, labels = renumber(self.labels, find_classes(self, names))
         return replace(self.subset(chosen.tolist()), labels=labels, classes=tuple(names))
 
@@ -99,11 +87,7 @@ class WorldImages:
 
 
 def check_task_name(name: str) -> None:
-    """Refuse a name that no task has.
-
-    Raises:
-        DataError: there is no such task.
-    """
+    """Refuse a name that no task has."""
     find_task(name)
 
 
@@ -113,9 +97,6 @@ def task(name: str, split: str) -> WorldImages:
     Args:
         name: one of `list_tasks()`.
         split: "train", "test", or "all" (one after the other).
-
-    Raises:
-        DataError: there is no such task or split.
 
     >>> images = task("vehicles", "test")
     >>> len(images), images.classes[0], images.template

@@ -27,23 +27,15 @@ _NAME = re.compile(r"shortcut-(?P<kind>[a-z]+)(?:@(?P<share>[0-9]+(?:\.[0-9]+)?)
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A value that the training images of a class share beside the class.
+    """A value that the training images of a class share beside the class."""
 
-    Attributes:
-        factor: "place", "color", "texture", "subject" (a letter) or "letter" (pasted beside the subject).
-        concept: the concept that names the factor's values, one of the twelve.
-        values: rows of the factor's table, one per class: the value that goes with it in training.
-        words: the values' names.
-        correlation: share of a class's training images that show the class's own value.
-        classes: six animals, or six places.
-    """
-
-    factor: str
-    concept: str
+    factor: str  #: "place", "color", "texture", "subject" (a letter) or "letter" (pasted beside the subject)
+    concept: str  #: the concept that names the factor's values, one of the twelve
+    #: rows of the factor's table, one per class: the value that goes with it in training
     values: tuple[int, ...]
-    words: tuple[str, ...]
-    correlation: float = 1.0
-    classes: tuple[str, ...] = CLASSES
+    words: tuple[str, ...]  #: the values' names
+    correlation: float = 1.0  #: share of a class's training images that show the class's own value
+    classes: tuple[str, ...] = CLASSES  #: six animals, or six places
 
     def train_values(self, label: int) -> list[int]:
         """Places in `values`, one per training image of a class.
@@ -91,9 +83,6 @@ def list_shortcuts() -> tuple[str, ...]:
 
 def parse(name: str) -> Shortcut:
     """The shortcut of a task's name.
-
-    Raises:
-        DataError: there is no such shortcut, or the share of its training images makes no sense.
 
     >>> parse("shortcut-color@0.9").correlation, parse("shortcut-color").correlation
     (0.9, 1.0)

@@ -27,35 +27,21 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Task:
-    """A classification task.
+    """A classification task."""
 
-    Attributes:
-        name: as in `world:NAME`.
-        about: one sentence for people.
-        template: prompt with `{}`.
-        classes: names; the first half are the base classes, the others novel.
-        meanings: what each class fixes, in the same order.
-        kinds: kinds of subject that other images' subjects are drawn from.
-        look: the shift against pretraining.
-        strength: how much of it (0 none, 1 all).
-        train, test: images per class (and domain).
-        domains: styles that serve as domains; empty: photos only.
-        clash: whether patterns are drawn in another color's tones.
-        shortcut: a value that goes with each class in training (`dear.world.shortcuts`).
-    """
-
-    name: str
-    about: str
-    template: str
-    classes: tuple[str, ...]
-    meanings: tuple[Meaning, ...]
-    kinds: tuple[int, ...]
-    look: Look
-    strength: float
+    name: str  #: as in `world:NAME`
+    about: str  #: one sentence for people
+    template: str  #: prompt with `{}`
+    classes: tuple[str, ...]  #: names; the first half are the base classes, the others novel
+    meanings: tuple[Meaning, ...]  #: what each class fixes, in the same order
+    kinds: tuple[int, ...]  #: kinds of subject that other images' subjects are drawn from
+    look: Look  #: the shift against pretraining
+    strength: float  #: how much of it (0 none, 1 all). train, test: images per class (and domain)
     train: int = 40
     test: int = 50
-    domains: tuple[str, ...] = ()
-    clash: bool = False
+    domains: tuple[str, ...] = ()  #: styles that serve as domains; empty: photos only
+    clash: bool = False  #: whether patterns are drawn in another color's tones
+    #: a value that goes with each class in training (`dear.world.shortcuts`)
     shortcut: Shortcut | None = None
 
 
@@ -212,9 +198,6 @@ def list_tasks() -> tuple[str, ...]:
 
 def find_task(name: str) -> Task:
     """The task of that name, with a shortcut or without.
-
-    Raises:
-        DataError: there is none.
 
     >>> find_task("shortcut-place@0.9").shortcut.words[0]
     'beach'

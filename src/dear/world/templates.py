@@ -31,19 +31,12 @@ _THINGS = tuple(i for i in range(len(F.KINDS)) if i not in (F.SURFACE, F.VIEW))
 
 @dataclass(frozen=True)
 class Template:
-    """A wording.
+    """A wording."""
 
-    Attributes:
-        text: words and slots, separated by blanks.
-        weight: how often it is used among those that fit a scene.
-        kinds: kinds of subject it fits (rows of `factors.KINDS`).
-        many: True only for several, False only for one, None for both.
-    """
-
-    text: str
-    weight: int
-    kinds: tuple[int, ...]
-    many: bool | None = None
+    text: str  #: words and slots, separated by blanks
+    weight: int  #: how often it is used among those that fit a scene
+    kinds: tuple[int, ...]  #: kinds of subject it fits (rows of `factors.KINDS`)
+    many: bool | None = None  #: True only for several, False only for one, None for both
 
     @property
     def parts(self) -> tuple[str, ...]:

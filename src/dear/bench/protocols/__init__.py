@@ -33,30 +33,17 @@ class Setting(Strict, frozen=True):
 
 
 class Protocol(ABC):
-    """One way to train and test. Everything that differs between protocols is in these methods.
+    """One way to train and test. Everything that differs between protocols is in these methods."""
 
-    Attributes:
-        name: as in `Cell.protocol` and on the command line.
-        title: heading of its table.
-        shots: images per class where the user names none; 0 takes all.
-        setting: schema of `Cell.setting`.
-        shots_are_columns: whether its table tells the numbers of shots apart by itself.
-        tests_by_seed: whether the images tested on depend on the seed.
-    """
-
-    name: str
-    title: str
-    shots: ClassVar[tuple[int, ...]] = (16,)
-    setting: ClassVar[type[Setting]] = Setting
-    shots_are_columns: ClassVar[bool] = False
-    tests_by_seed: ClassVar[bool] = False
+    name: str  #: as in `Cell.protocol` and on the command line
+    title: str  #: heading of its table
+    shots: ClassVar[tuple[int, ...]] = (16,)  #: images per class where the user names none; 0 takes all
+    setting: ClassVar[type[Setting]] = Setting  #: schema of `Cell.setting`
+    shots_are_columns: ClassVar[bool] = False  #: whether its table tells the numbers of shots apart by itself
+    tests_by_seed: ClassVar[bool] = False  #: whether the images tested on depend on the seed
 
     def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
-        """The plan: each dataset to train on, with what the protocol needs beside it.
-
-        Raises:
-            UsageError: the request does not fit the protocol.
-        """
+        """The plan: each dataset to train on, with what the protocol needs beside it."""
         if request.targets is not None:
             raise UsageError(f"{self.name} takes no targets: it tests on the datasets it trains on")
         if not request.datasets:

@@ -44,12 +44,12 @@ class BaseToNovel(Protocol):
 
     def run(self, session: Session) -> dict[str, Any]:
         """All columns in every mode."""
-        method = session.fit(self.training(session.data))
+        model = session.fit(self.training(session.data))
         test = session.open("test")
         base, novel = halves(range(len(test.classes)))
-        seen = session.test(method, of_labels(test, base))
-        unseen = session.test(method, of_labels(test, novel))
-        joint = session.test(method, test)
+        seen = session.test(model, of_labels(test, base))
+        unseen = session.test(model, of_labels(test, novel))
+        joint = session.test(model, test)
         assert seen is not None  # the method was trained on these classes
         session.record["classes"] = {"base": len(base), "novel": len(novel)}
         session.record["tested"] = {test.name: len(test)}

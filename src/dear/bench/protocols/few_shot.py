@@ -19,8 +19,8 @@ class FewShot(Protocol):
 
     def run(self, session: Session) -> dict[str, Any]:
         """Accuracy over all classes in every mode."""
-        method = session.fit(self.training(session.data), keep=True)
-        found = session.test(method, session.open("test"))
+        model = session.fit(self.training(session.data), keep=True)
+        found = session.test(model, session.open("test"))
         modes = {} if found is None else found.accuracy
         return session.finish({mode: {"accuracy": accuracy} for mode, accuracy in modes.items()})
 

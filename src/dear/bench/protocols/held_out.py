@@ -58,15 +58,15 @@ class HeldOut(Protocol):
 
         Nothing is learned from the target's images.
         """
-        method = session.fit(self.training(session.data))
+        model = session.fit(self.training(session.data))
         validation, target = self.testing(session.data)
-        checked, found = session.test(method, validation), session.test(method, target)
+        checked, found = session.test(model, validation), session.test(model, target)
         modes: dict[str, dict[str, float | None]] = {
             mode: {
                 "target": None if found is None else found.accuracy[mode],
                 "validation": None if checked is None else checked.accuracy[mode],
             }
-            for mode in method.modes
+            for mode in model.modes
         }
         session.record["sources"] = sorted(set(validation.domains or ()))
         return session.finish(modes)
@@ -121,11 +121,7 @@ def splits_of(dataset: str) -> tuple[str, str]:
 
 
 def domains_of(images: ImageSet) -> tuple[str, ...]:
-    """Names of a dataset's domains, sorted.
-
-    Raises:
-        DataError: it has fewer than two.
-    """
+    """Names of a dataset's domains, sorted."""
     names = tuple(sorted(set(images.domains or ())))
     if len(names) < 2:
         raise DataError(f"{images.name}: has no domains to leave one out of; give a dataset with domains")

@@ -72,10 +72,10 @@ class Transfer(Protocol):
         two hundred, and an answer outside them would be wrong by definition. The modes share the image
         tower's work; the texts of a dataset are encoded once.
         """
-        method = session.fit(self.training(session.data), keep=True)
-        modes: dict[str, dict[str, float | None]] = {mode: {} for mode in method.modes}
+        model = session.fit(self.training(session.data), keep=True)
+        modes: dict[str, dict[str, float | None]] = {mode: {} for mode in model.modes}
         for dataset in (session.cell.dataset, *session.cell.setting["targets"]):
-            found = session.test(method, session.open("test", dataset))
+            found = session.test(model, session.open("test", dataset))
             for mode, row in modes.items():
                 row[dataset] = None if found is None else found.accuracy[mode]
         return session.finish(modes)

@@ -52,9 +52,6 @@ def load_corpus(name: str | os.PathLike[str] = "general") -> Corpus:
     holds one object per line: `{"phrase": "…", "concept": "…"}`, `concept` optional. Empty lines and repeated
     phrases are skipped.
 
-    Raises:
-        InputError: there is no such corpus, or a line of the file cannot be used.
-
     >>> corpus = load_corpus("general")
     >>> len(corpus) > 3400, corpus.tags["a photo taken in Albania"]
     (True, 'Location')

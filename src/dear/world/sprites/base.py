@@ -11,18 +11,10 @@ RGB = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Sprite:
-    """A subject's drawing.
+    """A subject's drawing."""
 
-    Attributes:
-        body: takes the scene's color and texture.
-        accent: painted over the body in the sprite's own `tint`.
-        light: painted near white (windows, eyes).
-        dark: painted near black (wheels, pupils, strokes).
-        tint: the accent's color.
-    """
-
-    body: Part | None = None
-    accent: Part | None = None
-    light: Part | None = None
-    dark: Part | None = None
-    tint: RGB = (0.45, 0.38, 0.33)
+    body: Part | None = None  #: takes the scene's color and texture
+    accent: Part | None = None  #: painted over the body in the sprite's own `tint`
+    light: Part | None = None  #: painted near white (windows, eyes)
+    dark: Part | None = None  #: painted near black (wheels, pupils, strokes)
+    tint: RGB = (0.45, 0.38, 0.33)  #: the accent's color
