@@ -35,7 +35,7 @@ def test_from_folder_to_table_in_four_commands(
     assert "training DeAR on 24 images of 3 classes, 6 held out for testing" in said
     assert "accuracy on 6 held-out images:" in said
     assert "before," in said
-    assert "(mode auto)" in said
+    assert "(mode fused" in said
     following = next(line for line in said.splitlines() if line.startswith("next: "))
     config = read_config(place / "run")
     assert config.backbone_path == str(place / "models" / "tiny-clip")

@@ -106,7 +106,7 @@ adapt --data photos --out x --set beta=2
 adapt --data photos --out x --set beta=much
     beta = 'much' is not possible: a number is expected
 adapt --data photos --out x --set bta=1
-    the method 'dear' has no option 'bta'; its options are alpha_start, attributes, beta
+    the method 'dear' has no option 'bta'; its options are alpha_rate, alpha_start, attributes, beta
 adapt --data photos --out x --set text_tokens=1000000000
     no option is larger than 100,000
 adapt --data photos --out x --set first_layer=99
@@ -144,7 +144,7 @@ evaluate cut --data photos
 evaluate moved --data photos
     moved: was trained on a backbone called 'gone-model' & say where it is; name it with --backbone
 evaluate run --data photos --mode fast
-    the method 'dear' has no mode 'fast'; it has auto, fused, decoupled
+    the method 'dear' has no mode 'fast'; it has fused, decoupled
 evaluate probe --data world:textures
     the method 'linear-probe' learns its classes: it cannot name others
 predict
@@ -194,7 +194,7 @@ evaluate run --data broken --split all
 retrieve run --query photos/red/0.png --gallery EuroSAT
     EuroSAT: is a benchmark & name it with --data-root
 predict run photos/red/0.png --mode quick
-    the method 'dear' has no mode 'quick'; it has auto, fused, decoupled
+    the method 'dear' has no mode 'quick'; it has fused, decoupled
 predict --onnx nowhere.onnx a.jpg
     nowhere.onnx: no such ONNX model & `dear export RUN --onnx FILE` writes one
 predict --onnx model.onnx photos/red/0.png

@@ -123,7 +123,7 @@ def test_a_run_folder_keeps_it(name: str, tmp_path: Path) -> None:
     assert torch.allclose(loaded.logits(pixels()), model.logits(pixels()), atol=1e-5)
     # Resuming asks for the same correction.
     other = build(name, plain)
-    with pytest.raises(RunError, match="correction"):
+    with pytest.raises(RunError, match="removed concepts"):
         train(other, task(), Recipe.of(other, epochs=1, batch=6), tmp_path / "run", resume=True)
     # Another file in its place is told.
     file = tmp_path / "run" / "correction.safetensors"

@@ -119,7 +119,7 @@ def test_attribute_tokens_that_all_heads_isolate_leave_the_image_feature_alone(f
     method = build_method("dear", clip, NAMES, roles=roles, attributes=("Color", "Shape"))
     pixels = images(3, size=clip.config.vision.image_size)
     with torch.no_grad():
-        prefix = clip.visual.run(clip.visual.embed(pixels), last=method.first - 1)
+        prefix = method.inference_stage(pixels)
         feature, attributes = method._adapted(prefix)
     torch.testing.assert_close(feature, clip.encode_image(pixels), rtol=1e-9, atol=1e-9)
     assert attributes.shape == (3, 2, clip.config.embed_dim)

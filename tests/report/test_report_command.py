@@ -74,7 +74,7 @@ def test_a_run_without_its_images_asks_for_them(run, tmp_path):
     shutil.copytree(run, moved)
     config = json.loads((moved / "config.json").read_text())
     for source, sentence in ((str(tmp_path / "gone"), "gone"), (None, "does not say where its images are")):
-        config["data"]["source"] = source
+        config["data"] = source
         (moved / "config.json").write_text(json.dumps(config))
         done = dear_command("report", moved, "--out", tmp_path / "page.html")
         assert done.returncode == 2
@@ -82,7 +82,7 @@ def test_a_run_without_its_images_asks_for_them(run, tmp_path):
         assert "name them with --data" in done.stderr
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "page.html").exists()
-    (tmp_path / config["data"]["name"]).mkdir()  # a folder of that bare name here is not the run's data
+    (tmp_path / config["dataset"]).mkdir()  # a folder of that bare name here is not the run's data
     (tmp_path / "desk").mkdir()
     assert open_desk(tmp_path / "desk", run=str(moved)).images.name == "examples of the attribute world"
 
@@ -92,7 +92,7 @@ def test_an_exported_run_on_mini_equals_pytorch_without_importing_it(run, photos
     done = dear_command("export", run, "--onnx", tmp_path / "m.onnx", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["outputs"] == ["scores", "fused", "decoupled"]
+    assert told["outputs"] == ["scores", "decoupled"]
     assert told["difference"] < 1e-3
     image = photos / "test" / "red thing" / "0.png"
     without = "sys.modules['torch'] = None"  # importing it would fail

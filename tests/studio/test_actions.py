@@ -436,7 +436,7 @@ def test_a_file_that_is_no_result_is_named_without_its_folder(tmp_path):
     wrong = tmp_path / "secret" / "cell.json"
     wrong.parent.mkdir()
     for content, message in (
-        ("{}", "not a whole cell"),
+        ("{}", "not a valid cell"),
         ("no json", "not a valid"),
         ("[" * 10**5, "cell.json"),
     ):

@@ -161,7 +161,7 @@ def test_a_concept_is_audited_and_own_images_answered_without_it(page, tmp_path)
 def test_a_training_is_started_stopped_and_resumed(page):
     open_tab(page, "Train")
     page.locator("#train-shots input[type=number]").fill("2")
-    page.locator("#train-epochs input[type=number]").fill("3")
+    page.locator("#train-epochs input[type=number]").fill("12")
     page.locator("#train-start").click()
     page.wait_for_function("/Step [1-9]/.test(document.querySelector('#train-status').innerText)")
     page.locator("#train-stop").click()

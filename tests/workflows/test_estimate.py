@@ -51,8 +51,8 @@ def test_calibration_is_counted_as_its_trainings() -> None:
     with_it = planned(calibrate=True)
     found = estimate(with_it)
     assert found is not None
-    # Two halves of the images in turn, and of three classes one turn of two classes with half their images.
-    assert found.calibration == pytest.approx((0.5 + 0.5 + 0.25) * found.training)
+    # Each half of the images in turn, and one training without a quarter of the classes.
+    assert found.calibration == pytest.approx((0.5 + 0.5 + 0.5) * found.training)
     few = estimate(planned(each=3, calibrate=True, recipe={"epochs": 30}))
     assert LEAST_IMAGES > 3 * 3
     assert few is not None

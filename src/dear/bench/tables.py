@@ -99,6 +99,7 @@ def gather(
 def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
     """Name of each cell's row by cell key: the method, and what differs between its cells.
 
+    >>> from dear.runs.spec import Spec
     >>> one = Cell(protocol="few-shot", spec=Spec(method="purify", options={"rank": 2, "gates": True}))
     >>> two = Cell(protocol="few-shot", spec=Spec(method="purify", options={"rank": 2, "gates": False}))
     >>> sorted(variant_names([one, two]).values()), variant_names([one])[one.key]

@@ -37,7 +37,7 @@ def head_groups(vision: VisionConfig, roles: RoleMap | None) -> HeadGroups:
     >>> from dear.clip.config import ClipConfig
     >>> vision = ClipConfig.named("ViT-B-16").vision
     >>> list(head_groups(vision, RoleMap.table2()).heads)[:3], len(head_groups(vision, None).heads)
-    (['Location', 'Object', 'Color'], 12)
+    (['Location', 'Generalization', 'Object'], 12)
     """
     layers = {
         f"Layer {layer}": tuple((layer, head) for head in range(vision.heads))

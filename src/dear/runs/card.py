@@ -45,7 +45,6 @@ def model_card(config: Spec, metrics: Mapping[str, Any], name: str) -> str:
         "",
         "```",
         f"dear predict hf://{name} photo.jpg",
-        f"dear pull {name} --out run",
         "```",
         "",
         "```python",

@@ -201,7 +201,7 @@ def audit(
     method = _method(run, options)
     photos_alone = method is None and options.backbone is None and not _drawn(images)
     if photos_alone and (wanted or options.examples):
-        raise UsageError("concepts are seen by a backbone; name one with --backbone")
+        raise UsageError("concepts are seen by a backbone; name one", hint="backbone")
     if photos_alone:
         return Audit(
             (), images, None, held_out=held_out, photos=look_at_images(images, held_out, None, progress)

@@ -26,6 +26,7 @@ from dear.heads.roles import RoleMap
 from dear.runs.answer import NONE_OF_THESE
 from dear.runs.folder import read_config
 from dear.runs.model import Model
+from dear.runs.share import local_run
 from dear.workflows.adapt import adapt
 from dear.workflows.inputs import as_images, check_labels, named
 
@@ -243,13 +244,15 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(
         cls, path: PathLike, backbone: PathLike | Clip | None = None, device: str = "auto"
     ) -> Classifier:
-        """A classifier from a run folder, whether `save` or `dear adapt` wrote it.
+        """A classifier from a run folder, whether `save` or `dear adapt` wrote it; or `hf://owner/name`.
 
         Raises:
             RunError: the folder holds no finished run, or the backbone does not fit it.
         """
+        path = local_run(path)
         run = Model.load(path, backbone, pick_device(device))
         config, method = read_config(path), run.method
+        _ = run.metrics, run.lines  # damaged ones are refused now, not when they are asked for
         own = config.extra.get("classifier", {})
         labels = own.get("labels", list(config.classes)) if isinstance(own, dict) else None
         plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)

@@ -43,7 +43,7 @@ def explainer_of(
     """
     reference = open_data(data, "train", root=root) if data is not None else training_images(model)
     if reference is None:
-        note("the run's training images are not found; with --data answers without a role can be given")
+        note("the run's training images are not found; name other images to see answers without a role")
     return Explainer(model, reference, None if roles is None else read_roles(roles), mode, progress)
 
 
