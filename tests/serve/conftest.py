@@ -28,9 +28,9 @@ RUNS = {
 }  # fmt: skip
 
 
-def make_run(folder: Path, method: str, seed: int = 1, classes: int = 3) -> Path:
+def make_run(folder: Path, method: str, seed: int = 1, classes: int = 3, **options) -> Path:
     model = build_method(method, tiny_clip(dtype=torch.float32), ("red", "green", "blue")[:classes],
-                         roles=mixed_roles(), seed=seed)  # fmt: skip
+                         roles=mixed_roles(), seed=seed, **options)  # fmt: skip
     train(model, Colors(classes=classes), Recipe.of(model, epochs=2, batch=6, lr=1e-2, seed=seed), folder)
     return folder
 

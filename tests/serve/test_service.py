@@ -246,7 +246,7 @@ def test_the_folder_changes_while_it_is_served(runs, tmp_path):
             return {e["name"]: e["probability"] for e in found["answers"][0]["classes"]}["red"]
 
         before, first = version("probe"), red("probe")
-        make_run(tmp_path / "another", "linear-probe", seed=77)
+        make_run(tmp_path / "another", "linear-probe", C=0.01)
         shutil.copytree(tmp_path / "another", runs / ".coming")
         (runs / ".coming").rename(runs / "late")  # a new run
         wait_for(lambda: version("late") is not None)

@@ -18,7 +18,7 @@ from dear.photos.properties import Measured, measure
 from dear.photos.shortcuts import FEWEST, Shortcut, find_shortcuts
 from dear.runs.model import Model
 
-TESTED = 6  #: findings that are tested by edits, the strongest
+TESTED = 10  #: findings that are tested by edits, the strongest
 EDITED = 60  #: held-out images of other classes that are edited for each
 
 
