@@ -87,10 +87,11 @@ class LPPlusPlus(Method):
         self.register_buffer("alpha", text.new_full((len(text),), self.clip.logit_scale))
 
     def prepare(self, batches: Batches) -> None:
-        """Fit, in float64."""
+        """Fit."""
         features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
-        cosines = images.double() @ self.prompts.frozen.double().T
-        found = fit(features.double(), cosines, labels, self.config.steps)
+        kind = self.weight.dtype
+        cosines = images.to(kind) @ self.prompts.frozen.to(kind).T
+        found = fit(features.to(kind), cosines, labels, self.config.steps)
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
