@@ -8,7 +8,7 @@ import published
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from traps import refused, small_model
 
@@ -164,6 +164,7 @@ def test_any_hugging_face_configuration_is_read_or_refused(vision, text, dim, me
         assert str(error).startswith("c.json")  # noqa: PT017
 
 
+@example(vision={}, text={"pool_type": []}, quick=False, mean=None)
 @given(st.dictionaries(_OPEN_KEYS, _JSON), st.dictionaries(_OPEN_KEYS, _JSON), _JSON, _JSON)
 def test_any_openclip_configuration_is_read_or_refused(vision, text, quick, mean):
     raw = {"embed_dim": 8, "vision_cfg": vision, "text_cfg": text, "quick_gelu": quick}

@@ -168,7 +168,7 @@ def _text(given: Section, activation: str, source: str) -> dict[str, Any]:
     _plain(given, set(_TEXT) | own, "text_cfg", source)
     text = {**_TEXT, **given}
     pool = text.get("pool_type", "argmax")
-    need(pool in _TEXT_POOLS, source, f"text_cfg.pool_type = {pool!r}")
+    need(pool in tuple(_TEXT_POOLS), source, f"text_cfg.pool_type = {pool!r}")
     norm, act = section(text.get("norm_kwargs") or {}, source), section(text.get("act_kwargs") or {}, source)
     need(set(norm) <= {"eps"} and set(act) <= {"approximate"}, source, f"text parts {dict(norm) | dict(act)}")
     if act.get("approximate", "none") == "tanh":
