@@ -55,7 +55,7 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     assert call("audit", str(run), "--shots", "6", "--concept", own)["suspected"] == ["background"]
     done = call(
         *("repair", str(run), "--without", "location", "--way", "heads"),
-        *("--no-prove", "--out", str(tmp_path / "new")),
+        *("--no-compare", "--out", str(tmp_path / "new")),
     )
     assert done["removed"] == "Location by heads (8 heads)"
     assert not done["folds_into_weights"]
@@ -67,8 +67,8 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
 def test_a_repair_is_proved_beside_random_heads(run: Path) -> None:
     test = world.task("shortcut-place", "test").subset(range(0, 720, 7))
     done = repair_run(run, Without(("location",), "heads"), test=test)
-    assert done.proof is not None
-    report = done.proof.report()
+    assert done.comparison is not None
+    report = done.comparison.report()
     assert report["repaired"]["accuracy"] > report["untouched"]["accuracy"] + 0.1
     assert report["repaired"]["accuracy"] > report["random"]["mean"]["accuracy"] + 0.1
     assert len(report["random"]["draws"]) == 5
@@ -202,7 +202,7 @@ def test_a_dark_class_is_found_tested_by_edits_and_repaired(photos: Path, tmp_pa
     assert f"called {dark['class']}" in done["untouched"]
     assert done["verdict"]
     again = call(
-        "repair", str(run), *words[:2], "--way", "directions", "--no-prove", "--out", str(tmp_path / "two")
+        "repair", str(run), *words[:2], "--way", "directions", "--no-compare", "--out", str(tmp_path / "two")
     )
     assert again["removed"] == "brightness by edits (2 directions)"
     assert load_run(tmp_path / "two").clip.correction is not None

@@ -34,7 +34,7 @@ Way = Annotated[
     typer.Option(
         "--way",
         help="auto; of concepts words, heads, examples, leace, or several (heads+words); of properties "
-        "directions, copies.",
+        "directions, heads, copies.",
     ),
 ]
 Examples = Annotated[
@@ -248,7 +248,7 @@ def concept_names(without: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def asked_without(
+def removal_options(
     without: list[str] | None, way: str = "auto", examples: list[str] | None = None
 ) -> Without | None:
     """What `--without`, `--way` and `--examples` say together; None without the first."""
@@ -279,11 +279,11 @@ def repair(
     data: Annotated[
         str | None, typer.Option("--data", "-d", help="The training images, if the run does not find them.")
     ] = None,
-    prove: Annotated[
+    compare: Annotated[
         bool,
         typer.Option(
-            "--prove/--no-prove",
-            help="Compare with the untouched model and with random heads on test images.",
+            "--compare/--no-compare",
+            help="Compare with the untouched model and with random removals on test images.",
         ),
     ] = True,
     backbone: OwnBackbone = None,
@@ -294,8 +294,9 @@ def repair(
 
     A property of the images (brightness, contrast, saturation, cast, sharpness, edge, frame, mark,
     compression, size, aspect) is removed by edits: copies of the training images with it changed join the
-    training, or the directions along which such edits move the feature are removed. The proof gives test
-    images of other classes what a class has and counts how many are then called by its name.
+    training, or the directions along which such edits move the feature are removed, or what the heads add
+    that react to them. The comparison gives test images of other classes what a class has and counts how
+    many are then called by its name.
 
     Examples:
 
@@ -307,19 +308,19 @@ def repair(
     """
     from dear.workflows.repair import repair_run
 
-    asked = asked_without(without, way, examples)
-    assert asked is not None
-    with stages() as told:
+    wanted = removal_options(without, way, examples)
+    assert wanted is not None
+    with stages() as progress:
         done = repair_run(
             str(run),
-            asked,
+            wanted,
             out,
             data=data,
             roles=roles,
             backbone=backbone,
             device=device_named(device),
-            prove=prove,
-            progress=told,
+            compared=compare,
+            progress=progress,
         )
     if as_json:
         print_json({"run": out, **done.report()})
@@ -331,12 +332,12 @@ def _print_repair(done: Repaired, out: str) -> None:
     typer.echo(f"removed: {shown(done.title)}")
     for notice in done.notices:
         say(f"notice: {notice}")
-    if done.proof is not None:
-        proof, mean = done.proof, done.proof.random_mean
-        for key in proof.untouched:
+    if done.comparison is not None:
+        found, mean = done.comparison, done.comparison.random_mean
+        for key in found.untouched:
             beside = f"; at random {mean[key]:.1%}" if key in mean else ""
             words = shown(key.replace("_", " "))
-            typer.echo(f"{words}: {proof.untouched[key]:.1%} -> {proof.repaired[key]:.1%}{beside}")
-        typer.echo(f"answers changed: {proof.changed:.1%}")
-        typer.echo(shown(proof.verdict))
+            typer.echo(f"{words}: {found.untouched[key]:.1%} -> {found.repaired[key]:.1%}{beside}")
+        typer.echo(f"answers changed: {found.changed:.1%}")
+        typer.echo(shown(found.verdict))
     say(f"{out}: written; next: dear evaluate {shlex.quote(out)}")
