@@ -23,8 +23,10 @@ from dear.heads.values import known_concepts, value_features
 from dear.methods import build_method
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.report.explain_page import overlay, write_explain_page
-from dear.runs.explain import CONSTANTS, UNKNOWN, Explainer, explain_set, where
+from dear.runs.explain import CONSTANTS, UNKNOWN, Explainer
+from dear.runs.explain_set import explain_set
 from dear.runs.model import Model
+from dear.runs.where import where
 from dear.workflows.explain import page_facts, seen, set_facts
 
 NAMES = ("dog", "cat", "bird", "fish", "turtle", "butterfly")

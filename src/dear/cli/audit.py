@@ -90,7 +90,7 @@ def audit(
     """Find shortcuts: classes that stand out by their images, and concepts that go with the labels.
 
     The images are looked at first, without any model: light, color, sharpness, compression, frames, marks,
-    sizes and facts of the files, each class against the rest. Concepts need a backbone. A run is asked about
+    sizes and facts of the files, each class against the rest. Concepts need a backbone. A run is tested on
     held-out images: by edits that give other classes what one class has, and with concepts removed. No group
     labels are needed; with a column `group` or `domain`, accuracy in the worst group is measured, too.
 
@@ -134,8 +134,11 @@ def audit(
     if out is not None:
         from dear.report.audit_page import write_audit_page
         from dear.workflows.audit_evidence import evidence
+        from dear.workflows.audit_why import write_why_page
 
-        write_audit_page(evidence(found, steps), out)
+        with stages() as progress:
+            why = write_why_page(found, out, progress)
+        write_audit_page(evidence(found, steps, why), out)
     if as_json:
         print_json({**found.report(), "next": list(steps.values())})
         return
@@ -171,7 +174,7 @@ def _print(found: Audit, steps: dict[str, str]) -> None:
     if found.clip is None:
         typer.echo("Concepts were not looked at: they are seen by a backbone, which --backbone names.")
     if found.method is not None and found.held_out is None:
-        typer.echo("The model was asked about the images it was trained on: there are no others.")
+        typer.echo("The model was tested on the images it was trained on: there are no others.")
     if found.worst_group is not None:
         typer.echo(f"worst group (held out): {shown(found.worst_group[0])}, {found.worst_group[1]:.1%}")
     for command in steps.values():
@@ -215,7 +218,7 @@ def _print_concepts(found: Audit) -> None:
     from dear.workflows.audit_evidence import overview
 
     facts = overview(found)
-    model = "" if found.method is None else f", asked of {found.method.title}"
+    model = "" if found.method is None else f", as {found.method.title} uses them"
     table = Table(title=Text(f"concepts in {found.images.name}{model}"), header_style="bold")
     for place, column in enumerate(facts.columns):
         table.add_column(column, justify="left" if place < facts.labels else "right")

@@ -172,15 +172,15 @@ def _trial(seen: EditedFeatures, remove: Any = None, copies: bool = False) -> Tr
     right, moved = [], []
     for learn, held in _folds(seen):
         repair = None if remove is None else remove(learn)
-        rows, labels = _read(repair, learn.original), learn.labels.numpy()
+        rows, labels = unit_features(repair, learn.original), learn.labels.numpy()
         if copies:
-            rows = np.concatenate([rows, *(_read(repair, each) for each in learn.copies)])
+            rows = np.concatenate([rows, *(unit_features(repair, each) for each in learn.copies)])
             labels = np.tile(labels, 1 + len(learn.copies))
         answer = classifier(rows, labels)
         truth = held.labels.numpy()
-        plain = answer(_read(repair, held.original))
+        plain = answer(unit_features(repair, held.original))
         right.append(float((plain == truth).mean()))
-        moved.append(_moved(held, plain, [answer(_read(repair, each)) for each in held.copies]))
+        moved.append(_moved(held, plain, [answer(unit_features(repair, each)) for each in held.copies]))
     return Trial(float(np.mean(right)), float(np.mean(moved))) if right else Trial(0.0, 0.0)
 
 
@@ -213,7 +213,7 @@ Labels = np.ndarray[Any, np.dtype[np.int64]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def _read(repair: Repair | None, images: Collected) -> Rows:
+def unit_features(repair: Repair | None, images: Collected) -> Rows:
     """Unit features with a removal."""
     features = images.features if repair is None else repair.apply(images)
     rows: Rows = F.normalize(features, dim=-1).numpy()
