@@ -27,6 +27,7 @@ from dear.errors import UsageError
 from dear.heads.rows import Terms, added_to, block_of, change_of, output_of, row_terms, run_before
 from dear.heads.traced import Held, Scripted, Segment, traced
 
+SPREAD = 0.5  #: of a patch's part, shown around it
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
 
@@ -368,6 +369,18 @@ class Trace:
             yield
         finally:
             visual["script"], visual["spreads"] = None, {}
+
+
+def spread(maps: Tensor, share: float = SPREAD) -> Tensor:
+    """Maps [..., S, S] with a share of each patch's part divided among its neighbors; sums stay the same.
+
+    Patches exchange what they know with their neighbors in every layer: what is read at one of them speaks
+    of the ones around it, too.
+    """
+    kernel = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]])[None, None].to(maps) / 16
+    flat = maps.reshape(-1, 1, *maps.shape[-2:])
+    room = F.conv2d(torch.ones_like(flat), kernel, padding=1)  # less at the edge
+    return (1 - share) * maps + share * F.conv2d(flat / room, kernel, padding=1).view_as(maps)
 
 
 def means_of(traces: Iterable[Trace]) -> list[dict[int, Tensor]]:

@@ -24,7 +24,7 @@ from dear.errors import UsageError
 from dear.heads.contributions import head_maps
 from dear.heads.groups import Head, HeadGroups, head_groups
 from dear.heads.known_roles import known_roles
-from dear.heads.parts import Parts, Trace, means_of
+from dear.heads.parts import Parts, Trace, means_of, spread
 from dear.heads.repair import span_basis
 from dear.heads.roles import RoleMap
 from dear.heads.values import known_concepts, readable_words, value_features
@@ -224,7 +224,7 @@ class Explainer:
         found = []
         for b, name in enumerate(names):
             order = probabilities[b].argsort(descending=True, stable=True).tolist()
-            maps = {"": everything[:, b].sum((1, 2))}
+            maps = {"": spread(everything[:, b].sum((1, 2)))}
             for group, heads in self.groups.heads.items():
                 maps[group] = sum((everything[:, b, layer - 1, h] for layer, h in heads), torch.zeros(()))
             found.append(

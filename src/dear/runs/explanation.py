@@ -65,7 +65,8 @@ class Explanation:
     scores: tuple[float, float]  #: of both, above the mean of all classes
     bars: tuple[Bar, ...]
     heads: tuple[HeadPart, ...]  #: the most telling ones
-    maps: Mapping[str, Tensor]  #: by group, and "" for all heads: [2, S, S], parts of both scores by patch
+    #: by group, and "" for all heads (spread a little): [2, S, S], parts of both scores by patch
+    maps: Mapping[str, Tensor]
     roles: tuple[Otherwise, ...] = ()  #: answers without the heads of a group
     concepts: tuple[Otherwise, ...] = ()  #: answers without a concept; what the answer rests on most, first
     neighbors: tuple[int, ...] = ()  #: reference images most alike in the heads that decide

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.parts import Trace
+from dear.heads.parts import Trace, spread
 from dear.heads.values import known_concepts, readable_words
 from dear.runs.batches import image_set, pixels_for
 
@@ -35,4 +35,4 @@ def where(clip: Clip, image: Any, phrase: str) -> Tensor:
     question[0, 0] = 1.0
     patches = trace.parts(question, patches=True).patches
     assert patches is not None
-    return patches[0, 0].sum((0, 1, 2))
+    return spread(patches[0, 0].sum((0, 1, 2)))

@@ -107,7 +107,9 @@ def random_repairs(removal: Removal | None, edits: EditPlan | None, seed: int = 
     repairs += [] if edits is None or edits.repair is None else [edits.repair]
     if not repairs:
         return []
-    chosen, seen = combine(*repairs), removal.images if removal is not None else edits and edits.images
+    chosen = combine(*repairs)
+    seen = None if edits is None else edits.images
+    seen = seen if removal is None else removal.images
     found = []
     for draw in range(DRAWS):
         parts = []
