@@ -122,7 +122,8 @@ def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, tra
         found = next(each for each in one.concepts if each.name == "Location")
         assert found.answer == NAMES[int(logits[row].argmax())]
         assert found.probability == pytest.approx(float(logits[row].softmax(0).max()), abs=5e-3)
-    order = [each.beyond for each in explained[0].concepts]
+    own = {bar.name: bar.decides for bar in explained[0].bars if bar.kind == "role"}
+    order = [each.beyond + own.get(each.name, 0.0) for each in explained[0].concepts]
     assert order == sorted(order, reverse=True)
 
 

@@ -227,6 +227,9 @@ class Explainer:
             maps = {"": spread(everything[:, b].sum((1, 2)))}
             for group, heads in self.groups.heads.items():
                 maps[group] = sum((everything[:, b, layer - 1, h] for layer, h in heads), torch.zeros(()))
+            bars = self._bars(table, b)
+            own = {bar.name: bar.decides for bar in bars if bar.kind == "role"}
+            without = [each[b] for each in concepts]
             found.append(
                 Explanation(
                     image=name,
@@ -234,11 +237,12 @@ class Explainer:
                     other=self.model.classes[int(pairs[b, 1])],
                     probabilities=tuple((self.model.classes[c], float(probabilities[b, c])) for c in order),
                     scores=(float(parts.score[0, b]), float(parts.score[1, b])),
-                    bars=self._bars(table, b),
+                    bars=bars,
                     heads=self._heads(by_head[:, b]),
                     maps=maps,
                     roles=tuple(each[b] for each in roles),
-                    concepts=tuple(sorted((each[b] for each in concepts), key=lambda c: -c.beyond)),
+                    # Two witnesses: what goes away without the concept, and what its own heads add.
+                    concepts=tuple(sorted(without, key=lambda c: -c.beyond - own.get(c.name, 0.0))),
                     neighbors=near[b] if near else (),
                     exact=1 - float(lost[b] / total[b]) if float(total[b]) else 1.0,
                     notices=notices,
