@@ -194,9 +194,8 @@ def photos(args: argparse.Namespace) -> list[dict[str, Any]]:
     maps: dict[str, list[Tensor]] = {}
     for start in range(0, len(pixels), BATCH):
         part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
-        for method, values in (
-            exact(clip, part, asked, {}) | rivals(clip, part, asked, range(last - 2, last))
-        ).items():
+        others = {} if args.exact else rivals(clip, part, asked, range(last - 2, last))
+        for method, values in (exact(clip, part, asked, {}) | others).items():
             maps.setdefault(method, []).append(values)
     maps["random"] = [torch.rand(len(pixels), clip.config.vision.side, clip.config.vision.side)]
     rows = []
@@ -290,6 +289,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--backbone", default="mini", help="of photos")
     parser.add_argument("--data", default="", help="of photos: a table or folder of images")
+    parser.add_argument("--exact", action="store_true", help="of photos: exact parts and random order alone")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     rows = {"masks": masks, "photos": photos, "shortcuts": shortcuts}[args.part](args)

@@ -17,7 +17,7 @@ from dear.heads.without import Without, remove
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.workflows.adapt import adapt
-from dear.workflows.audit import without
+from dear.workflows.audit_model import without
 from dear.workflows.repair import repair_run
 
 
@@ -51,6 +51,10 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     assert rows["Location"]["answers_changed"] > 0.1  # on test images, which are at all places
     assert found["held_out"] == 300
     assert "worst_group" in found
+    page = tmp_path / "audit.html"
+    call("audit", str(run), "--shots", "6", "--concept", "location", "--out", str(page))
+    assert 'href="audit-why.html#image-1"' in page.read_text()
+    assert 'id="image-1"' in (tmp_path / "audit-why.html").read_text()
     own = "background: beach, forest, snow, city, space, desert"
     assert call("audit", str(run), "--shots", "6", "--concept", own)["suspected"] == ["background"]
     done = call(
@@ -64,7 +68,7 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     assert [list(head) for head in loaded.clip.correction.heads] == done["heads"]
 
 
-def test_a_repair_is_proved_beside_random_heads(run: Path) -> None:
+def test_a_repair_is_compared_with_random_heads(run: Path) -> None:
     test = world.task("shortcut-place", "test").subset(range(0, 720, 7))
     done = repair_run(run, Without(("location",), "heads"), test=test)
     assert done.comparison is not None

@@ -201,6 +201,11 @@ def _print_photos(found: Audit) -> None:
         Console().print(table)
     else:
         typer.echo(f"{shown(title)}: no class stands out by its images.")
+    relied = [test for test in photos.causal.values() if test.relies]
+    for test in relied[:5]:
+        typer.echo(shown(f"The model uses it: {test.sentence}"))
+    if photos.causal and not relied:
+        typer.echo("The model does not use what these classes stand out by: edits hardly move its answers.")
     if photos.too_few:
         typer.echo(f"Too few images to judge: {shown(', '.join(photos.too_few[:8]))}.")
     for pair in photos.duplicates[:5]:

@@ -54,11 +54,11 @@ class Causal:
     def sentence(self) -> str:
         """The result for people."""
         found = f"{self.plain:.1%} of {self.images} held-out images of other classes are called"
-        moved = f"{found} {self.class_name}; with the property of {self.class_name} {self.edited:.1%}"
+        moved = f"{found} {self.class_name}; given what its images have, {self.edited:.1%}"
         if self.own is None or self.own_without is None:
             return f"{moved}."
-        fall = f"right answers on held-out {self.class_name} fall from {self.own:.1%} to"
-        return f"{moved}. Without it {fall} {self.own_without:.1%}."
+        own = f"right answers on held-out {self.class_name} go from {self.own:.1%} to"
+        return f"{moved}. Without it {own} {self.own_without:.1%}."
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""

@@ -32,6 +32,7 @@ from dear.workflows.audit_photos import answers_of
 from dear.workflows.evaluate import run_images
 
 DRAWS = 5  #: draws of random heads or directions that a removal is compared with
+INSIDE = 2  #: the same for a method that learns inside the tower, whose training takes long
 GAIN = 0.02  #: of a figure, to count as better
 
 
@@ -101,7 +102,9 @@ def figures(method: Method, images: ImageSet) -> tuple[dict[str, float], Tensor]
     return shown, found.answers[found.pick(None)]
 
 
-def random_repairs(removal: Removal | None, edits: EditPlan | None, seed: int = 1) -> list[Repair]:
+def random_repairs(
+    removal: Removal | None, edits: EditPlan | None, draws: int = DRAWS, seed: int = 1
+) -> list[Repair]:
     """Removals of as many random heads and directions; none beside edited copies."""
     repairs = [] if removal is None else [removal.repair]
     repairs += [] if edits is None or edits.repair is None else [edits.repair]
@@ -111,7 +114,7 @@ def random_repairs(removal: Removal | None, edits: EditPlan | None, seed: int = 
     seen = None if edits is None else edits.images
     seen = seen if removal is None else removal.images
     found = []
-    for draw in range(DRAWS):
+    for draw in range(draws):
         parts = []
         if chosen.heads and seen is not None:
             keys = [(layer, head) for layer in seen.layers for head in range(seen.outputs.shape[2])]
@@ -250,7 +253,8 @@ def repair_run(
             shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
             edited = tuple(edited_set(one, images, job.images) for one in shortcuts)
             tested = _Test(images, tuple(job.images.classes), edited)
-            others = random_repairs(job.removal, job.edits)
+            draws = DRAWS if job.method.cut == "feature" else INSIDE
+            others = random_repairs(job.removal, job.edits, draws)
             again = replace(job, spec=job.spec.changed(calibrate=False, copies=None), edits=None)
             comparison = compare(
                 lambda clip: fit(again.on(clip)).method, plain, trained.method, tested, others
