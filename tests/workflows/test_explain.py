@@ -122,8 +122,13 @@ def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, tra
         found = next(each for each in one.concepts if each.name == "Location")
         assert found.answer == NAMES[int(logits[row].argmax())]
         assert found.probability == pytest.approx(float(logits[row].softmax(0).max()), abs=5e-3)
-    own = {bar.name: bar.decides for bar in explained[0].bars if bar.kind == "role"}
-    order = [each.beyond + own.get(each.name, 0.0) for each in explained[0].concepts]
+    late = {name: len(heads) for name, heads in explainer.groups.heads.items() if name != "Earlier heads"}
+    added = {bar.name: bar.decides for bar in explained[0].bars if bar.name in late}
+    each_head = sum(added.values()) / sum(late.values())
+    order = [
+        each.beyond + (added[each.name] - each_head * late[each.name] if each.name in added else 0.0)
+        for each in explained[0].concepts
+    ]
     assert order == sorted(order, reverse=True)
 
 

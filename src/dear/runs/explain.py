@@ -22,7 +22,7 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.contributions import head_maps
-from dear.heads.groups import Head, HeadGroups, head_groups
+from dear.heads.groups import EARLY, Head, HeadGroups, head_groups
 from dear.heads.known_roles import known_roles
 from dear.heads.parts import Parts, Trace, means_of, spread
 from dear.heads.repair import span_basis
@@ -228,7 +228,7 @@ class Explainer:
             for group, heads in self.groups.heads.items():
                 maps[group] = sum((everything[:, b, layer - 1, h] for layer, h in heads), torch.zeros(()))
             bars = self._bars(table, b)
-            own = {bar.name: bar.decides for bar in bars if bar.kind == "role"}
+            own = self._own_heads(bars)
             without = [each[b] for each in concepts]
             found.append(
                 Explanation(
@@ -241,7 +241,7 @@ class Explainer:
                     heads=self._heads(by_head[:, b]),
                     maps=maps,
                     roles=tuple(each[b] for each in roles),
-                    # Two witnesses: what goes away without the concept, and what its own heads add.
+                    # Two witnesses: what goes away without it, and what its own heads add.
                     concepts=tuple(sorted(without, key=lambda c: -c.beyond - own.get(c.name, 0.0))),
                     neighbors=near[b] if near else (),
                     exact=1 - float(lost[b] / total[b]) if float(total[b]) else 1.0,
@@ -289,6 +289,15 @@ class Explainer:
                 f"Token {name}": list(range(1 + i * each, 1 + (i + 1) * each)) for i, name in enumerate(names)
             }
         return {"Tokens": list(range(1, 1 + count))}
+
+    def _own_heads(self, bars: Sequence[Bar]) -> dict[str, float]:
+        """What the heads of each role add to the lead beyond as many heads of the role map's layers."""
+        if not self.groups.by_role:
+            return {}
+        late = {name: len(heads) for name, heads in self.groups.heads.items() if name != EARLY}
+        added = {bar.name: bar.decides for bar in bars if bar.name in late}
+        each = sum(added.values()) / sum(late.values())
+        return {name: added[name] - each * late[name] for name in self.groups.named}
 
     def _kind(self, name: str) -> str:
         if name in self.groups.named:
