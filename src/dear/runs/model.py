@@ -604,7 +604,7 @@ class Model:
             values,
             unreadable=tuple(problems[place] for place in sorted(problems)),
             groups=None if groups is None else tuple(groups[row] for row in keep),
-            trained=model.trained,
+            trained=() if isinstance(model.method, ZeroShot) else model.trained,
             scores=found if scores and model.calibration is not None else None,
         )
 
