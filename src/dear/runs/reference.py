@@ -44,14 +44,19 @@ class Reference:
         """Bytes of its tensors."""
         return self.features.numel() * 2 + self.labels.numel() * 8
 
+    @cached_property
+    def unit(self) -> Tensor:
+        """The features in float32, [n, E]."""
+        return F.normalize(self.features.float(), dim=-1)
+
     def nearness(self, features: Tensor) -> Tensor:
         """Mean cosine [b] of features [b, E] with their nearest training images."""
-        return _nearness(features, self.features)
+        return _nearness(features, self.unit)
 
     @cached_property
     def own_nearness(self) -> Tensor:
         """The same of each training image with the others, [n]."""
-        return _nearness(self.features, self.features, torch.arange(len(self.features)))
+        return _nearness(self.unit, self.unit, torch.arange(len(self.features)))
 
     @cached_property
     def digest(self) -> str:
@@ -104,16 +109,16 @@ def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor) -> Tensor:
     """
     place = torch.full((len(features),), -1)
     place[kept] = torch.arange(len(kept))
-    return _nearness(features[rows], features[kept], place[rows])
+    return _nearness(features[rows], F.normalize(features[kept].float(), dim=-1), place[rows])
 
 
 def _nearness(features: Tensor, others: Tensor, own: Tensor | None = None) -> Tensor:
-    """Mean cosine [b] of features [b, E] with the nearest of [n, E].
+    """Mean cosine [b] of features [b, E] with the nearest of unit features [n, E].
 
     `own` [b] says which of these an image is itself, and thus not compared with; -1: none.
     """
     count = max(1, min(NEIGHBORS, len(others) - (own is not None)))
-    others = F.normalize(others.float().to(features.device), dim=-1)
+    others = others.to(features.device)
     found = []
     for start in range(0, len(features), _ROWS_AT_ONCE):
         cosines = F.normalize(features[start : start + _ROWS_AT_ONCE].float(), dim=-1) @ others.T

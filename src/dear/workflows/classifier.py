@@ -17,11 +17,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from dear._io.files import PathLike
-from dear._io.image_names import find_images
+from dear._io.image_names import find_images, is_image_name
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE, ImageSet, ListedImages
-from dear.data.open import TABLES, open_data
+from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.runs.answer import NONE_OF_THESE
@@ -241,7 +241,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return as_images(X)
         if os.path.isdir(X) and not any(entry.is_dir() for entry in os.scandir(X)):
             return find_images([os.fspath(X)])
-        if os.path.isfile(X) and Path(X).suffix.lower() not in TABLES:
+        if is_image_name(os.fspath(X)):
             return as_images(X)  # says that one image comes in a list, too
         return open_data(X, "test", template=self.template)
 
