@@ -234,7 +234,7 @@ def _tell_result(trained: Model, found: HeldOut | None, command: str, out: Path,
     if trained.reference is not None:
         kept = trained.reference
         say(
-            f"kept in the run: features of {len(kept.labels):,} training images ({kept.size / 1e6:.1f} MB), "
+            f"kept in the run: features of {len(kept.labels):,} training images ({kept.size / 1e3:,.0f} kB), "
             "to know images of no class"
         )
     if found is not None:

@@ -155,10 +155,15 @@ def label_sentence(
     )
     rest = count - len(labels["first"])
     named += f"; and {rest} more" if rest > 0 else ""
-    command = shlex.join(
-        ["dear", "data", "check", data or "DATA", "--backbone", os.fspath(backbone), "--out", "labels.html"]
-    )
+    words = ["dear", "data", "check", _short(data or "DATA"), "--backbone", _short(os.fspath(backbone))]
+    command = shlex.join([*words, "--out", "labels.html"])
     return (
         f"{count} of {labels['images']} training labels look{'s' if one else ''} wrong ({named}); "
         f"go through {'it' if one else 'them'} with `{command}`"
     )
+
+
+def _short(path: str) -> str:
+    """A path below the present folder as it is typed there."""
+    below = os.path.isabs(path) and path.startswith(os.path.join(os.getcwd(), ""))
+    return os.path.relpath(path) if below else path
