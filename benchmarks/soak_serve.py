@@ -10,7 +10,8 @@ that stand for gigabytes of pixels, endless lists and headers, silent connection
 class names, damaged uploads; and decoding processes are killed. Prints one line per half minute and ends with
 status 1 after a wrong, late or lost answer, a status 500 for anybody, memory that grew by more than
 `--most-growth` over the second half, or a stop that took longer than its limit. Of a late answer it says
-where the time went, and how long the server's threads waited for processors that other programs had.
+where the time went, how long the server computed meanwhile, for whomever, and how long its threads waited for
+processors that other programs had.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ class Soak:
                 name = chance.choice(["still-a", "still-c", "still-d", *(f"moving-{n}" for n in range(6))])
                 place, began = chance.randrange(len(self.files)), time.monotonic()
                 files = [("files", ("a.jpg", self.files[place]))]
+                if self.stop.is_set():
+                    return
                 try:
                     reply = client.post(f"/v1/models/{name}/classify", files=files, data={"top": "12"})
                 except httpx.TransportError as error:
@@ -144,6 +147,8 @@ class Soak:
     def judge(self, name: str, place: int, began: float, reply: Any) -> None:
         """Compare an answer with every run that the name stood for meanwhile."""
         self.counts[f"status {reply.status_code}"] += 1
+        if reply.status_code == 503 and self.stop.is_set():  # cut off by the drain limit
+            return
         if reply.status_code != 200:
             if reply.status_code not in (404, 409) or "moving" not in name:
                 self.note(f"{name}: {reply.status_code} {reply.text[:200]}")
@@ -192,11 +197,11 @@ def children(pid: int) -> list[int]:
     return [int(one) for path in found for one in path.read_text(encoding="ascii").split()]
 
 
-class Starved:
-    """How long the server's threads were ready to run while other programs had the processors."""
+class Processors:
+    """Processor time of the server's threads, and how long they were ready while other programs had it."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._seen, self._stop = pid, [(time.monotonic(), 0.0)], threading.Event()
+        self._pid, self._seen, self._stop = pid, [(time.monotonic(), 0.0, 0.0)], threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
@@ -204,14 +209,15 @@ class Starved:
         while not self._stop.wait(0.1):
             with suppress(OSError):
                 own = Path(f"/proc/{self._pid}/task").glob("*/schedstat")
-                waited = sum(int(path.read_text(encoding="ascii").split()[1]) for path in own)
-                self._seen.append((time.monotonic(), waited / 1e9))
+                rows = [path.read_text(encoding="ascii").split() for path in own]
+                used, waited = (sum(int(row[place]) for row in rows) / 1e9 for place in (0, 1))
+                self._seen.append((time.monotonic(), used, waited))
 
-    def between(self, since: float, until: float) -> float:
-        """Seconds, over all threads."""
-        before = next((waited for at, waited in reversed(self._seen) if at <= since), self._seen[0][1])
-        after = next((waited for at, waited in self._seen if at >= until), self._seen[-1][1])
-        return after - before
+    def between(self, since: float, until: float) -> tuple[float, float]:
+        """Seconds used and waited for, over all threads."""
+        before = next((one for one in reversed(self._seen) if one[0] <= since), self._seen[0])
+        after = next((one for one in reversed(self._seen) if one[0] <= until), self._seen[-1])
+        return after[1] - before[1], after[2] - before[2]
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -253,9 +259,9 @@ def main() -> None:
         pids: list[int] = []
         with server(command, pids) as address:
             attackers = Attackers(address, BAD, MANAGE, soak.store / "a", soak.files)
-            starved = Starved(pids[0])
-            result = run(soak, options, address, pids[0], attackers, starved)
-            starved.stop()
+            processors = Processors(pids[0])
+            result = run(soak, options, address, pids[0], attackers, processors)
+            processors.stop()
     print(json.dumps(result))
     good = not soak.wrong and result["growth_megabytes"] <= options.most_growth
     sys.exit(0 if good and result["stop_s"] <= DRAIN + 3.5 else 1)
@@ -267,7 +273,7 @@ def run(
     address: str,
     pid: int,
     attackers: Attackers,
-    starved: Starved,
+    processors: Processors,
 ) -> dict[str, Any]:
     """Ask, attack, swap and stop; prints rows and returns what was seen in all."""
     pause = options.clients / options.rate if options.rate else 0.0
@@ -280,7 +286,7 @@ def run(
     for one in work:
         one.start()
     attackers.begin()
-    began, memory, seen = time.monotonic(), [], len(soak.waits)
+    began, memory, seen, own = time.monotonic(), list[float](), len(soak.waits), list[float]()
     until = began + 54 * options.minutes
     while time.monotonic() < until:
         since = time.monotonic()
@@ -288,13 +294,19 @@ def run(
         memory.append(resident(pid))
         new, seen = soak.waits[seen:], len(soak.waits)
         for seconds, first, last, stages in new:
+            used, others = processors.between(first, last)
+            own.append(used)
             if seconds > soak.most_wait:
-                others = starved.between(first, last)
-                soak.note(f"waited {seconds:.2f} s; its threads {others:.2f} s for processors; {stages}")
+                soak.note(
+                    f"waited {seconds:.2f} s, in which the server computed for {used:.2f} s and its threads "
+                    f"waited {others:.2f} s for processors; {stages}"
+                )
                 soak.counts["late"] += 1
         row = {"minute": round((time.monotonic() - began) / 60, 1), "megabytes": round(memory[-1], 1)}
         row |= {"load": round(os.getloadavg()[0], 1), **summary(new)}
-        row["starved_share"] = round(starved.between(since, time.monotonic()) / (time.monotonic() - since), 2)
+        used, others = processors.between(since, time.monotonic())
+        row |= {"longest_processor_s": round(max(own, default=0.0), 2)}
+        row |= {"share_of_processors": round(used / max(used + others, 1e-9), 2)}
         row |= {one: soak.counts[one] for one in _COUNTED} | {"wrong_late_or_lost": len(soak.wrong)}
         print(json.dumps(row), flush=True)
         if options.csv:
@@ -315,6 +327,7 @@ def run(
         soak.note("an upload took the place of a folder that is no run")
     return {
         "wrong_late_or_lost": len(soak.wrong), "late": soak.counts["late"], **summary(soak.waits),
+        "longest_processor_s": round(max(own, default=0.0), 2),
         "in_peace": peace, "growth_megabytes": round(memory[-1] - memory[len(memory) // 2], 1),
         "stop_s": round(stop, 1), **dict(sorted((soak.counts + hostile).items())),
     }  # fmt: skip

@@ -12,7 +12,7 @@ _MEMORY = 0.7  # share of what was known that stays when a turn is seen
 
 
 class Pace:
-    """Learns how long one piece takes. A first turn takes as many as it may.
+    """Learns how long one piece takes. A first turn takes as many as it may, later ones at least `least`.
 
     >>> pace = Pace()
     >>> pace.pieces(8)
@@ -22,12 +22,12 @@ class Pace:
     2
     """
 
-    def __init__(self, turn_seconds: float = TURN_SECONDS) -> None:
-        self._turn, self._each = turn_seconds, 0.0
+    def __init__(self, turn_seconds: float = TURN_SECONDS, least: int = 1) -> None:
+        self._turn, self._least, self._each = turn_seconds, least, 0.0
 
     def pieces(self, most: int) -> int:
         """How many pieces to take."""
-        return most if self._each * most <= self._turn else max(1, int(self._turn / self._each))
+        return most if self._each * most <= self._turn else max(self._least, int(self._turn / self._each))
 
     def took(self, pieces: int, seconds: float) -> None:
         """Note how long some pieces took."""

@@ -48,6 +48,7 @@ _EXPLAINING = 3  # images that one explained image costs as much as
 _EXPLAINED_AT_ONCE = 4  # images, between two batches
 _MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
+_LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Service:
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
         self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Answerer] = OrderedDict()
         self._begun: OrderedDict[tuple[str, str, tuple[str, ...]], list[Rows]] = OrderedDict()
-        self._pace = Pace()  # of texts
+        self._pace = Pace(least=_LEAST_TEXTS)
         self._stopping = threading.Event()
         self._memory = ExitStack()
         self._memory.enter_context(given_back())
@@ -156,8 +157,12 @@ class Service:
 
     async def _prepare(self, adapter: Adapter) -> None:
         with staged():  # not part of the request that came first
-            adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(_ADAPTERS), self._pace)
+            adapter.rows = await prepare_texts(adapter.answerer, self._for_adapters, self._pace)
         adapter.prepared = True
+
+    async def _for_adapters(self, function: Callable[[], Any], cost: float) -> Any:
+        """Call a function between batches; whatever its cost it counts as one image: answers wait for it."""
+        return await self.batcher.call(function, _ADAPTERS)
 
     def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
         return lambda function, cost: self.batcher.call(function, caller, cost)
@@ -307,11 +312,16 @@ class Service:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
-            asked = self.batcher.compute([ImageJob(blank, adapter.answerer)], MANAGEMENT)
-            answer = asyncio.run(asyncio.wait_for(asked, self.settings.limits.seconds))
-            _require_finite(answer[0], adapter.card.name)
+            answer = asyncio.run(
+                asyncio.wait_for(self._answered(adapter, blank), self.settings.limits.seconds)
+            )
+            _require_finite(answer, adapter.card.name)
         except Exception as error:  # whatever its values make of an image
             raise Refused(400, f"the run cannot be served: it does not answer an image ({error})") from error
+
+    async def _answered(self, adapter: Adapter, pixels: Tensor) -> Tensor:
+        await self._prepare(adapter)
+        return (await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT))[0]
 
     # -- operation --------------------------------------------------------------------------------
 
