@@ -568,15 +568,17 @@ def test_a_slow_device_takes_smaller_turns_and_a_full_queue_leaves_room_for_thos
     def compute(jobs):
         free.wait(5)
         sizes.append(len(jobs))
-        time.sleep(0.06 * len(jobs))
+        until = time.thread_time() + 0.06 * len(jobs)
+        while time.thread_time() < until:
+            pass
         return jobs
 
-    batcher = Batcher(compute, largest=8, longest_wait=0, most_queued=24, most_per_caller=24)
+    batcher = Batcher(compute, largest=8, longest_wait=0, most_queued=12, most_per_caller=12)
 
     async def ask():
-        flood = asyncio.create_task(batcher.compute(list(range(24)), "flood"))
+        flood = asyncio.create_task(batcher.compute(list(range(12)), "flood"))
         await asyncio.sleep(0.05)
-        with pytest.raises(Refused, match="24 images are waiting"):
+        with pytest.raises(Refused, match="12 images are waiting"):
             await batcher.compute([1], "flood")
         little = asyncio.create_task(batcher.compute([1, 2], "little"))
         with pytest.raises(Refused, match="images are waiting"):
@@ -607,7 +609,8 @@ def test_texts_encoded_in_slices_give_the_same_answers(runs, name):
         body = {"top": "43", "classes": "+" + ",".join(names)}
         reply = client.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
         assert reply.status_code == 200, reply.text
-    assert max(costs) == 16
+    assert max(costs) <= 16
+    assert sum(costs) >= 43
     got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
     from dear.runs.folder import load_run
 
@@ -766,4 +769,4 @@ def test_texts_that_a_request_has_begun_are_gone_on_with(runs):
         assert reply.status_code == 200, reply.text
         texts = sum(cost for cost in costs if cost > 1)
         assert 63 <= texts <= 4 * 63  # each in a slice of at most 16, some of them asked for twice
-        assert max(costs) == 16
+        assert max(costs) <= 16

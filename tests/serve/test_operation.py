@@ -6,13 +6,16 @@ import asyncio
 import json
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from starlette.requests import ClientDisconnect
 from test_service import client_of, file, gallery, wait_for
 from tiny import mixed_roles, tiny_clip
+from typer.testing import CliRunner
 
+from dear.cli import build_app
 from dear.cli.serve import _check_tls, _show_log
 from dear.errors import UsageError
 from dear.runs.folder import add_metrics
@@ -167,3 +170,24 @@ def test_halves_of_tls_are_refused(tmp_path):
         with pytest.raises(UsageError, match="--tls"):
             _check_tls(engine, certificate, key)
     _check_tls("local", tmp_path, tmp_path)
+
+
+def test_certificates_reach_the_server(tmp_path, monkeypatch):
+    seen, made = {}, []
+    files = {name: tmp_path / name for name in ("cert.pem", "key.pem")}
+    for path in files.values():
+        path.write_text("pem")
+    monkeypatch.setattr("dear.serve.server.uvicorn.Config", lambda app, **options: seen.update(options))
+    monkeypatch.setattr("dear.serve.server.make_app", lambda service, **options: made.append(service))
+    monkeypatch.setattr("dear.serve.server.sys.setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr("dear.cli.serve._show_log", lambda: None)
+    ended = SimpleNamespace(run=lambda: None, started=True)
+    monkeypatch.setattr("dear.serve.server.Server", lambda config: ended)
+    options = ["--tls-certificate", str(files["cert.pem"]), "--tls-key", str(files["key.pem"])]
+    options += ["--drain-seconds", "7", "--device", "cpu"]
+    found = CliRunner().invoke(build_app(), ["serve", str(tmp_path), *options])
+    made[0].close(1.0)
+    assert found.exit_code == 0, found.output
+    assert "https://" in found.output
+    assert (seen["ssl_certfile"], seen["ssl_keyfile"]) == (files["cert.pem"], files["key.pem"])
+    assert seen["timeout_graceful_shutdown"] == 7
