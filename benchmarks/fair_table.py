@@ -19,7 +19,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from dear.bench.store import Grid, Summary
 from dear.data.open import BENCHMARKS, open_data
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, find_method
+from dear.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,13 +103,17 @@ def plan_part(part: Part, methods: Sequence[str], seeds: Sequence[int], device: 
         backbone=part.name,
         identity=clip.identity,
         roles=starting_roles(clip, part.roles),
-        methods=methods,
         datasets=list(part.datasets),
         seeds=seeds,
         templates={name: template for name, template in part.datasets.items() if template is not None},
         data_root=part.root,
     )
-    return plan("base-to-novel", request)
+    cells = []
+    for method in methods:  # as their authors train: random crops, so many epochs however few the images
+        epochs = Recipe.of(find_method(method.partition("@")[0])).epochs
+        recipe = {"augment": True, "epochs": epochs}
+        cells += plan("base-to-novel", replace(request, methods=[method], recipe=recipe))
+    return cells
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,12 +14,14 @@ from dear.bench.cells import Place
 from dear.bench.plan import Request, find_protocol, plan
 from dear.bench.session import Session
 from dear.cli import build_app
+from dear.data.shots import few_shot
 from dear.heads.known_roles import known_roles
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.desk import Desk
 from dear.studio.training import Trainer
+from dear.train.prepare import settings as completed
 from dear.workflows.adapt import adapt
 from dear.workflows.repair import repair_run
 
@@ -142,6 +144,36 @@ def test_a_bench_cell_trains_the_same(name: str, photos: Path, trained: dict[str
     assert spec.focus or cell.spec.key == spec.key  # what a focus comes to is found when it trains
     session = Session(cell, Place("mini"))
     same(Model.load(trained[name]), session.fit(find_protocol("few-shot").training(session.data)))
+
+
+@pytest.mark.parametrize("name", ["linear-probe", "tip-adapter", "proker", "lp-plus-plus", "clip-adapter"])
+def test_a_bench_cell_trains_as_adapt_does_with_nothing_said(name: str) -> None:
+    data = "world:textures"
+    request = Request("mini", dear.load("mini").identity, None, [name], [data], [SEED], [1])
+    (cell,) = plan("few-shot", request)
+    session = Session(cell, Place("mini"))
+    found = session.fit(find_protocol("few-shot").training(session.data)).method.adapter_state()
+    expected = adapt(data, method=name, shots=1, seed=SEED, calibrate=False)
+    assert expected.spec is not None
+    assert cell.spec.key == expected.spec.key
+    assert found
+    for tensor, value in expected.method.adapter_state().items():
+        assert torch.equal(found[tensor], value), tensor
+
+
+def test_dear_is_planned_as_adapt_trains_it() -> None:
+    """Unbalanced classes, few images: the same least number of steps on a bench."""
+    spec = Spec(method="dear", shots=2, seed=SEED)
+    images = few_shot(dear.open_data("world:textures"), 2, SEED)
+    options, recipe = completed(spec, images.labels)
+    request = Request(
+        "mini", "sha256:0", known_roles(dear.load("mini")), ["dear"], ["world:textures"], [SEED], [2]
+    )
+    (cell,) = plan("few-shot", request)
+    assert cell.spec.recipe["epochs"] == recipe.epochs > 10
+    assert options.items() <= cell.spec.options.items()
+    (paper,) = plan("few-shot", replace(request, methods=["dear@paper"]))
+    assert paper.spec.recipe["epochs"] == 10
 
 
 def test_dear_is_the_recommended_preset_on_a_bench_too() -> None:

@@ -9,8 +9,7 @@ from made_cells import make_cell
 
 from dear.bench import engines
 from dear.bench.cells import Place
-from dear.bench.engines import Local, make_engine
-from dear.bench.on_ray import OnRay
+from dear.bench.engines import Local, OnRay, make_engine
 from dear.bench.store import Grid
 from dear.errors import UsageError
 

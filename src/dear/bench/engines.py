@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
+from dear import cluster
 from dear.bench.cells import Cell, Outcome, Place
 from dear.bench.plan import PROTOCOLS
 from dear.bench.session import Session
@@ -122,6 +123,38 @@ class Local:
         report(died(cell, f"its process died {self.retries + 1} times"))
 
 
+class OnRay:
+    """A Ray cluster, or a Ray started on this machine: cells as tasks with CPU and GPU resources.
+
+    A killed worker loses the cell it was computing, which Ray starts again elsewhere.
+
+    Args:
+        work: computes one cell; importable on every node.
+        address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
+        cpus: CPUs a cell takes.
+        gpus: GPUs a cell takes; parts of one are allowed.
+        retries: how often a cell is started again whose worker died.
+
+    Raises:
+        UsageError: Ray is not installed.
+    """
+
+    def __init__(
+        self, work: Work, address: str | None = None, cpus: float = 1, gpus: float = 0, retries: int = 3
+    ) -> None:
+        cluster.check_installed()
+        self.work, self.address = work, address
+        self.cpus, self.gpus, self.retries = cpus, gpus, retries
+
+    def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
+        """Compute every cell and report each once."""
+        tasks = [(self.work, cell.document(), place.plain()) for cell in cells]
+        with cluster.connected(self.address):
+            for number, answer, lost in cluster.run_tasks(attempt, tasks, self.cpus, self.gpus, self.retries):
+                cell = cells[number]
+                report(died(cell, lost) if lost else outcome(cell, answer))
+
+
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Processes of our own that end with this block, whatever they are doing."""
@@ -195,7 +228,5 @@ def make_engine(
     if name == "ray":
         if workers is not None:
             raise UsageError("a number of workers belongs to the engine local; Ray has its own")
-        from dear.bench.on_ray import OnRay
-
         return OnRay(work, address, cpus, gpus or 0)
     raise UsageError(f"no engine is called {name!r}; choose local or ray")

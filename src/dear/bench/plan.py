@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from dear.bench.ablations import Study, Variant
 from dear.bench.cells import Cell, Data, draw_path
@@ -22,9 +23,9 @@ from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.methods import find_method
 from dear.methods.base import Method
-from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, data_digest, digest, plain, roles_digest
 from dear.train.focus import can_focus
+from dear.train.prepare import settings
 
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOut())
@@ -56,8 +57,8 @@ class Request:
     templates: Mapping[str, str] = field(default_factory=dict)  #: by dataset, where it is not its own
     data_root: str | None = None  #: where benchmark datasets are kept
     draws: str | None = None  #: folder of imported few-shot draws; None: they are drawn
-    #: the rest of every training: the field's protocols show each image once and calibrate nothing
-    training: Spec = field(default_factory=lambda: Spec(balance=False, calibrate=False))
+    #: the rest of every training, as `dear adapt` has it; probabilities are not asked for
+    training: Spec = field(default_factory=lambda: Spec(calibrate=False))
 
     def options_of(self, method: str) -> Mapping[str, Any]:
         """Options for a method; upper and lower case are the same."""
@@ -141,7 +142,7 @@ class _Planner:
 
     def __init__(self, protocol: Protocol, request: Request) -> None:
         self.protocol, self.request = protocol, request
-        self._trained: dict[str, dict[str, Any]] = {}
+        self._trained: dict[str, tuple[dict[str, Any], Tensor | None]] = {}
         self._tested: dict[str, str] = {}
 
     def cell(
@@ -155,21 +156,19 @@ class _Planner:
     ) -> Cell:
         """One cell with the method's options and the recipe written out in full."""
         request = self.request
-        preset = kind.preset(variant.preset)
-        options = {**preset.options, **request.options_of(kind.name), **variant.options}
-        changes = {**preset.recipe, **request.recipe, **variant.recipe, "seed": seed}
         extra = dict(setting)
         if dataset in request.templates:
             extra["template"] = request.templates[dataset]
         data = Data(dataset, extra, seed, request.templates.get(dataset), request.data_root)
         how = variant.roles.format(seed=seed) if kind.uses_roles else ""
         focus = request.training.focus if can_focus(kind) else None
+        known, labels = self._training(data, shots)
         spec = msgspec.structs.replace(
             request.training,
             method=kind.name,
             preset=variant.preset,
-            options=plain(asdict(kind.configure(options))),
-            recipe=plain(asdict(Recipe.of(kind, **changes))),
+            options={**request.options_of(kind.name), **variant.options},
+            recipe={**request.recipe, **variant.recipe},
             seed=seed,
             shots=shots,
             data=dataset,
@@ -177,7 +176,11 @@ class _Planner:
             identity=request.identity,
             roles_digest=self._roles(how) if kind.uses_roles or focus is not None else None,
             focus=focus,
-            **self._training(data, shots),
+            **known,
+        )
+        options, recipe = settings(spec, labels)
+        spec = msgspec.structs.replace(
+            spec, options=plain(asdict(kind.configure(options))), recipe=plain(asdict(recipe))
         )
         return Cell(
             protocol=self.protocol.name, spec=spec, setting=extra, roles=how, tested=self._testing(data)
@@ -192,8 +195,8 @@ class _Planner:
             )
         return roles_digest(derive_roles(self.request.roles, how) if how else self.request.roles)
 
-    def _training(self, data: Data, shots: int) -> dict[str, Any]:
-        """What a Spec says of the training images; nothing where they cannot be opened here."""
+    def _training(self, data: Data, shots: int) -> tuple[dict[str, Any], Tensor | None]:
+        """What a Spec says of the training images, and their labels; nothing where they cannot be opened."""
         imported = None
         if self.request.draws is not None:
             if not shots:
@@ -208,15 +211,16 @@ class _Planner:
                 drawn = (
                     check_images(drawn, "skip").kept if self.request.training.unreadable == "skip" else drawn
                 )
-                self._trained[key] = {
+                known = {
                     "dataset": drawn.name,
                     "classes": drawn.classes,
                     "template": drawn.template,
                     "images": len(drawn),
                     "data_digest": data_digest(drawn),
                 }
+                self._trained[key] = known, drawn.labels
             except DearError:  # computing the cell says what is wrong
-                self._trained[key] = {}
+                self._trained[key] = {}, None
         return self._trained[key]
 
     def _testing(self, data: Data) -> str:
