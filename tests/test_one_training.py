@@ -19,7 +19,7 @@ from dear.heads.known_roles import known_roles
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.studio.desk import Desk
+from dear.studio.state import StudioState
 from dear.studio.training import Trainer
 from dear.train.prepare import settings as completed
 from dear.workflows.adapt import adapt
@@ -101,7 +101,7 @@ def test_the_classifier_trains_the_same(name: str, photos: Path, trained: dict[s
 def test_the_studio_trains_the_same(
     name: str, photos: Path, trained: dict[str, Path], tmp_path: Path
 ) -> None:
-    trainer = Trainer(Desk(dear.load("mini"), None, dear.open_data(photos, "test"), tmp_path))
+    trainer = Trainer(StudioState(dear.load("mini"), None, dear.open_data(photos, "test"), tmp_path))
     trainer.start(Spec().changed(data=str(photos), **settings(name)))
     assert trainer.wait(120).state == "finished", trainer.watched.message
     assert trainer.run is not None

@@ -24,7 +24,7 @@ from dear.methods.dear import DeAR
 from dear.report.page import render, thumbnail
 from dear.runs.batches import image_set, pixels_for
 from dear.runs.model import Model
-from dear.studio.desk import Desk
+from dear.studio.state import StudioState
 from dear.workflows.examine import recommended_modes
 
 _SECONDS = 30.0
@@ -117,7 +117,7 @@ def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]
 
 @torch.no_grad()
 def classify(
-    desk: Desk,
+    state: StudioState,
     images: Sequence[tuple[str, Image.Image]],
     classes: Sequence[str],
     template: str,
@@ -128,7 +128,7 @@ def classify(
     """Classify images with the frozen and the adapted model.
 
     Args:
-        desk: the studio's desk.
+        state: the studio's state.
         images: names and images.
         classes: any class names; the adapter is put on them.
         template: prompt with `{}`.
@@ -136,14 +136,14 @@ def classify(
         progress: called with what is being done.
         reject: share of images of trained classes that may be refused; None refuses none.
     """
-    trained = desk.find_model(progress)
+    trained = state.find_model(progress)
     same = tuple(classes) == trained.classes and template == trained.template
     model = trained if same else trained.with_classes(classes, template)
     limits = {} if reject is None else {mode: model.threshold(reject, mode) for mode in model.modes}
     opened = [image for _, image in images]
     logits = {"zero-shot": model.frozen().logits(opened)["default"]}
     logits |= {mode: model.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
-    remote = [] if desk.service is None else ask_service(desk.service, opened, classes, top)
+    remote = [] if state.service is None else ask_service(state.service, opened, classes, top)
     refused = {
         mode: (model.score(logits[mode], mode) < limit.value).tolist() for mode, limit in limits.items()
     }
