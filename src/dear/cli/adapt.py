@@ -39,11 +39,6 @@ if TYPE_CHECKING:
 _METHODS = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("adapt")(adapt)
-
-
 def adapt(
     data: Data,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],

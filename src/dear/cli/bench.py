@@ -78,12 +78,6 @@ Draws = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command("bench")(bench)
-    app.command("ablate")(ablate)
-
-
 def bench(
     protocol: Annotated[
         str,

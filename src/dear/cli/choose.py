@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from dear.workflows.choose import Choice
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("choose")(choose)
-
-
 def choose(
     data: Data,
     backbone: Backbone = "mini",

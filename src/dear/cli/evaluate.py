@@ -26,11 +26,6 @@ from dear.cli.common import (
 )
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("evaluate")(evaluate)
-
-
 def evaluate(
     run: Run,
     data: Data,

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from dear.workflows.retrieve import Found
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("retrieve")(retrieve)
-
-
 def retrieve(
     query: Annotated[Path, typer.Option("--query", "-q", help="The image to compare with.")],
     gallery: Annotated[

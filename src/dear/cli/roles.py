@@ -28,11 +28,6 @@ group = typer.Typer(no_args_is_help=True, help="What each attention head does: d
 File = Annotated[Path, typer.Argument(help="A role map, roles.json; or the name table2.", show_default=False)]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.add_typer(group, name="roles")
-
-
 @group.command("discover")
 def discover(
     images: Annotated[

@@ -9,11 +9,6 @@ import typer
 from dear.cli.common import Device, console, device_named
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("studio")(studio)
-
-
 def studio(
     run: Annotated[
         str | None, typer.Argument(help="A run folder; without one the embedded backbone and examples.")

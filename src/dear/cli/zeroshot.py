@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from dear.data.images import ImageSet
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("zeroshot")(zeroshot)
-
-
 def zeroshot(
     data: Data,
     backbone: Backbone = "mini",
