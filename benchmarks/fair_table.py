@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import collect
 
-from dear.bench.cells import Cell, Place
+from dear.bench.cells import Cell, Environment
 from dear.bench.engines import Local, compute
 from dear.bench.plan import Request, plan
 from dear.bench.session import backbone, starting_roles
@@ -132,8 +132,10 @@ def run(args: argparse.Namespace) -> int:
     planned = [(part, plan_part(part, methods, seeds, args.device)) for part in parts]
     failed = 0
     for part, cells in planned:
-        place = Place(part.backbone, part.root, part.roles, args.device)
-        summary = Grid(Path(args.out) / part.name).run(cells, place, Local(compute, args.workers), _tell)
+        environment = Environment(part.backbone, part.root, part.roles, args.device)
+        summary = Grid(Path(args.out) / part.name).run(
+            cells, environment, Local(compute, args.workers), _tell
+        )
         failed += _told(part, summary)
     return failed
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dear
-from dear.bench.cells import Place
+from dear.bench.cells import Environment
 from dear.bench.plan import Request, find_protocol, plan
 from dear.bench.session import Session
 from dear.cli import build_app
@@ -142,7 +142,7 @@ def test_a_bench_cell_trains_the_same(name: str, photos: Path, trained: dict[str
     )
     (cell,) = plan("few-shot", request)
     assert spec.focus or cell.spec.key == spec.key  # what a focus comes to is found when it trains
-    session = Session(cell, Place("mini"))
+    session = Session(cell, Environment("mini"))
     same(Model.load(trained[name]), session.fit(find_protocol("few-shot").training(session.data)))
 
 
@@ -151,7 +151,7 @@ def test_a_bench_cell_trains_as_adapt_does_with_nothing_said(name: str) -> None:
     data = "world:textures"
     request = Request("mini", dear.load("mini").identity, None, [name], [data], [SEED], [1])
     (cell,) = plan("few-shot", request)
-    session = Session(cell, Place("mini"))
+    session = Session(cell, Environment("mini"))
     found = session.fit(find_protocol("few-shot").training(session.data)).method.adapter_state()
     expected = adapt(data, method=name, shots=1, seed=SEED, calibrate=False)
     assert expected.spec is not None

@@ -32,7 +32,7 @@ from dear.studio.classify import (
 )
 from dear.studio.compare import FROZEN, compare_models, model_names
 from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
-from dear.studio.search import Search
+from dear.studio.search import ImageSearch
 from dear.studio.state import Stopped, open_state
 from dear.studio.training import Trainer
 
@@ -218,7 +218,7 @@ def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
 
 
 def test_the_query_itself_is_nearest_and_others_follow_by_cosine(tmp_path):
-    search = Search(state(tmp_path))
+    search = ImageSearch(state(tmp_path))
     found = search.find(images().image(5), "color", top=4)
     cosines = [cosine for _, _, cosine in found]
     assert cosines[0] == pytest.approx(1.0, abs=1e-4)
@@ -238,14 +238,14 @@ def test_a_folder_can_be_searched_here_but_not_from_other_computers(tmp_path):
     gallery.mkdir()
     for number in range(3):
         images().image(number * 7).save(gallery / f"{number}.png")
-    found = Search(state(tmp_path)).find(images().image(7), "shape", str(gallery), top=2)
+    found = ImageSearch(state(tmp_path)).find(images().image(7), "shape", str(gallery), top=2)
     assert found[0][1] == "1.png"
     with pytest.raises(UsageError, match="cannot be named"):
-        Search(state(tmp_path, local=False)).find(images().image(7), "shape", str(gallery))
+        ImageSearch(state(tmp_path, local=False)).find(images().image(7), "shape", str(gallery))
     with pytest.raises(DataError, match="not a folder"):
-        Search(state(tmp_path)).find(images().image(7), "shape", str(tmp_path / "none"))
+        ImageSearch(state(tmp_path)).find(images().image(7), "shape", str(tmp_path / "none"))
     with pytest.raises(UsageError, match="no attribute is called"):
-        Search(state(tmp_path)).find(images().image(7), "smell")
+        ImageSearch(state(tmp_path)).find(images().image(7), "smell")
 
 
 # --- train ---------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dear.runs.spec import Spec
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.prepare import prepare
 from dear.workflows.adapt import adapt
-from dear.workflows.choose import Candidate, Choice, ChooseOptions, choose
+from dear.workflows.choose import Candidate, ChooseOptions, Recommendation, choose
 from dear.workflows.classifier import Classifier
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run
@@ -224,7 +224,7 @@ def test_a_winner_is_named_with_those_that_chance_does_not_tell_from_it() -> Non
         return Candidate(name, name, trained=torch.arange(100) < hits, seconds=1.0)
 
     best, near, far = one("a", 90), one("b", 88), one("c", 60)
-    said = Choice((best, near, far), best, None, (), 1.0).sentence
+    said = Recommendation((best, near, far), best, None, (), 1.0).sentence
     assert "b" in said.split("tell it from")[1]
     assert "c" not in said.split("tell it from")[1].replace("a", "")
 

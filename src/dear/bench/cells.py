@@ -103,7 +103,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """Where and how a cell is computed; none of it may change a result."""
 
     backbone: str  #: name, folder or file to load

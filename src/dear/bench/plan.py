@@ -14,7 +14,7 @@ from dear.bench.cells import Cell, Data, draw_path
 from dear.bench.protocols import Protocol
 from dear.bench.protocols.base_to_novel import BaseToNovel
 from dear.bench.protocols.few_shot import FewShot
-from dear.bench.protocols.held_out import HeldOut
+from dear.bench.protocols.held_out import HeldOutDomain
 from dear.bench.protocols.transfer import CROSS_DATASET, DOMAIN_SHIFT
 from dear.data.check import check_images
 from dear.data.images import check_template
@@ -28,7 +28,8 @@ from dear.train.focus import can_focus
 from dear.train.prepare import settings
 
 PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOut())
+    protocol.name: protocol
+    for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOutDomain())
 }
 """Every protocol by name."""
 

@@ -69,14 +69,14 @@ class Line:
 
 def gather(
     results: Iterable[tuple[Cell, Result]],
-    place: Callable[[Cell, str, Mapping[str, str]], tuple[str, str]],
+    column_of: Callable[[Cell, str, Mapping[str, str]], tuple[str, str]],
     names: Mapping[str, str],
 ) -> list[Line]:
     """Lines of cells of one protocol, in the order in which they come.
 
     Args:
         results: cells with their results.
-        place: the protocol's (dataset, column) under which a value of a cell is shown.
+        column_of: the protocol's (dataset, column) under which a value of a cell is shown.
         names: name of the method or variant by cell key.
     """
     results = list(results)
@@ -91,7 +91,7 @@ def gather(
             for column, value in row.items():
                 if value is None:
                     continue
-                where, heading = place(cell, column, shown)
+                where, heading = column_of(cell, column, shown)
                 found[names[cell.key], mode, where, cell.shots][heading][cell.seed] = float(value)
     return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in found.items()]
 
@@ -223,7 +223,7 @@ Entry = Figure | Number | float | None  #: ours over seeds, the paper's, a deriv
 
 
 @dataclass(frozen=True)
-class Row:
+class SheetRow:
     """A row: its labels, one entry per column, and whether it is the paper's."""
 
     labels: tuple[str, ...]
@@ -238,7 +238,7 @@ class Sheet:
     title: str  #: heading
     labels: tuple[str, ...]  #: headings of the label columns
     columns: tuple[str, ...]  #: headings of the number columns
-    rows: tuple[Row, ...]  #: rows; consecutive rows with the same first label belong together
+    rows: tuple[SheetRow, ...]  #: rows; consecutive rows with the same first label belong together
     notes: tuple[str, ...] = ()  #: sentences below the table
 
 
@@ -280,7 +280,7 @@ def _cell(label: str) -> str:
     return label.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
-def _labels(row: Row) -> list[str]:
+def _labels(row: SheetRow) -> list[str]:
     """The labels, the last one saying that the row is the paper's."""
     labels = list(row.labels)
     if row.published:

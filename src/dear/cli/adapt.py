@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dear.runs.model import Model
     from dear.train.estimate import Estimate
     from dear.train.prepare import Job
-    from dear.workflows.evaluate import HeldOut
+    from dear.workflows.evaluate import HeldOutAccuracy
 
 _METHODS = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
 
@@ -219,7 +219,9 @@ def _tell_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) -
         say(f"time, measured on the first batch: training about {duration(expected.training)}{more}")
 
 
-def _tell_result(trained: Model, found: HeldOut | None, command: str, out: Path, seconds: float) -> None:
+def _tell_result(
+    trained: Model, found: HeldOutAccuracy | None, command: str, out: Path, seconds: float
+) -> None:
     """What came out, and what to do next."""
     method = trained.method
     say(
@@ -239,7 +241,7 @@ def _tell_result(trained: Model, found: HeldOut | None, command: str, out: Path,
 
 
 def _facts(
-    job: Job, trained: Model, found: HeldOut | None, held_out: ImageSet | None, out: Path
+    job: Job, trained: Model, found: HeldOutAccuracy | None, held_out: ImageSet | None, out: Path
 ) -> dict[str, Any]:
     """The same as plain values."""
     facts: dict[str, Any] = {

@@ -22,7 +22,7 @@ from dear.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from dear.workflows.choose import Choice
+    from dear.workflows.choose import Recommendation
 
 
 def choose(
@@ -96,7 +96,7 @@ def choose(
         say(f"{out}: {found.pick.title} trained on all images; next: dear predict {out} IMAGE")
 
 
-def _print(found: Choice) -> None:
+def _print(found: Recommendation) -> None:
     """The table, the notes and the recommendation."""
     from rich.console import Console
     from rich.table import Table

@@ -20,9 +20,9 @@ from dear.cli.common import (
     device_named,
     print_accuracy,
     print_json,
+    print_unreadable,
     say,
     stages,
-    tell_unreadable,
 )
 
 
@@ -75,7 +75,7 @@ def evaluate(
             rejection = evaluate_unknown(
                 model, found, unknown, share=reject_share, mode=mode, root=data_root, progress=progress
             )
-    tell_unreadable(found)
+    print_unreadable(found)
     report = found.report(mode)
     if rejection is not None:
         report["unknown"] = rejection.report()

@@ -19,9 +19,9 @@ from dear.cli.common import (
     device_named,
     print_accuracy,
     print_json,
+    print_unreadable,
     say,
     stages,
-    tell_unreadable,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def zeroshot(
     method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
     with stages() as told:
         found = evaluate_run(method, images, unreadable=unreadable, progress=told)
-    tell_unreadable(found)
+    print_unreadable(found)
     gone = {} if clip.correction is None else {"removed": clip.correction.note}
     if as_json:
         print_json({**gone, "backbone": clip.name, "data": images.name, **found.report()})

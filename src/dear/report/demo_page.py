@@ -19,7 +19,7 @@ from dear.report.demo_facts import (
     TruthRow,
 )
 from dear.report.headmap import KIND_MEANINGS, head_map
-from dear.report.page import Table, percent, render
+from dear.report.page import MODE_TERMS, Table, percent, render
 from dear.report.run_facts import Compared
 from dear.report.run_page import gallery
 
@@ -29,8 +29,7 @@ TERMS = {
     "trained classes": "the classes DeAR was trained on, here with 16 images each",
     "new classes": "classes it was not trained on; it knows only their names",
     "zero-shot": "the frozen model before adaptation: it compares an image with a prompt for each class",
-    "fused": "the class token and all attribute tokens score together",
-    "decoupled": "the class token scores alone",
+    **{mode: MODE_TERMS[mode] for mode in ("fused", "decoupled")},
     "token": "a vector that a tower reads beside the patches of an image; DeAR learns one per attribute",
     "accuracy": "the share of test images with the right answer; points are differences in percent",
     "harmonic mean": "of the accuracies on trained and on new classes; high only when both are",

@@ -19,6 +19,7 @@ import gradio as gr
 
 from dear._io.memory import given_back
 from dear.errors import UsageError
+from dear.methods.zeroshot import ZeroShot
 from dear.report.page import asset, render
 from dear.studio import tabs_look, tabs_work
 from dear.studio.classify import check_service
@@ -48,16 +49,14 @@ class OwnServerOnly:
         self.app, self.local = app, local
 
     def is_strange(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a request to a local studio comes from elsewhere, by its Host or its Origin."""
+        """Whether Host or Origin are no addresses, or, for a local studio, those of another page."""
         given = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
-        if not self.local:
-            return False
         try:
             host = urlsplit(f"//{given.get(b'host', '')}").hostname or ""
             origin = urlsplit(given[b"origin"]).hostname or "" if b"origin" in given else host
         except ValueError:  # a bracket that is not closed, say
             return True
-        return not (is_local(host) and is_local(origin))
+        return self.local and not (is_local(host) and is_local(origin))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Refuse requests from elsewhere, and add the policy to every answer."""
@@ -123,8 +122,14 @@ def build(state: StudioState, trainer: Trainer | None = None) -> Any:
 
 def header_html(state: StudioState) -> str:
     """What the studio works on, in words."""
-    classes = state.model.classes if state.model is not None else ()
-    return render("studio/header.html", backbone=state.clip.name, source=state.source, classes=classes)
+    model = state.model
+    return render(
+        "studio/header.html",
+        backbone=state.clip.name,
+        source=state.source,
+        classes=() if model is None else model.classes,
+        trained=model is not None and not isinstance(model.method, ZeroShot),
+    )
 
 
 def is_local(host: str) -> bool:

@@ -21,6 +21,7 @@ from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
 from dear.report.headmap import KIND_MEANINGS, head_map, role_title
 from dear.report.page import render
+from dear.report.roles_facts import specialization_notice
 from dear.studio.state import StudioState, gallery_html, name_of, pixels_of
 
 Key = tuple[int, int]
@@ -134,7 +135,9 @@ def map_html(roles: RoleMap, chosen: Key | None = None) -> str:
     """The map as a table of buttons that carry `data-head`, with a legend; arrow keys move between them."""
     name = "" if chosen is None else f"{chosen[0]}-{chosen[1]}"
     kinds = {KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS}
-    return render("studio/map.html", map=head_map(roles), chosen=name, kinds=kinds)
+    return render(
+        "studio/map.html", map=head_map(roles), chosen=name, kinds=kinds, notice=specialization_notice(roles)
+    )
 
 
 def describe_html(view: HeadView) -> str:

@@ -18,7 +18,7 @@ from dear.workflows.retrieve import gallery_features, gallery_of, rank
 MOST = 20_000
 
 
-class Search:
+class ImageSearch:
     """Retrieval of the studio; a gallery's features are computed once for a model."""
 
     def __init__(self, state: StudioState) -> None:

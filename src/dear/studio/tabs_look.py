@@ -16,7 +16,7 @@ from dear.studio import heads as watching
 from dear.studio import why as reasons
 from dear.studio.audit import CHOICES, Auditor, answers_html, audit_html
 from dear.studio.parts import Samples, Work, errors_as_output, gallery_look, plot_look, visitor_of
-from dear.studio.search import Search
+from dear.studio.search import ImageSearch
 from dear.studio.state import StudioState, gallery_html
 
 _CLICK = """
@@ -326,7 +326,7 @@ def _retrieve_layout(state: StudioState, samples: Samples, work: Work) -> _Retri
 
 def retrieve_tab(state: StudioState, samples: Samples, version: Any) -> Refreshed:
     """Build the tab Retrieve: nearest images in one attribute."""
-    search, work = Search(state), Work()
+    search, work = ImageSearch(state), Work()
     parts = _retrieve_layout(state, samples, work)
     picked = gr.State(None)
 

@@ -57,8 +57,8 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Training steps, none for a method without trained parameters."""
-        if not self.method.trainable_parameters:
+        """Training steps, none for a method without trained parameters (which may be empty before)."""
+        if not any(parameter.requires_grad for parameter in self.method.parameters()):
             return 0
         return self.recipe.epochs * -(-len(self.walked[1]) // self.recipe.batch)
 

@@ -79,7 +79,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Recommendation:
     """What `dear choose` found."""
 
     candidates: tuple[Candidate, ...]
@@ -121,7 +121,7 @@ def choose(
     roles: RoleMap | None = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> Choice:
+) -> Recommendation:
     """Cross-validate methods on a person's own training images and recommend one.
 
     Every method is trained without each part of the images in turn and answers for that part; then without
@@ -173,7 +173,7 @@ def choose(
             f"{'; '.join(f'{one.title} {one.skipped}' for one in tried)}); allow more time"
         )
     open_ones = [one for one in done if one.new is not None]
-    return Choice(
+    return Recommendation(
         tuple(tried),
         _best(done, "trained"),
         _best(open_ones, "new") if open_ones else None,
