@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> 
     return TaskFacts(name, find_task(name).about, SHOTS, model.seconds, facts)
 
 
-def _first(images: ImageSet, groups: list[int] | tuple[str, ...], count: int | None) -> ImageSet:
+def _first(images: ImageSet, groups: Sequence[int | str], count: int | None) -> ImageSet:
     """The first `count` images of each group."""
     seen: dict[int | str, int] = {}
     rows = []
