@@ -145,7 +145,7 @@ def _tell(outcome: object, done: int, total: int) -> None:
 
 
 def _told(part: Part, summary: Summary) -> int:
-    counts = f"{len(summary.computed)} computed, {len(summary.kept)} kept, {len(summary.failed)} failed"
+    counts = f"{len(summary.computed)} computed, {len(summary.cached)} kept, {len(summary.failed)} failed"
     print(f"\r{part.name}: {counts}", file=sys.stderr)
     for cell, why in summary.failed.items():
         print(f"failed: {cell.title}: {why}", file=sys.stderr)

@@ -100,7 +100,7 @@ class CellEngine(Interface):
 class Summary:
     """What a run of a grid did."""
 
-    kept: list[Cell] = field(default_factory=list)  #: cells that were there already
+    cached: list[Cell] = field(default_factory=list)  #: cells that were there already
     computed: list[Cell] = field(default_factory=list)  #: cells computed now
     failed: dict[Cell, str] = field(default_factory=dict)  #: message of each failed cell
     notices: list[str] = field(default_factory=list)  #: sentences the user should see
@@ -198,8 +198,8 @@ class Grid:
             if found is None:
                 missing.append(cell)
             else:
-                summary.kept.append(cell)
-        done = len(summary.kept)
+                summary.cached.append(cell)
+        done = len(summary.cached)
         watch(None, done, len(wanted))
 
         def report(outcome: Outcome) -> None:

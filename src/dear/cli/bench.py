@@ -390,7 +390,7 @@ def _print_summary(summary: Summary, files: Sequence[Path], as_json: bool) -> No
     if as_json:
         print_json(
             {
-                "kept": len(summary.kept),
+                "cached": len(summary.cached),
                 "computed": len(summary.computed),
                 "failed": _failures(summary),
                 "files": [str(path) for path in files],
@@ -398,7 +398,7 @@ def _print_summary(summary: Summary, files: Sequence[Path], as_json: bool) -> No
         )
     else:
         typer.echo(files[0].read_text(encoding="utf-8"))
-        counts = f"{len(summary.computed)} computed, {len(summary.kept)} already there"
+        counts = f"{len(summary.computed)} computed, {len(summary.cached)} already there"
         say(f"{counts}, {len(summary.failed)} failed; page: {files[-1]}")
     if summary.failed:
         raise typer.Exit(1)

@@ -72,7 +72,7 @@ def retrieve(
     if run is None and (by == "features" or backbone is None):
         raise UsageError("name a run folder, or a backbone to search by heads with --backbone")
     found: Sequence[Found]
-    with stages() as told:
+    with stages() as progress:
         clip = None if by == "features" else _searched(run, backbone, roles, device_named(device), by)
         notice = None
         if clip is not None:
@@ -87,7 +87,7 @@ def retrieve(
                 top=top,
                 out=out,
                 root=data_root,
-                progress=told,
+                progress=progress,
             )
             found, notice = near.found, near.notice
         else:
@@ -101,7 +101,7 @@ def retrieve(
                 backbone=backbone,
                 device=device_named(device),
                 root=data_root,
-                progress=told,
+                progress=progress,
             )
     if notice is not None:
         say(f"notice: {notice}")

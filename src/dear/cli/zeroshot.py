@@ -78,8 +78,8 @@ def zeroshot(
     elif roles is not None:
         raise UsageError("--roles: the frozen model uses no role map; it is for --without")
     method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
-    with stages() as told:
-        found = evaluate_run(method, images, unreadable=unreadable, progress=told)
+    with stages() as progress:
+        found = evaluate_run(method, images, unreadable=unreadable, progress=progress)
     print_unreadable(found)
     gone = {} if clip.correction is None else {"removed": clip.correction.note}
     if as_json:

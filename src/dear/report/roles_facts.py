@@ -8,10 +8,10 @@ from typing import Any
 
 from dear.heads.focus import hardly_specialized
 from dear.heads.roles import RoleMap
+from dear.heads.stability import ENOUGH_IMAGES
 from dear.report.page import percent
 
 Key = tuple[int, int]
-ENOUGH_IMAGES = 1000  #: below it a map changes much with the images; see docs/mini.md
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def run_page(
         accuracy=figures.class_accuracy(
             trained.frozen.per_class["default"], trained.adapted.per_class[trained.mode]
         ),
-        classes=_class_table(trained),
+        classes=_class_table(trained, facts.zero_shot),
         gained=changed_classes(trained, better=True),
         lost=changed_classes(trained, better=False),
         changes={name: len(rows) for name, rows in groups.items()},
@@ -128,10 +128,10 @@ def _modes(facts: RunFacts) -> Table:
     return Table(columns, tuple(rows), classes=tuple(classes))
 
 
-def _class_table(trained: Compared) -> Table:
+def _class_table(trained: Compared, zero_shot: bool) -> Table:
     before, counts = trained.frozen.per_class["default"], trained.confusion().sum(dim=1).tolist()
     places = {name: place for place, name in enumerate(trained.adapted.classes)}
-    modes = trained.adapted.per_class
+    modes = {} if zero_shot else trained.adapted.per_class
     rows = tuple(
         (
             name,
