@@ -85,7 +85,7 @@ def build_app() -> typer.Typer:
             if hasattr(module, "group"):
                 app.add_typer(module.group, name=command)
             else:
-                app.command(command)(getattr(module, command))
+                app.command(command, epilog=getattr(module, "EPILOG", None))(getattr(module, command))
     return app
 
 
