@@ -16,7 +16,9 @@ from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
 from dear.errors import RunError
-from dear.runs.spec import Name, Spec, digest
+from dear.methods import find_method
+from dear.runs.spec import Name, Spec, digest, plain
+from dear.train.prepare import settings
 
 
 class Cell(Strict, frozen=True, eq=False, dict=True):
@@ -91,6 +93,19 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
         """A short name for progress displays."""
         extra = "".join(f" without {word}" for word in self._extra())
         return f"{self.method} on {self.dataset}{extra}, {self.shots or 'all'} shots, seed {self.seed}"
+
+
+def written_out(spec: Spec) -> Spec:
+    """A Spec with its options and its recipe in full, as `dear adapt` would train.
+
+    The number of epochs stays open unless it was said: it depends on how many images there are.
+    """
+    kind = find_method(spec.method)
+    options, recipe = settings(spec)
+    values = plain(asdict(recipe))
+    if "epochs" not in {**kind.preset(spec.preset).recipe, **spec.recipe}:
+        del values["epochs"]
+    return msgspec.structs.replace(spec, options=plain(asdict(kind.configure(options))), recipe=values)
 
 
 @dataclass(frozen=True)

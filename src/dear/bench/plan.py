@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from dear.bench.ablations import Study, Variant
-from dear.bench.cells import Cell, Data, draw_path
+from dear.bench.cells import Cell, Data, draw_path, written_out
 from dear.bench.protocols import Protocol
 from dear.bench.protocols.base_to_novel import BaseToNovel
 from dear.bench.protocols.few_shot import FewShot
@@ -23,9 +22,8 @@ from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.methods import find_method
 from dear.methods.base import Method
-from dear.runs.spec import Spec, data_digest, digest, plain, roles_digest
+from dear.runs.spec import Spec, data_digest, digest, roles_digest
 from dear.train.focus import can_focus
-from dear.train.prepare import settings
 
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
@@ -143,7 +141,7 @@ class _Planner:
 
     def __init__(self, protocol: Protocol, request: Request) -> None:
         self.protocol, self.request = protocol, request
-        self._trained: dict[str, tuple[dict[str, Any], Tensor | None]] = {}
+        self._trained: dict[str, dict[str, Any]] = {}
         self._tested: dict[str, str] = {}
 
     def cell(
@@ -163,7 +161,6 @@ class _Planner:
         data = Data(dataset, extra, seed, request.templates.get(dataset), request.data_root)
         how = variant.roles.format(seed=seed) if kind.uses_roles else ""
         focus = request.training.focus if can_focus(kind) else None
-        known, labels = self._training(data, shots)
         spec = msgspec.structs.replace(
             request.training,
             method=kind.name,
@@ -177,14 +174,14 @@ class _Planner:
             identity=request.identity,
             roles_digest=self._roles(how) if kind.uses_roles or focus is not None else None,
             focus=focus,
-            **known,
-        )
-        options, recipe = settings(spec, labels)
-        spec = msgspec.structs.replace(
-            spec, options=plain(asdict(kind.configure(options))), recipe=plain(asdict(recipe))
+            **self._training(data, shots),
         )
         return Cell(
-            protocol=self.protocol.name, spec=spec, setting=extra, roles=how, tested=self._testing(data)
+            protocol=self.protocol.name,
+            spec=written_out(spec),
+            setting=extra,
+            roles=how,
+            tested=self._testing(data),
         )
 
     def _roles(self, how: str) -> str:
@@ -196,8 +193,8 @@ class _Planner:
             )
         return roles_digest(derive_roles(self.request.roles, how) if how else self.request.roles)
 
-    def _training(self, data: Data, shots: int) -> tuple[dict[str, Any], Tensor | None]:
-        """What a Spec says of the training images, and their labels; nothing where they cannot be opened."""
+    def _training(self, data: Data, shots: int) -> dict[str, Any]:
+        """What a Spec says of the training images; nothing where they cannot be opened here."""
         imported = None
         if self.request.draws is not None:
             if not shots:
@@ -212,16 +209,15 @@ class _Planner:
                 drawn = (
                     check_images(drawn, "skip").kept if self.request.training.unreadable == "skip" else drawn
                 )
-                known = {
+                self._trained[key] = {
                     "dataset": drawn.name,
                     "classes": drawn.classes,
                     "template": drawn.template,
                     "images": len(drawn),
                     "data_digest": data_digest(drawn),
                 }
-                self._trained[key] = known, drawn.labels
             except DearError:  # computing the cell says what is wrong
-                self._trained[key] = {}, None
+                self._trained[key] = {}
         return self._trained[key]
 
     def _testing(self, data: Data) -> str:

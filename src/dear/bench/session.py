@@ -118,7 +118,7 @@ class Session:
         began = time.perf_counter()
         trained = fit(job)
         self.seconds["train"] += time.perf_counter() - began
-        self.record["steps"] = trained.steps
+        self.record |= {"steps": trained.steps, "epochs": job.recipe.epochs}
         path = self._adapter(job)
         if keep and path is not None:
             facts = {"steps": str(trained.steps), "seconds": f"{self.seconds['train']:.3f}"}

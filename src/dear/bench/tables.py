@@ -12,14 +12,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from dear._io.files import write_atomic
-from dear.bench.cells import Cell
+from dear.bench.cells import Cell, written_out
 from dear.bench.published import Number
-from dear.runs.spec import plain
+from dear.runs.spec import Spec
 
 Result = Mapping[str, Any]
 Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value
@@ -143,15 +143,12 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
 def preset_of(cell: Cell) -> str | None:
     """The preset whose options and recipe a cell has, as in METHOD@PRESET; None where it is none."""
     from dear.methods import METHODS
-    from dear.runs.recipe import Recipe
 
     if cell.method not in METHODS:
         return None
-    kind = METHODS[cell.method]
-    for name, chosen in kind.presets.items():
-        recipe = plain(asdict(Recipe.of(kind, **{**chosen.recipe, "seed": cell.seed})))
-        options = plain(asdict(kind.configure(chosen.options)))
-        if (options, recipe) == (cell.spec.options, cell.spec.recipe):
+    for name in METHODS[cell.method].presets:
+        alone = written_out(Spec(method=cell.method, preset=name, seed=cell.seed))
+        if (alone.options, alone.recipe) == (cell.spec.options, cell.spec.recipe):
             return str(name)
     return None
 
