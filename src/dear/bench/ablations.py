@@ -111,8 +111,8 @@ THRESHOLD = Study(
     "threshold",
     "Entropy threshold (rule `quantile`)",
     "How many heads should be specialized, and how many isolated?",
-    tuple(Variant(f"{percent} %", roles=f"quantile:{percent / 100}") for percent in (10, 20, 30, 40)),
-    "Flat from 10 to 30 %, a drop of 3.6 HM at 40 % (supplement Table 6, ImageNet).",
+    tuple(Variant(f"{percent}%", roles=f"quantile:{percent / 100}") for percent in (10, 20, 30, 40)),
+    "Flat from 10% to 30%, a drop of 3.6 HM at 40% (supplement Table 6, ImageNet).",
 )
 CONCEPTS = Study(
     "concepts",

@@ -71,7 +71,7 @@ class Auditor:
         shown = []
         for (name, image), *rows in zip(images, *answers, strict=True):
             best = [(model.classes[int(row.argmax())], float(row.max())) for row in rows]
-            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.0%}")]
+            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.1%}")]
             if without_it:
                 same = best[0][0] == best[1][0]
                 line = f"without: {best[1][0]} {best[1][1]:.1%}{'' if same else ' (changed)'}"
