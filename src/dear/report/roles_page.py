@@ -100,7 +100,7 @@ def _how_named(found: Mapping[str, Any]) -> str:
         return "each counts for the concept that the corpus was written for."
     if way == "fixed":
         return "each counts for the nearest of the concepts that were given."
-    noise = percent(float(found.get('noise', 0)))
+    noise = percent(float(found.get("noise", 0)))
     return (
         f"they form {int(found.get('clusters', 0))} clusters ({noise} of the phrases belonged to none and "
         "went to the nearest one). Clusters of one name count as one concept."

@@ -79,7 +79,7 @@ def _train_layout(state: StudioState, trainer: Trainer) -> _TrainParts:
             )
             shots = gr.Slider(0, 64, 16, step=1, label="Images per class (0: all)", elem_id="train-shots")
             epochs = gr.Slider(
-                0, 50, 0, step=1, label="Epochs (0: as the method and the images need)", elem_id="train-epochs"
+                0, 50, 0, step=1, label="Epochs (0: as many as the images need)", elem_id="train-epochs"
             )
             seed = gr.Number(1, label="Seed", precision=0, minimum=0, elem_id="train-seed")
             with gr.Row():
