@@ -211,10 +211,12 @@ def by_classifier(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 def by_studio(run: Path, photos: Photos, backbone: str) -> np.ndarray:
     from dear.studio.classify import classify, open_uploads
-    from dear.studio.desk import open_desk
+    from dear.studio.state import open_state
 
-    desk = open_desk(run.parent, str(run), backbone, data=str(photos.folder))
-    verdicts = classify(desk, open_uploads(photos.files), photos.classes, open_data(TASK, "test").template, 4)
+    state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
+    verdicts = classify(
+        state, open_uploads(photos.files), photos.classes, open_data(TASK, "test").template, 4
+    )
     mode = next(mode for mode in verdicts[0].answers if mode != "zero-shot")
     return in_order([verdict.answers[mode] for verdict in verdicts], photos.classes)
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from made_cells import make_cell
 
-from dear.bench.cells import Cell, Place
+from dear.bench.cells import Cell, Environment
 from dear.bench.engines import Local
 from dear.bench.store import Grid
 from dear.errors import RunError
 
-PLACE = Place(backbone="none")
+PLACE = Environment(backbone="none")
 
 
 def make(seed=1, **changes):
