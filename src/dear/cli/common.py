@@ -185,7 +185,7 @@ def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> No
         typer.echo(f"{label}: {accuracy:.1%} of {report['images']} images")
     line = f"calibration error: {report['ece']:.1%}"
     if report["ece_trained"] is not None and report["ece_new"] is not None:
-        line += f" ({report['ece_trained']:.1%} for trained classes, {report['ece_new']:.1%} for new ones)"
+        line += f"; {report['ece_trained']:.1%} for trained classes, {report['ece_new']:.1%} for new ones"
     typer.echo(line)
 
 

@@ -145,8 +145,11 @@ def classify(
     logits = {"zero-shot": model.frozen().logits(opened)["default"]}
     logits |= {mode: model.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
     remote = [] if state.service is None else ask_service(state.service, opened, classes, top)
+    near = None
+    if limits and model.needs_nearness:
+        near = model.nearness(model.features(opened, cached=False))
     refused = {
-        mode: (model.score(logits[mode], mode) < limit.value).tolist() for mode, limit in limits.items()
+        mode: (model.score(logits[mode], near, mode) < limit.value).tolist() for mode, limit in limits.items()
     }
     votes, method = None, model.bound
     with_heads: list[str] = []
