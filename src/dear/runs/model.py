@@ -56,7 +56,7 @@ from dear.runs.reference import Reference
 from dear.runs.spec import Spec, digest, plain
 
 if TYPE_CHECKING:
-    from dear.runs.explain import Explanation
+    from dear.runs.explanation import Explanation
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")

@@ -29,6 +29,7 @@ from dear.photos.copies import JoinedImages
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows, counts, enough_steps
+from dear.train.edit_trials import WAYS as EDIT_WAYS
 from dear.train.edits import EditPlan, plan_edits, split_without
 from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
 from dear.train.notices import backbone_notices, image_notices, split_notices
@@ -133,7 +134,8 @@ def prepare(
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
         used = concept_roles or chart or given
-        clip, removal, edits = _without(clip, images, without, used, spec.seed, kind.cut != "feature")
+        inside = kind.cut != "feature"
+        clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress)
         for one in (edits, removal):
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
@@ -192,14 +194,15 @@ def _without(
     roles: PathLike | RoleMap | None,
     seed: int,
     heads_first: bool,
+    progress: Progress | None,
 ) -> tuple[Clip, Removal | None, EditPlan | None]:
     """The backbone without concepts and directions of edits, and how each was removed."""
     kinds, concepts = split_without(without)
     removal = None if concepts is None else remove(clip, images, concepts, roles, heads_first=heads_first)
     if not kinds:
         return clip if removal is None else removal.clip, removal, None
-    way = without.way if without.way in ("auto", "copies", "directions") or concepts is None else "auto"
-    edits = plan_edits(clip, images, kinds, way, seed)
+    way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
+    edits = plan_edits(clip, images, kinds, way, seed, progress)
     parts = [] if removal is None else [removal.repair]
     parts += [] if edits.repair is None else [edits.repair]
     if parts:
