@@ -160,7 +160,7 @@ def classify(
         if votes is not None and isinstance(method, DeAR):
             first, second = logits["fused"][row].topk(2).indices.tolist()
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
-            shares = dict(zip(("class", *method.attributes), parts, strict=True))
+            shares = dict(zip(method.voters, parts, strict=True))
             runner_up = classes[second]
         none = tuple(mode for mode, rows in refused.items() if rows[row])
         verdicts.append(Verdict(name, image, answers, shares, runner_up, none))

@@ -91,9 +91,11 @@ def _concept(wanted: str) -> str:
         return wanted
 
 
-def focus_options(choice: FocusChoice) -> dict[str, Any]:
-    """The options of a method that a choice stands for."""
-    return {"focus": choice.heads, "focus_weight": choice.weight}
+def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
+    """The options of a method that a choice stands for; some methods learn the weight themselves."""
+    known = {option.name for option in fields(kind.Config)}
+    found = {"focus": choice.heads, "focus_weight": choice.weight}
+    return {name: value for name, value in found.items() if name in known}
 
 
 def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap) -> list[str]:

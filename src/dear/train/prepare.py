@@ -146,7 +146,7 @@ def prepare(
         chart.check(clip, spec.allow_other_roles)
         focus = find_focus(clip, images, spec.focus, chart, progress)
         notices += focus_notices(focus, clip, chart)
-        options |= focus_options(focus)
+        options |= focus_options(focus, kind)
     method = build_method(
         spec.method,
         clip,
