@@ -175,6 +175,7 @@ class DeARConfig:
     projection_rate: float = 0.5  #: the same for P_attr
     alpha_rate: float = 100.0  #: the same for v, whose softmax is alpha
     focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
+    focus_share: float = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
 
     def __post_init__(self) -> None:
         def demand(good: bool, message: str) -> None:
@@ -190,7 +191,7 @@ class DeARConfig:
         demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
         for name in ("text_tokens", "early_tokens"):
             demand(0 <= getattr(self, name) <= _MOST, f"{name} must be from 0 to {_MOST}")
-        for name in ("beta", "text_beta", "early_beta", "class_ce"):
+        for name in ("beta", "text_beta", "early_beta", "class_ce", "focus_share"):
             value = getattr(self, name)
             demand(value is None or 0.0 <= value <= 1.0, f"{name} = {value} is not between 0 and 1")
         alpha = self.alpha_start
@@ -272,7 +273,7 @@ class DeAR(Method):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = DeARConfig
     config: DeARConfig
-    focus_mean: Tensor
+    focus_mean: Tensor | None  #: of the training images [E]; None without a focus
 
     def build(self, generator: torch.Generator) -> None:
         """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
@@ -321,14 +322,12 @@ class DeAR(Method):
             if config.projection == "random":
                 start = normal(generator, *shape, std=shape[0] ** -0.5)
             self.p_attr = self.learn(start, config.projection_rate)
-        v = torch.zeros(len(self.voters), dtype=torch.float64)
-        if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the others share the rest
-            v[0] = math.log(config.alpha_start * (len(v) - 1) / (1 - config.alpha_start))
+        v = torch.zeros(1 + len(self.attributes), dtype=torch.float64)
+        if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
+            v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
         self.v = self.learn(v, config.alpha_rate)
-        if config.focus:
-            start = torch.eye(self.clip.config.embed_dim)
-            self.p_focus = self.learn(start, config.projection_rate)
-            self.register_buffer("focus_mean", torch.zeros_like(self.p_focus[0]))
+        mean = torch.zeros(self.clip.config.embed_dim).to(self.v) if config.focus else None
+        self.register_buffer("focus_mean", mean)
         if config.early_tokens:
             sets = (self.entry - self.first, config.early_tokens, vision.width)
             self.early_tokens = self.learn(normal(generator, *sets), config.early_rate)
@@ -402,9 +401,9 @@ class DeAR(Method):
     @torch.no_grad()
     def prepare(self, batches: Batches) -> None:
         """Take the mean over the training images of what the heads of a focus contribute."""
-        if self.config.focus:
+        if self.focus_mean is not None:
             terms = torch.cat([features_of(self.clip, batch) for batch in batches(False)])
-            self.focus_mean.copy_(terms[:, self.clip.config.embed_dim :].to(self.focus_mean).mean(dim=0))
+            self.focus_mean.copy_(terms[:, self.clip.config.embed_dim :].mean(dim=0))
 
     def _stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
         """With a focus, also what its heads contribute to the frozen image feature [B, E]."""
@@ -425,14 +424,20 @@ class DeAR(Method):
         learned = [_raw(self.tokens, i) for i in range(len(self.masks))]
         x_cls, own = self.pooled(frozen, learned, list(self.early_tokens) if self.config.early_tokens else ())
         others = self._project(visual.correct_pooled(own))
-        if self.config.focus:
-            others = torch.cat([others, self.focused_feature(frozen, self.p_focus, self.focus_mean)], dim=1)
+        if self.focus_mean is not None:
+            others = torch.cat([others, self.focused(frozen, self.focus_mean)], dim=1)
         return visual.correct(visual.into_space(x_cls)), others
 
-    def focused_feature(self, frozen: Frozen, p_focus: Tensor, mean: Tensor) -> Tensor:
-        """What the heads of the focus contribute, less its mean, times P_focus: [B, 1, E]."""
-        terms = frozen[1 if self.class_token_at is None else 2]
-        return unit(terms[:, None].to(p_focus.dtype) - mean) @ p_focus
+    def focused(self, frozen: Frozen, mean: Tensor) -> Tensor:
+        """What the heads of the focus contribute, less its mean: [B, 1, E], not of unit length."""
+        return frozen[1 if self.class_token_at is None else 2][:, None].to(mean.dtype) - mean
+
+    def weights(self, v: Tensor) -> Tensor:
+        """Weights of `voters` [..., 1 + V], which sum to 1, from v [..., 1 + A] (eq. 18)."""
+        alpha, share = v.softmax(dim=-1), self.config.focus_share
+        if not self.config.focus:
+            return alpha
+        return torch.cat([(1 - share) * alpha, torch.full_like(alpha[..., :1], share)], dim=-1)
 
     def _project(self, x: Tensor) -> Tensor:
         """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""
@@ -460,13 +465,13 @@ class DeAR(Method):
 
     # -- logits and loss --------------------------------------------------------------------------
 
-    def _mixed(self, f_cls: Tensor, f_attr: Tensor) -> Tensor:
+    def _mixed(self, f_cls: Tensor, others: Tensor) -> Tensor:
         """The image side of the fused logits, [B, E], from unit features (eq. 17-19).
 
         The weighted sum of cosines with w_c is the product of w_c and the weighted sum: one matrix product.
         """
-        alpha = self.v.softmax(dim=0)
-        return alpha[0] * f_cls + torch.einsum("a,bae->be", alpha[1:], f_attr)
+        weights = self.weights(self.v)
+        return weights[0] * f_cls + torch.einsum("a,bae->be", weights[1:], others)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""
@@ -519,16 +524,15 @@ class DeAR(Method):
         f_cls, others = self._adapted(self.inference_stage(pixels.to(self.clip.device)))
         features = unit(torch.cat([f_cls[:, None].to(others.dtype), others], dim=1))  # [B, 1 + V, E]
         cosines = features @ self.cached("texts", self.texts).T
-        return self.clip.logit_scale * self.v.softmax(dim=0)[:, None] * cosines
+        return self.clip.logit_scale * self.weights(self.v)[:, None] * cosines
 
     def attribute_index(self, name: str) -> int:
         """Place of an attribute in `attribute_features`, whatever the case of its name."""
         return find_attribute(name, self.attributes)
 
     def fusion_weights(self) -> dict[str, float]:
-        """alpha: the weight of each of `voters`; they sum to 1."""
-        alpha = self.v.detach().double().softmax(dim=0).tolist()
-        return dict(zip(self.voters, alpha, strict=True))
+        """The weight of each of `voters` (alpha, without a focus); they sum to 1."""
+        return dict(zip(self.voters, self.weights(self.v.detach().double()).tolist(), strict=True))
 
     def facts(self) -> dict[str, Any]:
         """The fusion weights."""

@@ -35,7 +35,7 @@ def stack_key(model: DeAR) -> Hashable:
         cached = (
             "dear", model.first, model.entry, len(model.attributes), tuple(model.tokens.shape),
             model.tokens.dtype, config.early_tokens, config.early_beta, config.beta, config.token_start,
-            config.projection, learned, masks.digest(), model.clip.focus,
+            config.projection, learned, masks.digest(), bool(config.focus), config.focus_share,
         )  # fmt: skip
         model.__dict__["_stack_key"] = cached
     return cached
@@ -58,8 +58,8 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.ablated_heads, stack_key(first))
 
     early = (_learned(models, "early_tokens"),) if first.config.early_tokens else ()  # [B, L, T, D]
-    means = torch.stack([model.focus_mean for model in models]) if first.config.focus else None
-    focus = () if means is None else (_learned(models, "p_focus"), means[:, None])  # [B, E, E], [B, 1, E]
+    means = [model.focus_mean for model in models if model.focus_mean is not None]
+    focus = (torch.stack(means)[:, None],) if means else ()  # [B, 1, E]
     sizes = (len(frozen), len(early), len(projections), len(changes), len(focus))
 
     def suffix(*given: Tensor) -> tuple[Tensor, ...]:
@@ -126,10 +126,10 @@ def _features(
     if model.config.projection == "low-rank":
         f_attr = visual.into_space(own).to(f_attr.dtype) + f_attr
     if focus:
-        f_attr = torch.cat([f_attr, model.focused_feature(frozen, *focus)], dim=1)
+        f_attr = torch.cat([f_attr, model.focused(frozen, *focus)], dim=1)
     f_attr = unit(f_attr)
-    alpha = v.softmax(dim=1)  # [B, 1 + A]
-    mixed = alpha[:, :1] * f_cls + torch.einsum("ba,bae->be", alpha[:, 1:], f_attr)  # eq. 17-19
+    weights = model.weights(v)  # [B, 1 + A], one more with a focus
+    mixed = weights[:, :1] * f_cls + torch.einsum("ba,bae->be", weights[:, 1:], f_attr)  # eq. 17-19
     return f_cls, mixed
 
 

@@ -145,7 +145,7 @@ def prepare(
     if spec.focus is not None and chart is not None:
         chart.check(clip, spec.allow_other_roles)
         focus = find_focus(clip, images, spec.focus, chart, progress)
-        notices += focus_notices(focus, clip, chart)
+        notices += focus_notices(focus, clip, chart, kind)
         options |= focus_options(focus, kind)
     method = build_method(
         spec.method,
