@@ -59,9 +59,6 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, halves
-from dear.methods.base import Method
-from dear.methods.prolip import ProLIP
-from dear.runs.batches import pixels_for
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.calibrate import CLASS_FOLDS, FOLDS, SLOW_FOLDS
@@ -72,8 +69,7 @@ from dear.train.crossval import (
     held_parts,
     some_classes_held_out,
 )
-from dear.train.fit import VIEWS
-from dear.train.frozen import Stages, stages_of
+from dear.train.frozen import shared_views
 from dear.train.prepare import Job, prepare
 from dear.train.run import train
 from dear.workflows.choose import METHODS, ChooseOptions, choose
@@ -112,26 +108,6 @@ class Task:
         spec = Spec().changed(method=name, seed=seed, roles=self.roles)
         return prepare(spec, images, drawn=True, clip=self.clip)
 
-    def stages(self, method: Method, images: ImageSet, key: str) -> Stages | None:
-        """What cheap methods learn from, of one pass over the images, kept in a file."""
-        if not method.quick:
-            return None
-        assert self.folder is not None
-        file = self.folder / f"{key}.pt"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            reader = ProLIP(self.clip, self.base)  # reads the class token before the projection
-            with torch.no_grad():
-                parts = [
-                    reader.frozen_stage(pixels_for(self.clip, images, rows.tolist()))[0]
-                    for rows in torch.arange(len(images)).split(64)
-                ]
-            save(torch.cat(parts).cpu(), file)
-        tokens: Tensor = torch.load(file).to(self.clip.device)
-        if method.cut != "feature":
-            return Stages(((tokens,),), (tokens,))
-        return Stages.of_features(self.clip.visual.correct(self.clip.visual.into_space(tokens)))
-
 
 def kept(folder: Path, task: str, seed: int, method: str) -> Path:
     """The file of what a method answered."""
@@ -155,16 +131,16 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     images = task.images(seed)
     job = task.job(name, images, seed)
     method, recipe, preset = job.method, job.recipe, job.spec.preset
-    stages = task.stages(method, images, f"train {seed}")
-    if stages is not None:
-        recipe = replace(recipe, augment=False, views=0)
+    if method.quick:  # what it learns from is computed in one pass over the images
+        recipe = replace(recipe, augment=False, views=1)
     if task.asked.epochs:
         recipe = replace(recipe, epochs=task.asked.epochs)
     clock = time.perf_counter if task.clip.device.type == "cuda" else time.process_time
     began = clock()
-    train(method, images, recipe, stages=stages)
+    views = shared_views(method, images, recipe)
+    train(method, images, recipe, views=views if method.quick else None)
     trained = clock()
-    trials = Trials(images, recipe, stages or stages_of(method, images, recipe, VIEWS))
+    trials = Trials(images, recipe, views)
     if method.quick:
         held = held_out(method, trials, FOLDS)
         left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
@@ -182,17 +158,15 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
         "calibrate_s": clock() - trained,
     }
 
-    def asked(classes: list[str], images: ImageSet, key: str) -> dict[str, Tensor]:
-        own = method if classes == task.base else method.with_classes(classes)
-        stages = task.stages(method, images, key)
-        return Model(own).logits(images, frozen=None if stages is None else stages.answered())
+    def logits(classes: list[str], images: ImageSet) -> dict[str, Tensor]:
+        return Model(method if classes == task.base else method.with_classes(classes)).logits(images)
 
-    found["old"] = asked(task.base, task.old, "old"), task.old.labels
-    found["outside"] = asked(task.base, task.new, "new")
+    found["old"] = logits(task.base, task.old), task.old.labels
+    found["outside"] = logits(task.base, task.new)
     if method.open_classes:
         both = [*task.base, *task.novel]
-        found["new"] = asked(task.novel, task.new, "new"), task.new.labels
-        found["both"] = [asked(both, images, key) for images, key in ((task.old, "old"), (task.new, "new"))]
+        found["new"] = logits(task.novel, task.new), task.new.labels
+        found["both"] = [logits(both, images) for images in (task.old, task.new)]
         with torch.no_grad():
             found["gamma"] = [method.with_classes(names).distance_ratio() for names in (task.novel, both)]
     task.folder.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,8 @@ from dear.runs.evaluate import calibration_error
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.calibrate import calibrate
-from dear.train.fit import VIEWS, fit, trials_of
-from dear.train.frozen import feature_stages, stages_of
+from dear.train.fit import fit, trials_of
+from dear.train.frozen import shared_views, views_for
 from dear.train.prepare import prepare
 
 TASKS = "textures,emblems,vehicles,fauna"
@@ -54,13 +54,13 @@ def main() -> int:
                 spec = Spec(data=f"world:{task}", method=name, seed=seed, shots=args.shots, calibrate=False)
                 job = prepare(spec, clip=clip)
                 method = fit(job).method
-                stages = stages_of(method, job.images, job.recipe, VIEWS)
-                found = calibrate(method, trials_of(job, stages), quick=False if args.slow else None)
+                views = shared_views(method, job.images, job.recipe)
+                found = calibrate(method, trials_of(job, views), quick=False if args.slow else None)
                 assert found is not None
                 mode = method.modes[0]
                 own = found.modes[mode]
-                known = feature_stages(method, test, job.recipe)
-                logits = Model(method).logits(test, frozen=None if known is None else known.own)[mode]
+                known = views_for(method, test, job.recipe)
+                logits = Model(method).logits(test, frozen=None if known is None else known.inference())[mode]
                 limit = threshold(own.scores, args.reject)
                 scaled = logits / own.temperature
                 refused = float((confidence_score(scaled, own.score) < limit.value).double().mean())

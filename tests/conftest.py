@@ -19,6 +19,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["DEAR_CACHE"] = tempfile.mkdtemp(prefix="dear-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["DEAR_CACHE"], ignore_errors=True)
 torch.set_num_threads(1)  # pytest runs one process per core
+if find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # The same tree gives the same answer, on a busy machine too; `make fuzz` looks for new examples.
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.load_profile("repeatable")
 for folder in Path(__file__).parent.rglob("*/"):
     if folder.is_dir() and folder.name != "__pycache__":
         sys.path.append(str(folder))

@@ -54,7 +54,7 @@ def test_names_that_cannot_be_read_are_refused(raw):
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(names)
 def test_a_reading_is_clean_and_final(raw):
     try:
@@ -68,7 +68,7 @@ def test_a_reading_is_clean_and_final(raw):
     assert spaced(reading) == reading
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.text(string.ascii_letters + string.digits + "_ ", min_size=1, max_size=8), max_size=12))
 def test_order_is_total_and_does_not_depend_on_the_start(raw):
     backwards = raw[::-1]

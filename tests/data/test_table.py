@@ -212,7 +212,7 @@ def test_the_root_itself_may_be_a_link(paint):
 parts = st.sampled_from(["a", "b c", "..", ".", "", "link", "...", "~", "C:", "\\", "..\\.."])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(parts, max_size=6).map("/".join))
 def test_whatever_is_accepted_stays_inside(path):
     with tempfile.TemporaryDirectory() as top:
@@ -240,7 +240,7 @@ cells = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(cells, min_size=1, max_size=8), st.booleans(), st.sampled_from(["\n", "\r\n"]))
 def test_any_table_is_read_whole_or_refused(rows, as_json, newline):
     """What goes in comes out, image by image, or there is one error of our own."""

@@ -69,7 +69,7 @@ def test_what_is_no_text_is_refused():
         tokenize(["a cat", None])  # type: ignore[list-item]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=40))
 def test_any_text_is_tokens_or_a_refusal(text):
     """Whatever comes in, the markers stand only at the ends."""

@@ -1,4 +1,4 @@
-"""The frozen stage of several steps at once, or of a fixed number of views, kept."""
+"""The frozen stage of several steps at once, or of a fixed number of views, computed once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 import torch
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
-from dear.errors import UsageError
 from dear.methods import DeAR, Method, build_method
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
-from dear.train.frozen import CachedViews, Prefetcher
+from dear.train.frozen import FrozenViews, StepFeed
 from dear.train.run import Paused, train
 
 
@@ -36,7 +35,7 @@ def test_a_span_of_steps_has_the_views_of_each_step() -> None:
 
 def test_a_step_from_what_was_computed_ahead_has_the_same_loss_and_gradients() -> None:
     method, feed = task()
-    ahead = Prefetcher(method, feed, steps=6)
+    ahead = StepFeed(method, feed, steps=6, ahead=True)
     for step in (0, 2, 4, 5):
         results = []
         for given in (True, False):
@@ -54,10 +53,10 @@ def test_groups_of_steps_do_not_depend_on_where_a_run_began(monkeypatch: pytest.
     asked: list[tuple[int, int]] = []
     span = feed.span
     monkeypatch.setattr(feed, "span", lambda first, last: asked.append((first, last)) or span(first, last))
-    whole = Prefetcher(method, feed, steps=5)
-    first = [whole.at(step) for step in range(5)]
+    ahead = StepFeed(method, feed, steps=5, ahead=True)
+    first = [ahead.at(step) for step in range(5)]
     assert asked == [(0, 2), (2, 4), (4, 5)]
-    resumed = Prefetcher(method, feed, steps=5).at(3)
+    resumed = StepFeed(method, feed, steps=5, ahead=True).at(3)
     assert all(torch.equal(a, b) for a, b in zip(resumed.frozen, first[3].frozen, strict=True))
 
 
@@ -68,18 +67,19 @@ def test_nothing_ahead_but_the_prefix_without_regularization() -> None:
     assert len(plain.frozen_stage(feed.at(0).pixels)) == 2
 
 
-def kept_task(views: int = 2, **limits: int) -> tuple[DeAR, Feed, CachedViews]:
+def views_task(views: int = 2, **limits: int) -> tuple[DeAR, Feed, StepFeed]:
     clip = tiny_clip(dtype=torch.float32)
     method = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
-    feed = Feed(Colors(domains=2), clip, Recipe(batch=5, views=views))
-    return method, feed, CachedViews(method, feed, **limits)
+    images, recipe = Colors(domains=2), Recipe(batch=5, views=views)
+    feed = Feed(images, clip, recipe)
+    return method, feed, StepFeed(method, feed, 100, FrozenViews(method, images, recipe, **limits))
 
 
-def test_kept_views_are_the_views_of_their_images() -> None:
-    method, feed, kept = kept_task()
+def test_fixed_views_are_the_views_of_their_images() -> None:
+    method, feed, steps = views_task()
     for step in (0, 2, 4, 7):  # three steps per epoch
         rows, view = feed.indices(step), step // 3 % 2
-        inputs, batch = kept.at(step), feed.views(rows, view)
+        inputs, batch = steps.at(step), feed.views(rows, view)
         assert torch.equal(inputs.labels, batch.labels)
         assert torch.equal(inputs.domains, batch.domains)
         for one, other in zip(inputs.frozen, method.frozen_stage(batch.pixels), strict=True):
@@ -91,25 +91,42 @@ def test_kept_views_are_the_views_of_their_images() -> None:
 
 
 def test_every_view_passes_the_frozen_backbone_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, feed, kept = kept_task()
-    stage, images = method.frozen_stage, []
-    monkeypatch.setattr(method, "frozen_stage", lambda pixels: images.append(len(pixels)) or stage(pixels))
+    """Also where two trainings on parts of the set share the views."""
+    _, feed, steps = views_task()
+    views, seen = steps.views, []
+    stage = views.method.frozen_stage
+    monkeypatch.setattr(views.method, "frozen_stage", lambda x: seen.append(len(x)) or stage(x))
     for step in range(5 * feed.steps_per_epoch):
-        kept.at(step)
-    assert sum(images) == 2 * len(feed.images)
+        steps.at(step)
+    for rows in ([0, 3, 5, 5], [11, 2]):
+        part = views.subset(rows)
+        for epoch in range(3):
+            own = part.training(epoch, range(len(part)))
+            whole = views.training(epoch, rows)
+            assert all(torch.equal(one, other) for one, other in zip(own, whole, strict=True))
+    assert sum(seen) == 2 * len(feed.images)
+
+
+def test_what_a_part_of_the_set_is_answered_from() -> None:
+    method, feed, steps = views_task()
+    rows = [7, 1, 1, 4]
+    known = steps.views.subset(rows).inference()
+    stage = method.inference_stage(feed.views(rows, None).pixels)
+    for one, other in zip(known, stage, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_views_that_do_not_fit_into_memory_are_computed_again() -> None:
-    _, feed, kept = kept_task()
-    _, _, tight = kept_task(limit_bytes=1000)
+    _, feed, steps = views_task()
+    _, _, tight = views_task(limit_bytes=1000)
     for step in range(2 * feed.steps_per_epoch):
-        for one, other in zip(kept.at(step).frozen, tight.at(step).frozen, strict=True):
+        for one, other in zip(steps.at(step).frozen, tight.at(step).frozen, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert not tight._kept
+    assert tight.views.inference() is None
 
 
 @pytest.mark.parametrize("name", ["dear", "coop", "purify"])
-def test_a_run_with_kept_views_learns_and_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_run_with_fixed_views_learns_and_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     task, recipe = Colors(domains=2), Recipe(epochs=5, batch=5, lr=1e-2, views=2)
 
     def fresh() -> Method:
@@ -125,13 +142,9 @@ def test_a_run_with_kept_views_learns_and_resumes_to_the_same_bits(name: str, tm
         assert torch.equal(again.adapter_state()[key], tensor)
 
 
-def test_a_method_that_replaces_its_whole_loss_has_nothing_to_keep() -> None:
-    class Whole(DeAR):
-        def loss(self, pixels, labels, domains=None):
-            return super().loss(pixels, labels, domains)
+def test_a_loss_that_cannot_be_split_is_refused_when_its_class_is_written() -> None:
+    with pytest.raises(TypeError, match="loss_from_frozen"):
 
-    method, _, _ = kept_task()
-    whole = Whole(method.clip, method.classes, roles=mixed_roles(), ids=token_ids())
-    train(whole, Colors(), Recipe(epochs=1))
-    with pytest.raises(UsageError, match="no frozen stage to keep"):
-        train(whole, Colors(), Recipe(epochs=1, views=2))
+        class Whole(DeAR):
+            def loss(self, pixels, labels, domains=None):
+                return super().loss(pixels, labels, domains)

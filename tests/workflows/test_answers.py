@@ -229,9 +229,9 @@ def test_a_winner_is_named_with_those_that_chance_does_not_tell_from_it() -> Non
     assert "c" not in said.split("tell it from")[1].replace("a", "")
 
 
-def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
+def test_shared_views_train_as_a_trainings_own_views_and_as_images_do() -> None:
     from dear.runs.recipe import Recipe
-    from dear.train.frozen import stages_of
+    from dear.train.frozen import FrozenViews
     from dear.train.run import train
 
     images, rows = Colors(classes=3, each=4), torch.tensor([0, 2, 3, 5, 8, 9, 11])
@@ -241,15 +241,15 @@ def test_kept_stages_train_as_kept_views_and_as_images_do() -> None:
         for part, on, change in ((slice(None), images, {}), (rows, some, {"augment": False})):
             own = replace(recipe, **change)
             plain, quick = (candidate(name, images)[0] for _ in range(2))
-            whole = stages_of(quick, images, own, 2)
-            stages = whole if isinstance(part, slice) else whole.subset(part)
+            whole = FrozenViews(quick, images, own, 2)
+            views = whole if isinstance(part, slice) else whole.subset(part)
             train(plain, on, own)
-            train(quick, on, replace(own, views=0), stages=stages)
+            train(quick, on, replace(own, views=0), views=views)
             for before, after in zip(plain.parameters(), quick.parameters(), strict=True):
                 torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
-            from_stages = Model(quick).logits(on, frozen=stages.answered())
+            from_views = Model(quick).logits(on, frozen=views.inference())
             for mode, logits in Model(quick).logits(on).items():
-                torch.testing.assert_close(from_stages[mode], logits, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(from_views[mode], logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_slow_method_is_calibrated_on_all_its_classes(

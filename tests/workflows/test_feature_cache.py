@@ -21,7 +21,7 @@ from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
-from dear.train.frozen import feature_stages
+from dear.train.frozen import views_for
 from dear.train.run import train
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
@@ -175,8 +175,8 @@ def test_training_on_known_features_is_training_on_the_plain_views(photos: Path)
         views = {"views": 0} if hasattr(find_method(name).Config(), "views") else {}  # none to be averaged
         slow, fast = (build_method(name, CLIP, files.classes, seed=1, **views) for _ in range(2))
         train(slow, files, Recipe.of(slow, **recipe))
-        known = feature_stages(fast, files, Recipe.of(fast, **recipe))
-        train(fast, files, Recipe.of(fast, **recipe), stages=known)
+        known = views_for(fast, files, Recipe.of(fast, **recipe))
+        train(fast, files, Recipe.of(fast, **recipe), views=known)
         for key, tensor in slow.state_dict().items():
             torch.testing.assert_close(
                 fast.state_dict()[key], tensor, atol=1e-4, rtol=1e-4, msg=f"{name} {key}"
@@ -205,11 +205,11 @@ def test_keys_are_means_of_random_views_in_adapt(photos: Path) -> None:
 def test_features_are_refused_where_they_cannot_serve(photos: Path) -> None:
     files = open_data(photos, "train")
     probe = build_method("linear-probe", CLIP, files.classes)
-    stages = feature_stages(probe, files, Recipe.of(probe, augment=False))
+    views = views_for(probe, files, Recipe.of(probe, augment=False))
     with pytest.raises(UsageError, match="augment = False"):
-        train(probe, files, Recipe.of(probe, epochs=1), stages=stages)
+        train(probe, files, Recipe.of(probe, epochs=1), views=views)
     model = build_method("dear", CLIP, files.classes, roles=mixed_roles())
-    assert feature_stages(model, files, Recipe.of(model, augment=False)) is None
+    assert views_for(model, files, Recipe.of(model, augment=False)) is None
 
 
 def test_adapt_does_not_augment_what_only_reads_features(photos: Path, tmp_path: Path) -> None:

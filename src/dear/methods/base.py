@@ -137,6 +137,8 @@ class Method(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.loss is not Method.loss:
+            raise TypeError(f"{cls.__name__}: write loss_from_frozen; loss runs the frozen stage before it")
         cls.mergeable = cls.merge is not Method.merge
 
     def __init__(

@@ -22,7 +22,7 @@ from dear.clip.correction import Head
 from dear.clip.focus import focused_features
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method
 from dear.runs.batches import over_batches, pixels_for
 
 VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
@@ -142,13 +142,6 @@ class FeatureCache:
                 lambda rows: _stacked(method.all_logits(pixels_for(clip, images, rows))),
             )  # [b, modes, C]
         return {mode: scores[:, place] for place, mode in enumerate(method.modes)}
-
-
-def frozen_features(
-    method: Method, images: ImageSet, precision: str, progress: Progress | None = None
-) -> Tensor:
-    """The frozen image features [n, E] that `train` takes, in the precision that it would use."""
-    return FeatureCache().image_features(in_precision(method, precision).clip, images, progress)
 
 
 def learned_digest(kind: str, method: Method, *words: str) -> bytes:

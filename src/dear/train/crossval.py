@@ -18,7 +18,7 @@ from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.feed import stream
-from dear.train.frozen import Stages
+from dear.train.frozen import FrozenViews
 from dear.train.run import train
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
@@ -116,7 +116,7 @@ class Trials:
     images: ImageSet  #: the training set, every image once
     recipe: Recipe  #: how to train, each time
     #: what the frozen backbone makes of all images, where that is computed once for all trainings
-    stages: Stages | None = None
+    views: FrozenViews | None = None
     #: which of some images, given their labels, an epoch shows how often; None: each once
     repeated: Callable[[Tensor], list[int]] | None = None
     #: called with (steps done, steps in all) of the training that runs
@@ -135,12 +135,12 @@ class Trials:
             if self.progress is not None:
                 self.progress(step, steps)
 
-        stages = None if self.stages is None else self.stages.subset(rows)
-        train(method, subset, self.recipe, progress=report, stop=self.stop, spec=Spec(), stages=stages)
+        views = None if self.views is None else self.views.subset(rows)
+        train(method, subset, self.recipe, progress=report, stop=self.stop, spec=Spec(), views=views)
 
     def answers(self, method: Method, rows: Tensor) -> Logits:
         """Logits in every mode of the images at `rows`."""
-        known = None if self.stages is None else self.stages.subset(rows).answered()
+        known = None if self.views is None else self.views.subset(rows).inference()
         model = Model(method, precision=self.recipe.precision)
         return model.logits(self.images.subset(rows.tolist()), frozen=known)
 

@@ -12,7 +12,7 @@ from dear.data.images import ImageSet
 from dear.methods.base import Loss, Method, in_precision
 from dear.train.calibrate import trial_costs
 from dear.train.feed import Feed
-from dear.train.frozen import feature_stages
+from dear.train.frozen import views_for
 from dear.train.prepare import Job
 
 WORTH_MEASURING = 20  #: steps; shorter trainings are over before a measurement would help
@@ -55,23 +55,21 @@ def _measured(job: Job, first: ImageSet) -> tuple[float, float, bool]:
     method, recipe = in_precision(job.method, job.recipe.precision), job.recipe
     began = time.perf_counter()
     feed = Feed(first, method.clip, recipe)
-    stages = feature_stages(job.method, first, recipe)
-    if stages is not None:
-        frozen = stages.to(feed.device).own
+    views = views_for(job.method, first, recipe)
+    if views is None:
+        batch = feed.at(0)
         once = time.perf_counter() - began
-        step = _step_seconds(method, lambda: method.loss_from_frozen(frozen, feed.labels, feed.domains))
-        return once, step, True
-    batch = feed.at(0)
-    once = time.perf_counter() - began
-    if not recipe.views:
         return once, _step_seconds(method, lambda: method.loss(*batch)), method.quick
-    began = time.perf_counter()
-    with torch.no_grad():
-        kept = method.frozen_stage(batch.pixels)
+    rows = range(len(first))
+    frozen = views.training(0, rows)
     _wait(method)
-    once += min(recipe.views, recipe.epochs) * (time.perf_counter() - began)
-    step = _step_seconds(method, lambda: method.loss_from_frozen(kept, batch.labels, batch.domains))
-    return once, step, method.quick
+    once = time.perf_counter() - began
+    began = time.perf_counter()
+    views.training(1, rows)  # another view, where there are several: the images are decoded already
+    _wait(method)
+    once += max(0, min(views.views, recipe.epochs) - 1) * (time.perf_counter() - began)
+    step = _step_seconds(method, lambda: method.loss_from_frozen(frozen, feed.labels, feed.domains))
+    return once, step, True
 
 
 def _step_seconds(method: Method, loss: Callable[[], Loss]) -> float:

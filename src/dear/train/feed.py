@@ -143,10 +143,13 @@ class Feed:
         return self._labeled(views, indices)
 
     def _labeled(self, views: Tensor, indices: Sequence[int]) -> Batch:
+        return Batch(normalize(views, self.mean, self.std), *self.truth(indices))
+
+    def truth(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Labels [b] and, where there are any, domain numbers [b] of some images."""
         # Copied from the host without waiting for the device: nothing in a step may.
         rows = torch.tensor(list(indices)).to(self.device, non_blocking=True)
-        domains = None if self.domains is None else self.domains[rows]
-        return Batch(normalize(views, self.mean, self.std), self.labels[rows], domains)
+        return self.labels[rows], None if self.domains is None else self.domains[rows]
 
     def order(self, epoch: int) -> list[int]:
         """The order in which epoch `epoch` (from 0) walks the set."""
@@ -157,8 +160,7 @@ class Feed:
 
     def at(self, step: int) -> Batch:
         """The batch of a training step (from 0)."""
-        views = stream(self.recipe.seed, "views", step) if self.recipe.augment else None
-        return self.batch(self.indices(step), views)
+        return self.span(step, step + 1)[0]
 
     def indices(self, step: int) -> list[int]:
         """The images of a training step."""
@@ -166,20 +168,16 @@ class Feed:
         start = place * self.recipe.batch
         return self.order(epoch)[start : start + self.recipe.batch]
 
-    def views(self, indices: Sequence[int], view: int) -> Batch:
-        """The random view number `view` of some images; it depends on the image alone."""
-        if not self.recipe.augment:
+    def views(self, indices: Sequence[int], view: int | None) -> Batch:
+        """Random view number `view` of some images, by the image alone; None: CLIP's own view."""
+        if view is None:
             return self.batch(indices, None)
         raw, sizes = self.decoded.batch(indices)
-        scale, flip = self.recipe.scale, self.recipe.flip
         draws = [
-            sample_boxes(size[None], stream(self.recipe.seed, f"view {view}", index), scale, flip=flip)
+            self._boxes(size[None], stream(self.recipe.seed, f"view {view}", index))
             for index, size in zip(indices, sizes, strict=True)
         ]
-        boxes, flips = (
-            torch.cat(part).to(self.device, non_blocking=True) for part in zip(*draws, strict=True)
-        )
-        return self._labeled(crop_batch(raw, boxes, flips, self.size), indices)
+        return self._cropped(raw, draws, indices)
 
     def span(self, first: int, last: int) -> tuple[Batch, list[int]]:
         """The batches of steps `first` to `last` - 1 as one, and the images of each; the views of `at`."""
@@ -188,15 +186,20 @@ class Feed:
         if not self.recipe.augment:
             return self.batch(wanted, None), counts
         raw, sizes = self.decoded.batch(wanted)
-        scale, flip = self.recipe.scale, self.recipe.flip
         draws = [
-            sample_boxes(part, stream(self.recipe.seed, "views", step), scale, flip=flip)
+            self._boxes(part, stream(self.recipe.seed, "views", step))
             for step, part in enumerate(sizes.split(counts), first)
         ]
+        return self._cropped(raw, draws, wanted), counts
+
+    def _boxes(self, sizes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return sample_boxes(sizes, generator, self.recipe.scale, flip=self.recipe.flip)
+
+    def _cropped(self, raw: Tensor, draws: Sequence[tuple[Tensor, Tensor]], indices: Sequence[int]) -> Batch:
         boxes, flips = (
             torch.cat(part).to(self.device, non_blocking=True) for part in zip(*draws, strict=True)
         )
-        return self._labeled(crop_batch(raw, boxes, flips, self.size), wanted), counts
+        return self._labeled(crop_batch(raw, boxes, flips, self.size), indices)
 
     def walk(self, augment: bool = False) -> Iterator[Batch]:
         """Iterate over the set once in its own order, for `Method.prepare`; every iteration has new views."""

@@ -13,12 +13,10 @@ from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows
 from dear.train.calibrate import calibrate
 from dear.train.crossval import Trials
-from dear.train.frozen import Stages, feature_stages, stages_of
+from dear.train.frozen import FrozenViews, shared_views, views_for
 from dear.train.loop import OnStep
 from dear.train.prepare import Job, prepare
 from dear.train.run import Paused, train
-
-VIEWS = 4  #: random views per image that the trainings of a calibration share
 
 _log = logging.getLogger("dear")
 
@@ -57,7 +55,7 @@ def fit(
 
     images, rows = job.walked
     repeats = rows != list(range(len(images)))
-    stages = feature_stages(job.method, images, job.recipe, progress)
+    views = views_for(job.method, images, job.recipe, progress)
     trained = train(
         job.method,
         images.subset(rows) if repeats else images,
@@ -67,25 +65,25 @@ def fit(
         step,
         stop,
         spec=job.spec,
-        stages=stages.subset(rows) if stages is not None and repeats else stages,
+        views=views.subset(rows) if views is not None and repeats else views,
     )
     if job.spec.calibrate and trained.calibration is None:
-        if stages is not None and images is not job.images:  # copies would tell of the images held out
-            stages = stages.subset(list(range(len(job.images))))
-        _calibrate(trained, job, stages, progress, stop)
+        if views is not None and images is not job.images:  # copies would tell of the images held out
+            views = views.subset(range(len(job.images)))
+        _calibrate(trained, job, views, progress, stop)
     return trained
 
 
-def trials_of(job: Job, stages: Stages | None, stop: Callable[[], bool] | None = None) -> Trials:
+def trials_of(job: Job, views: FrozenViews | None, stop: Callable[[], bool] | None = None) -> Trials:
     """How trainings of a cross-validation are done: as `fit` does, on parts of the job's images."""
     repeated = balanced_rows if job.spec.balance else None
-    return Trials(job.images, job.recipe, stages, repeated, stop=stop)
+    return Trials(job.images, job.recipe, views, repeated, stop=stop)
 
 
 def _calibrate(
     trained: Model,
     job: Job,
-    stages: Stages | None,
+    views: FrozenViews | None,
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> None:
@@ -95,9 +93,9 @@ def _calibrate(
     resuming it calibrates again.
     """
     method = trained.method
-    stages = stages_of(method, job.images, job.recipe, VIEWS) if stages is None else stages
+    views = shared_views(method, job.images, job.recipe) if views is None else views
     try:
-        found = calibrate(method, trials_of(job, stages, stop), progress=progress)
+        found = calibrate(method, trials_of(job, views, stop), progress=progress)
     except Paused:
         _log.warning("dear: the calibration was stopped; the run is complete without it")
         return

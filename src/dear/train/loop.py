@@ -15,11 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dear.errors import TrainingError, UsageError
+from dear.errors import TrainingError
 from dear.methods.base import Loss, Method
 from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
-from dear.train.frozen import CachedViews, FeatureTable, Prefetcher, Stages, StepInputs
+from dear.train.frozen import FrozenViews, StepFeed, StepInputs
 from dear.train.recording import Inputs, Recording, can_record
 
 _log = logging.getLogger("dear")
@@ -62,21 +62,16 @@ class Step(Protocol):
 
 
 class EagerStep:
-    """A step launched kernel by kernel, without the frozen stage where `kept` has it."""
+    """A step launched kernel by kernel."""
 
-    def __init__(self, parts: StepParts, kept: CachedViews | FeatureTable | None = None) -> None:
-        self.parts, self.kept = parts, kept
+    def __init__(self, parts: StepParts, inputs: StepFeed) -> None:
+        self.parts, self.inputs = parts, inputs
 
     def __call__(self, number: int) -> Loss:
         """Take step `number`."""
-        parts = self.parts
-        parts.optimizer.zero_grad(set_to_none=True)
-        if self.kept is None:
-            loss = parts.method.loss(*parts.feed.at(number))
-            parts.method.backward(loss, parts.scaler.scale)
-        else:
-            loss = parts.gradients(self.kept.at(number))
-        parts.update()
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        loss = self.parts.gradients(self.inputs.at(number))
+        self.parts.update()
         return loss
 
 
@@ -86,7 +81,7 @@ class RecordedStep:
     Batches that are not whole are launched kernel by kernel.
     """
 
-    def __init__(self, parts: StepParts, inputs: Prefetcher | CachedViews) -> None:
+    def __init__(self, parts: StepParts, inputs: StepFeed) -> None:
         self.parts, self.inputs = parts, inputs
         self.recording: Recording | None = None
         self._works = True
@@ -145,7 +140,7 @@ def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
 
 
 def make_step(
-    parts: StepParts, steps: int, left: int, table: FeatureTable | None = None
+    parts: StepParts, steps: int, left: int, views: FrozenViews | None = None
 ) -> EagerStep | RecordedStep:
     """The kind of step that a run takes: recorded where that is allowed and saves time.
 
@@ -153,27 +148,19 @@ def make_step(
         parts: what a step works with.
         steps: how many steps the run has.
         left: how many of them are still to be taken.
-        table: the frozen features of all images, where they are known.
+        views: the frozen stages of all images, where they are known.
     """
-    if table is not None:
-        return EagerStep(parts, table)
-    splits = type(parts.method).loss is Method.loss  # one that replaces both stages cannot be split
-    if parts.feed.recipe.views and not splits:
-        raise UsageError(
-            f"the method {parts.method.name!r} has no frozen stage to keep: set the recipe's views to 0"
-        )
-    kept = CachedViews(parts.method, parts.feed) if parts.feed.recipe.views else None
+    recipe = parts.feed.recipe
     recorded = (
-        parts.feed.recipe.replay
+        recipe.replay
         and not parts.method.dynamic
-        and splits
+        and (views is None or recipe.views > 0)
         and parts.feed.device.type == "cuda"
         and not parts.scaler.is_enabled()
         and left >= _WORTH_RECORDING
     )
-    if recorded:
-        return RecordedStep(parts, kept or Prefetcher(parts.method, parts.feed, steps))
-    return EagerStep(parts, kept)
+    inputs = StepFeed(parts.method, parts.feed, steps, views, ahead=recorded)
+    return RecordedStep(parts, inputs) if recorded else EagerStep(parts, inputs)
 
 
 @dataclass(frozen=True)
@@ -194,12 +181,13 @@ class Loop:
         method: bound to the backbone to train with; nothing else may change what it is bound to.
         feed: the batches.
         recipe: how to train.
-        stages: frozen stages of all images, where they are known.
+        views: frozen stages of all images, where they are known; None: as the recipe says.
     """
 
-    def __init__(self, method: Method, feed: Feed, recipe: Recipe, stages: Stages | None = None) -> None:
-        self.table = None if stages is None else FeatureTable(stages, feed)
-        self.method, self.feed, self.recipe = method, feed, recipe
+    def __init__(self, method: Method, feed: Feed, recipe: Recipe, views: FrozenViews | None = None) -> None:
+        if views is None and recipe.views:
+            views = FrozenViews(method, feed.images, recipe)
+        self.method, self.feed, self.recipe, self.views = method, feed, recipe, views
         self.dtype = method.clip.visual.dtype  # of the backbone's matrices
         self.steps = recipe.epochs * feed.steps_per_epoch
         self.rates = [recipe.rate(step, feed.steps_per_epoch) for step in range(self.steps)]
@@ -241,8 +229,7 @@ class Loop:
         with torch.random.fork_rng(devices=devices):
             if self.step == 0:
                 torch.manual_seed(stream(self.recipe.seed, "prepare", 0).initial_seed())
-                table = self.table if self.method.cut == "feature" else None
-                self.method.prepare(self.feed.walk if table is None else table.walk)
+                self.method.prepare(StepFeed(self.method, self.feed, self.steps, self.views).walk)
             while self.step < self.steps:
                 self._one()
                 ended = self.step % per_epoch == 0
@@ -273,7 +260,7 @@ class Loop:
                 group["lr"] = own
         if self._step is None:
             parts = StepParts(self.method, self.feed, self.learned, self.optimizer, self.scaler)
-            self._step = make_step(parts, self.steps, self.steps - self.step, self.table)
+            self._step = make_step(parts, self.steps, self.steps - self.step, self.views)
         loss = self._step(self.step)
         self._names = ("loss", *loss.parts)
         self._window.append(torch.stack([loss.total.detach(), *loss.parts.values()]))

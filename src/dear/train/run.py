@@ -33,7 +33,7 @@ from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, plain
 from dear.train.feed import Feed
-from dear.train.frozen import Stages
+from dear.train.frozen import FrozenViews
 from dear.train.loop import Loop, OnStep, Pause
 
 
@@ -56,7 +56,7 @@ class _Job:
     stop: Callable[[], bool]
     save_every: int
     spec: Spec
-    stages: Stages | None
+    views: FrozenViews | None
 
 
 def train(
@@ -69,7 +69,7 @@ def train(
     stop: Callable[[], bool] | None = None,
     save_every: int = 200,
     spec: Spec | None = None,
-    stages: Stages | None = None,
+    views: FrozenViews | None = None,
 ) -> Model:
     """Train a method that was built by hand on a set, and leave a run folder if `out` is given.
 
@@ -86,14 +86,14 @@ def train(
         stop: asked after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: made of method, recipe and images.
-        stages: what the frozen backbone makes of the images, where it is known; they are then not read.
+        views: what the frozen backbone makes of the images, where it is shared with other trainings.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
     folder = None if out is None else Path(out)
     spec = Spec.of(method, recipe, images) if spec is None else spec
     with _deterministic(recipe.deterministic), _interrupts(stop) as asked:
-        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, spec, stages)
+        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, spec, views)
         if folder is None:
             return _train(job)
         fresh = not folder.exists()
@@ -143,7 +143,7 @@ def _train(job: _Job, resumable: bool = False) -> Model:
 
     with torch.enable_grad():  # also when called under no_grad
         work = in_precision(job.method, recipe.precision)  # shares what is learned with `job.method`
-        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe, job.stages)
+        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe, job.views)
         if job.folder is not None and resumable:
             before = restore(loop, job.folder)
 

@@ -23,8 +23,8 @@ from dear.runs.spec import Spec
 from dear.train.confidence import share_interval
 from dear.train.crossval import HeldOut, Trials, classes_held_out, held_out, image_folds
 from dear.train.estimate import estimate
-from dear.train.fit import VIEWS, trials_of
-from dear.train.frozen import Stages, reads_features, stages_of
+from dear.train.fit import trials_of
+from dear.train.frozen import FrozenViews, reads_features, shared_views
 from dear.train.prepare import Job, prepare
 from dear.train.run import Paused
 
@@ -152,7 +152,7 @@ def choose(
             f"{images.name}: every class has a single image, so none can be held out to compare methods; "
             "add a second image to some classes"
         )
-    tried, cached = [], dict[Any, Stages | None]()
+    tried, cached = [], list[FrozenViews | None]()
     for place, name in enumerate(options.methods):
         if progress is not None:
             progress(name, place, len(options.methods))
@@ -182,7 +182,7 @@ def choose(
     )
 
 
-def _try(job: Job, folds: int, deadline: float, cached: dict[Any, Stages | None]) -> Candidate:
+def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]) -> Candidate:
     """Cross-validate one method, unless that would take longer than is left."""
     method, began = job.method, time.monotonic()
     found = Candidate(job.spec.method, method.title, job.spec.preset)
@@ -197,7 +197,7 @@ def _try(job: Job, folds: int, deadline: float, cached: dict[Any, Stages | None]
     elif left <= 0:
         return replace(found, skipped="no time was left")
     try:
-        trials = trials_of(job, _stages(job, cached), stop=lambda: time.monotonic() > deadline)
+        trials = trials_of(job, _views(job, cached), stop=lambda: time.monotonic() > deadline)
         held = held_out(method, trials, folds)
         assert held is not None  # some class has two images
         new = _on_new(job, trials) if method.open_classes else None
@@ -206,14 +206,13 @@ def _try(job: Job, folds: int, deadline: float, cached: dict[Any, Stages | None]
     return replace(found, trained=_right(held, method.modes[0]), new=new, seconds=time.monotonic() - began)
 
 
-def _stages(job: Job, cached: dict[Any, Stages | None]) -> Stages | None:
+def _views(job: Job, cached: list[FrozenViews | None]) -> FrozenViews | None:
     """What the frozen backbone makes of the images; methods that read the frozen feature share it."""
     if not reads_features(job.method, job.recipe):
-        return stages_of(job.method, job.images, job.recipe, VIEWS)
-    views = getattr(job.method.config, "views", 0)
-    if views not in cached:
-        cached[views] = stages_of(job.method, job.images, job.recipe, VIEWS)
-    return cached[views]
+        return shared_views(job.method, job.images, job.recipe)
+    if not cached:
+        cached.append(shared_views(job.method, job.images, job.recipe))
+    return cached[0]
 
 
 def _on_new(job: Job, trials: Trials) -> Tensor | None:
