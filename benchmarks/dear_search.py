@@ -2,6 +2,8 @@
 
     python benchmarks/dear_search.py --variants variants.json --datasets world:textures,world:scenes \
         --device cuda --jobs 14 --seconds 400 --csv search.csv
+    python benchmarks/dear_search.py --variants benchmarks/dear_times.json --datasets world:textures \
+        --seeds 1 --csv times.csv          # CPU seconds of one epoch of the settings in docs/strong.md
 
 `variants.json` maps a name to changes of a preset of DeAR (`--preset`): options, fields of the training
 recipe under "recipe", and "roles" ("uniform:mixed", "shuffled:1"). The answer is the cosine with
@@ -133,9 +135,9 @@ def cell(
         seed=seed,
         **{**preset.options, **changes},
     )
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     train(method, drawn, Recipe.of(DeAR, **{**preset.recipe, **recipe, "seed": seed}))
-    trained = time.perf_counter()
+    trained, cpu = time.perf_counter(), time.process_time() - cpu
     half, labels = len(drawn.classes), test.labels.to(clip.device)
     with torch.no_grad():
         whole = in_precision(method.with_classes(test.classes, test.template), "auto")
@@ -156,7 +158,8 @@ def cell(
         name = f"{dataset}-{variant}-{seed}.pt".replace(":", "-").replace(" ", "_")
         torch.save({**{k: v.cpu() for k, v in scores.items()}, **known}, Path(place["scores"]) / name)
     facts = {"variant": variant, "dataset": dataset, "seed": seed}
-    times = {"train_s": round(trained - started, 2), "whole_s": round(time.perf_counter() - began, 2)}
+    times = {"train_s": round(trained - started, 2), "train_cpu_s": round(cpu, 2)}
+    times |= {"whole_s": round(time.perf_counter() - began, 2)}
     alpha = {"alpha_class": round(method.fusion_weights()["class"], 4)}
     return [
         {**facts, "weight": weight, "frozen": share, **found, **alpha, **times}

@@ -411,12 +411,12 @@ class DeAR(Method):
         focus, visual = self.clip.focus, self.clip.visual
         if not focus:
             return stage, x, at
-        starts = ((at, x), (self.cut, stage[0]))  # layers that the tower was run to
-        first, start = next((one for one in starts if one[0] <= focus[0][0]), (1, None))
         with torch.no_grad():
-            start = visual.embed(pixels) if start is None else start
-            terms = focused_from(visual, start, first, (focus,))[:, self.clip.config.embed_dim :]
-        return (*stage, terms), x, at
+            if isinstance(at, int) and at <= focus[0][0]:  # go on where the tower was run to
+                both = focused_from(visual, x, at, (focus,))
+            else:
+                both = focused_from(visual, visual.embed(pixels), 1, (focus,))
+        return (*stage, both[:, self.clip.config.embed_dim :]), x, at
 
     def _adapted(self, frozen: Frozen) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the other voters [B, V, E] from the frozen stage."""
