@@ -145,8 +145,8 @@ def prepare(
     if spec.focus is not None and chart is not None:
         chart.check(clip, spec.allow_other_roles)
         focus = find_focus(clip, images, spec.focus, chart, progress)
-        notices += focus_notices(focus, clip, chart)
-        options |= focus_options(focus)
+        notices += focus_notices(focus, clip, chart, kind)
+        options |= focus_options(focus, kind)
     method = build_method(
         spec.method,
         clip,
