@@ -25,7 +25,8 @@ class Recipe:
     run of no more epochs than the warm-up has none, for it would end before it learned anything.
 
     With `views` = N each image has N random views, taken in turn epoch by epoch; what the frozen backbone
-    makes of them is computed once and kept, so that later epochs cost only what is learned.
+    makes of them is computed once (`dear.train.frozen.FrozenViews`), so that later epochs cost only what is
+    learned.
 
     >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
     (1e-05, 0.001)
@@ -48,7 +49,7 @@ class Recipe:
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
     replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
     seed: int = 1
-    views: int = 0  #: see `CachedViews`; 0: new views in every epoch
+    views: int = 0  #: random views per image, chosen by the seed; 0: new ones in every epoch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", tuple(self.scale))

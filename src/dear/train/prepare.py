@@ -11,6 +11,7 @@ from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
+from dear.clip.precision import fast_bfloat16
 from dear.clip.tokenizer import clean
 from dear.data.check import check_images
 from dear.data.images import ImageSet
@@ -29,6 +30,7 @@ from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows, counts, enough_steps
 from dear.train.edits import EditPlan, plan_edits, split_without
 from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
+from dear.train.frozen import SHARED_VIEWS
 from dear.train.notices import backbone_notices, image_notices
 from dear.train.roles import roles_for
 
@@ -160,13 +162,29 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
-    recipe = Recipe.of(method, **{"seed": spec.seed, **changes})
+    recipe = Recipe.of(method, **{"seed": spec.seed, **_cpu_recipe(method), **changes})
     if "epochs" not in spec.recipe:
         walked = len(balanced_rows(images.labels)) if spec.balance else len(images)
         recipe = enough_steps(recipe, walked)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
     return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
+
+
+def _cpu_recipe(method: Method) -> dict[str, object]:
+    """What a training through a tower does on a CPU unless the Spec says otherwise: the same in less time.
+
+    Where layers are frozen or a frozen pass is read, images have a few fixed views, whose frozen part is
+    computed once; matrices are in bfloat16, as on a GPU, where the processor is faster with it.
+    """
+    device, changes = method.clip.device, dict[str, object]()
+    if device.type != "cpu" or not isinstance(method.cut, int):
+        return changes
+    if method.cut > 1 or method.reads_frozen:
+        changes["views"] = SHARED_VIEWS
+    if method.clip.dtype == torch.float32 and fast_bfloat16(device):
+        changes["precision"] = "bfloat16"
+    return changes
 
 
 def _without(
