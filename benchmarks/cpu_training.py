@@ -68,7 +68,8 @@ def main() -> None:
             row = {
                 **machine(clip.device), "date": datetime.date.today().isoformat(),
                 "backbone": Path(options.backbone).name, "dataset": train.name, "method": options.method,
-                "images": len(train), "classes": len(names), "test_images": len(test), "steps": job.steps, "seed": seed,
+                "images": len(train), "classes": len(names), "test_images": len(test), "steps": job.steps,
+                "seed": seed,
                 "views": views, "precision": precision, "threads": torch.get_num_threads(),
                 "training_cpu_s": round(ends[0] - began, 1),
                 "calibration_cpu_s": round(finished - ends[0], 1), "wall_s": round(wall, 1),
