@@ -37,8 +37,8 @@ def matrix_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 def fast_bfloat16(device: torch.device) -> bool:
     """Whether a CPU multiplies matrices in bfloat16 by itself (AVX-512 BF16, AMX), faster than in float32."""
-    found = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {}
-    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+    known: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return device.type == "cpu" and (known.get("avx512_bf16", False) or known.get("amx_bf16", False))
 
 
 def cached_cast(clip: Clip, dtype: torch.dtype) -> Clip:

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.options import Count
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha
 _ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part
@@ -36,13 +36,8 @@ _MOMENTUM = 0.9
 class LPPlusPlusConfig(FocusConfig):
     """Options of LP++."""
 
-    steps: int = 300  #: steps of gradient descent
-    views: int = 1  #: random views per image to fit on; 0: the whole image once
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.views < 0 or self.steps < 0:
-            raise UsageError(f"views = {self.views} and steps = {self.steps} cannot be negative")
+    steps: Count = 300  #: steps of gradient descent
+    views: Count = 1  #: random views per image to fit on; 0: the whole image once
 
 
 @torch.no_grad()
