@@ -342,9 +342,9 @@ def refused_by_classifier(run: Path, photos: Photos, backbone: str) -> list[bool
 
 def refused_by_studio(run: Path, photos: Photos, backbone: str) -> list[bool]:
     from dear.studio.classify import classify, open_uploads
-    from dear.studio.desk import open_desk
+    from dear.studio.state import open_state
 
-    desk = open_desk(run.parent, str(run), backbone, data=str(photos.folder))
+    state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
     template = open_data(TASK, "test").template
     verdicts = classify(desk, open_uploads(photos.files), photos.classes, template, 4, reject=SHARE)
     return [desk.find_model().modes[0] in verdict.refused for verdict in verdicts]

@@ -18,6 +18,7 @@ from dear.clip.correction import Correction, Head, folded
 from dear.clip.focus import check_focus, focused_features
 from dear.clip.identity import fingerprint, identity
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
+from dear.clip.tower import shared_copy
 from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.errors import InputError, UsageError
 
@@ -157,9 +158,8 @@ class Clip(nn.Module):
         if correction is not None:
             vision = self.config.vision
             correction.check(vision.layers, vision.heads, self.config.embed_dim)
-        other = copy.copy(self)
-        other._modules = {**self._modules, "visual": self.visual.with_correction(correction)}
-        other._correction = correction
+        other = shared_copy(self, Clip)
+        other.visual, other._correction = self.visual.with_correction(correction), correction
         other._plain = () if correction is None else (self.plain,)
         return other
 
@@ -176,8 +176,7 @@ class Clip(nn.Module):
         kept = _focused.setdefault(base, WeakValueDictionary())
         found = kept.get(chosen)
         if found is None:
-            found = kept[chosen] = copy.copy(base)
-            found._modules = dict(base._modules)
+            found = kept[chosen] = shared_copy(base, Clip)
             found.focus, found._unfocused, found._plain = chosen, (base,), (base.plain,)
         return found
 

@@ -35,6 +35,12 @@ def matrix_dtype(precision: str, device: torch.device) -> torch.dtype:
         ) from None
 
 
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether a CPU multiplies matrices in bfloat16 by itself (AVX-512 BF16, AMX), faster than in float32."""
+    known: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return device.type == "cpu" and (known.get("avx512_bf16", False) or known.get("amx_bf16", False))
+
+
 def cached_cast(clip: Clip, dtype: torch.dtype) -> Clip:
     """`cast_backbone`, made once per backbone and precision; corrections of one backbone share it."""
     if clip.dtype == torch.float32 == dtype:

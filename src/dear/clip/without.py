@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.tower import Block, Edit, LayerEdit, Record, take_rows
+from dear.clip.tower import Block, Edit, LayerEdit, Record, Stretch, take_rows
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,16 +42,9 @@ class _HeadRows(Record):
             self._other.keep(name, value[:, :, rows] if ".attn." in name else value[:, rows])
 
 
-def without_heads(
-    tower: VisionTower,
-    run: Callable[..., Tensor],
-    x: Tensor,
-    first: int,
-    edit: Edit | None,
-    read: Tensor | None,
-    record: Record | None,
-) -> Tensor:
-    """Run layers `first` to the last; rows [B, R, D] for `norm_without_heads`."""
+def without_heads(tower: VisionTower, run: Callable[[Stretch], Tensor], given: Stretch) -> Tensor:
+    """Run a stretch up to the last layer; rows [B, R, D] for `norm_without_heads`."""
+    first, last, edit, read = given.first, given.last, given.edit, given.read
     if tower.pool is not None:
         raise UsageError(
             "this image tower pools its tokens by attention, so heads cannot be left out exactly; remove the "
@@ -63,9 +56,8 @@ def without_heads(
             f"heads of layer {min(layers)} are to be left out, but this method starts at layer {first}; "
             "remove the concept by words or by examples, or with heads of later layers"
         )
-    own = _HeadRows(layers, record)
-    last = tower.config.layers
-    rows = run(x, first, last, edit, read, own)
+    own = _HeadRows(layers, given.record)
+    rows = run(given._replace(record=own))
     added = torch.zeros_like(rows, dtype=tower.ln_post.weight.dtype)
     width = tower.config.head_width
     for layer, head in tower.ablated_heads:

@@ -20,7 +20,7 @@ from dear.methods.base import Loss, Method
 from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
 from dear.train.frozen import FrozenViews, StepFeed, StepInputs
-from dear.train.recording import Inputs, Recording, can_record
+from dear.train.recording import Inputs, StepRecording, can_record
 
 _log = logging.getLogger("dear")
 _WORTH_RECORDING = 50  # steps
@@ -83,7 +83,7 @@ class RecordedStep:
 
     def __init__(self, parts: StepParts, inputs: StepFeed) -> None:
         self.parts, self.inputs = parts, inputs
-        self.recording: Recording | None = None
+        self.recording: StepRecording | None = None
         self._works = True
         self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
 
@@ -104,14 +104,14 @@ class RecordedStep:
             parts.update()
         return loss
 
-    def _record(self, inputs: Inputs) -> Recording | None:
+    def _record(self, inputs: Inputs) -> StepRecording | None:
         """A recording of the step; None where the method does what cannot be recorded.
 
         Recording runs the step a few times; random numbers (dropout) go on as if it had not.
         """
         before = torch.cuda.get_rng_state(self.parts.feed.device)
         try:
-            return Recording(
+            return StepRecording(
                 self._recorded, inputs, self.parts.learned, self.parts.optimizer if self._updates else None
             )
         except torch.OutOfMemoryError:
