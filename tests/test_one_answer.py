@@ -346,8 +346,8 @@ def refused_by_studio(run: Path, photos: Photos, backbone: str) -> list[bool]:
 
     state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
     template = open_data(TASK, "test").template
-    verdicts = classify(desk, open_uploads(photos.files), photos.classes, template, 4, reject=SHARE)
-    return [desk.find_model().modes[0] in verdict.refused for verdict in verdicts]
+    verdicts = classify(state, open_uploads(photos.files), photos.classes, template, 4, reject=SHARE)
+    return [state.find_model().modes[0] in verdict.refused for verdict in verdicts]
 
 
 def refused_by_service(run: Path, photos: Photos, backbone: str) -> list[bool]:

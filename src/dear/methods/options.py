@@ -54,7 +54,7 @@ class Options:
 
 
 @cache
-def _hints(kind: type, extras: bool = False) -> dict[str, Any]:
+def _hints(kind: Any, extras: bool = False) -> dict[str, Any]:
     """Types of the fields by name; none where only a type checker can read them."""
     try:
         hints = typing.get_type_hints(kind, include_extras=extras)

@@ -142,7 +142,8 @@ class Service:
         if adapter is None or not adapter.prepared:
             with stage("load"):
                 loop = asyncio.get_running_loop()
-                adapter = adapter or await loop.run_in_executor(self._loaders, self.store.get, name)
+                if adapter is None:
+                    adapter = await loop.run_in_executor(self._loaders, self.store.get, name)
                 await self._prepared(adapter)
         return adapter
 
