@@ -173,10 +173,10 @@ class Clip(nn.Module):
         base = self._unfocused[0] if self._unfocused else self
         if not chosen:
             return base
-        kept = _focused.setdefault(base, WeakValueDictionary())
-        found = kept.get(chosen)
+        cached = _focused.setdefault(base, WeakValueDictionary())
+        found = cached.get(chosen)
         if found is None:
-            found = kept[chosen] = shared_copy(base, Clip)
+            found = cached[chosen] = shared_copy(base, Clip)
             found.focus, found._unfocused, found._plain = chosen, (base,), (base.plain,)
         return found
 

@@ -62,7 +62,7 @@ PRESETS = {
         options={"gate_rate": 20.0},
         recipe={"lr": 3e-3},
     ),
-    "paper": Preset("the paper's values, and this package's where the paper is silent"),
+    "paper": Preset("the paper's values, and this package's where the paper says nothing"),
 }
 
 
