@@ -166,8 +166,8 @@ def test_images_of_no_class_are_refused_with_the_nearest_class_beside(tmp_path):
     shown, classes, template = [("one.png", images().image(0))], list(model().classes), model().template
     with pytest.raises(UsageError, match="no calibration"):
         classify(desk(tmp_path), shown, classes, template, reject=0.1)
-    high = {"fused": ModeCalibration(temperature=2.0, scores=(1e6,) * 40)}
-    low = {"decoupled": ModeCalibration(temperature=2.0, scores=(-1e6,) * 40)}
+    high = {"fused": ModeCalibration(temperature=2.0, logits=(1e6,) * 40)}
+    low = {"decoupled": ModeCalibration(temperature=2.0, logits=(-1e6,) * 40)}
     opened = desk(tmp_path)
     opened.use(Model(model(), Calibration(modes={**high, **low})), "a calibrated model")
     verdict = classify(opened, shown, classes, template, reject=0.1)[0]

@@ -231,6 +231,12 @@ def _tell_result(trained: Model, found: HeldOut | None, command: str, out: Path,
         f"{out}: {method.title}, {method.trainable_parameters:,} trained parameters, "
         f"{trained.steps} steps in {duration(seconds)}"
     )
+    if trained.reference is not None:
+        kept = trained.reference
+        say(
+            f"kept in the run: features of {len(kept.labels):,} training images ({kept.size / 1e3:,.0f} kB), "
+            "to know images of no class"
+        )
     if found is not None:
         which = f"{found.images} held-out images"
         if found.images < found.available:

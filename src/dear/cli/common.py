@@ -183,11 +183,10 @@ def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> No
     for name, accuracy in report["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
         typer.echo(f"{label}: {accuracy:.2%} of {report['images']} images")
-    parts = (("ece", "all classes"), ("ece_trained", "trained classes"), ("ece_new", "new classes"))
-    errors = [f"{report[key]:.1%} for {name}" for key, name in parts if report[key] is not None]
-    if report["ece_trained"] is None or report["ece_new"] is None:
-        errors = errors[1:]  # all images are of one kind
-    typer.echo(f"calibration error: {', '.join(errors)}")
+    line = f"calibration error: {report['ece']:.1%}"
+    if report["ece_trained"] is not None and report["ece_new"] is not None:
+        line += f"; {report['ece_trained']:.1%} for trained classes, {report['ece_new']:.1%} for new ones"
+    typer.echo(line)
 
 
 def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:

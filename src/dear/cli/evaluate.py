@@ -75,7 +75,9 @@ def evaluate(
         check_known(model, images.classes, reject_share, mode)
     rejection = None
     with stages() as progress:
-        found = evaluate_run(model, images, mode=mode, unreadable=unreadable, progress=progress)
+        found = evaluate_run(
+            model, images, mode=mode, scores=unknown is not None, unreadable=unreadable, progress=progress
+        )
         if unknown is not None:
             rejection = evaluate_unknown(
                 model, found, unknown, share=reject_share, mode=mode, root=data_root, progress=progress

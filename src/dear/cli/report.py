@@ -42,6 +42,7 @@ def report(
     from dear.report.run_page import write_run_page
     from dear.runs.folder import read_config, read_log
     from dear.runs.model import Model
+    from dear.train.labels import label_sentence
     from dear.workflows.evaluate import run_images
     from dear.workflows.examine import examine
 
@@ -58,5 +59,8 @@ def report(
         f"seed {recipe.get('seed')}",
         "made with": f"dear {config.dear}",
     }
+    labels = label_sentence(model.metrics.get("labels"), config.data, config.weights())
+    if labels:
+        notes["labels"] = labels
     write_run_page(facts, out, read_log(Path(run)), notes)
     say(f"{out}: written")

@@ -144,8 +144,11 @@ def classify(
     logits = {"zero-shot": model.frozen().logits(opened)["default"]}
     logits |= {mode: model.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
     remote = [] if desk.service is None else ask_service(desk.service, opened, classes, top)
+    near = None
+    if limits and model.needs_nearness:
+        near = model.nearness(model.features(opened, cached=False))
     refused = {
-        mode: (model.score(logits[mode], mode) < limit.value).tolist() for mode, limit in limits.items()
+        mode: (model.score(logits[mode], near, mode) < limit.value).tolist() for mode, limit in limits.items()
     }
     votes, method = None, model.bound
     if isinstance(method, DeAR):

@@ -28,6 +28,7 @@ from dear.studio.desk import Desk
 from dear.studio.search import check_folder
 from dear.train.fit import fit
 from dear.train.focus import check_focus
+from dear.train.labels import label_sentence
 from dear.train.prepare import Job, check_task, open_training, prepare
 from dear.train.run import Paused
 
@@ -186,7 +187,11 @@ class Trainer:
         else:
             title = model.method.title
             self.desk.use(model, f"{title} trained here on {images.name}", test or images)
+            labels = label_sentence(
+                model.metrics.get("labels"), self.spec and self.spec.data, model.clip.name
+            )
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
+            watched.message += f" Notice: {labels}." if labels else ""
             watched.state = "finished"
 
     def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched) -> Model:

@@ -31,7 +31,7 @@ from dear.train.balance import balanced_rows, counts, enough_steps
 from dear.train.edits import EditPlan, plan_edits, split_without
 from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
 from dear.train.frozen import SHARED_VIEWS
-from dear.train.notices import backbone_notices, image_notices
+from dear.train.notices import backbone_notices, image_notices, split_notices
 from dear.train.roles import roles_for
 
 
@@ -124,6 +124,7 @@ def prepare(
     images, available, unreadable = _training_images(spec, data, drawn)
     clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
+    notices += split_notices(spec.data, spec.root) if data is None else []
     given = spec.roles if roles is None else roles
     role_map = None
     if kind.uses_roles or spec.focus is not None:

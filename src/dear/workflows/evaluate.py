@@ -25,6 +25,7 @@ def evaluate_run(
     split: str = "test",
     template: str | None = None,
     mode: str | None = None,
+    scores: bool = False,
     unreadable: str = "stop",
     backbone: PathLike | Clip | None = None,
     root: PathLike | None = None,
@@ -43,6 +44,7 @@ def evaluate_run(
         split: which images of `data`.
         template: prompt with `{}` for every class; None: the one the run was trained with.
         mode: a mode that the caller will ask for; refused before any work if the method has none such.
+        scores: also those that thresholds for "none of these" are compared with.
         unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
         backbone: for a run folder whose backbone moved.
         root: folder of the benchmarks, for the name of a benchmark.
@@ -55,7 +57,7 @@ def evaluate_run(
     model = Model.of(run, backbone, device).with_classes(template=template)
     model.pick_mode(mode)
     images = data if isinstance(data, ImageSet) else open_data(data, split, root=root)
-    return model.evaluate(images, unreadable=unreadable, cached=True, progress=progress)
+    return model.evaluate(images, scores=scores, unreadable=unreadable, cached=True, progress=progress)
 
 
 @dataclass(frozen=True)
