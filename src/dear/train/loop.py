@@ -132,11 +132,8 @@ class RecordedStep:
     def _recorded(self, inputs: Inputs) -> Loss:
         *frozen, labels, domains = inputs
         assert labels is not None
-        return self.parts.gradients(StepInputs(tuple(_present(frozen)), labels, domains))
-
-
-def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+        present = tuple(tensor for tensor in frozen if tensor is not None)
+        return self.parts.gradients(StepInputs(present, labels, domains))
 
 
 def make_step(
