@@ -46,12 +46,15 @@ def cached_cast(clip: Clip, dtype: torch.dtype) -> Clip:
     if clip.dtype == torch.float32 == dtype:
         return clip
     stamp = tuple((p.data_ptr(), p._version) for p in clip.parameters())
-    kept = _copies.setdefault(clip, {})
-    if dtype not in kept or kept[dtype][0] != stamp:
+    cached = _copies.setdefault(clip, {})
+    if dtype not in cached or cached[dtype][0] != stamp:
         plain = clip.plain
         cast = cast_backbone(clip, dtype) if plain is clip else cached_cast(plain, dtype)
-        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction).focused(clip.focus))
-    return kept[dtype][1]
+        cached[dtype] = (
+            stamp,
+            cast if plain is clip else cast.corrected(clip.correction).focused(clip.focus),
+        )
+    return cached[dtype][1]
 
 
 def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:

@@ -53,10 +53,10 @@ class AttentionPool(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Each pooling head's output [B, H, 1 + Q, d], and its pattern [B, H, 1 + Q, N] if not fused."""
         attn = self.attn
-        asked = self.probe.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
+        probes = self.probe.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
         if queries is not None:
-            asked = torch.cat([asked, queries.to(tokens.dtype)], dim=1)
-        q, k, v = attn.split(attn.q(asked)), attn.split(attn.k(tokens)), attn.split(attn.v(tokens))
+            probes = torch.cat([probes, queries.to(tokens.dtype)], dim=1)
+        q, k, v = attn.split(attn.q(probes)), attn.split(attn.k(tokens)), attn.split(attn.v(tokens))
         if fused:
             return attend_fused(q, k, v, None, causal=False), None
         return attend_eager(q, k, v, None)

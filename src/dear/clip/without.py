@@ -34,7 +34,7 @@ class _HeadRows(Record):
         return None
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Store what is asked for."""
+        """Store what is needed."""
         if name in self._names:
             super().keep(name, value)
         if self._other is not None:
@@ -67,8 +67,8 @@ def without_heads(tower: VisionTower, run: Callable[[Stretch], Tensor], given: S
             outputs = _rows_of_then(outputs, read) if late else take_rows(outputs, read)
         if edit is not None and edit.count and edit.at is None:
             positions = torch.arange(outputs.shape[1], device=outputs.device) if read is None else read
-            kept = torch.where(positions < len(tower.positions), 1.0, _survives(edit, layer, last))
-            outputs = outputs * kept[..., None].to(outputs.dtype)
+            left = torch.where(positions < len(tower.positions), 1.0, _survives(edit, layer, last))
+            outputs = outputs * left[..., None].to(outputs.dtype)
         block = tower.blocks[layer - 1]
         assert isinstance(block, Block)
         weight = _output_weight(block, None if edit is None else edit.layers.get(layer))
@@ -88,12 +88,12 @@ def _output_weight(block: Block, change: LayerEdit | None) -> Tensor:
 
 def _survives(edit: Edit, layer: int, last: int) -> float:
     """How much of what a layer added to extra tokens is still in them behind layer `last`."""
-    kept = 1.0
+    left = 1.0
     for later in range(layer + 1, last + 1):
         change = edit.layers.get(later)
         if change is not None and change.tokens is not None:
-            kept *= 1.0 - change.token_weight
-    return kept
+            left *= 1.0 - change.token_weight
+    return left
 
 
 def _rows_of_then(outputs: Tensor, read: Tensor) -> Tensor:

@@ -40,8 +40,7 @@ class LPPlusPlusConfig(FocusConfig):
 
     steps: Count = 300  #: steps of gradient descent
     views: Count = 1  #: random views per image to fit on; 0: the whole image once
-    #: per class that the start of w counts; none: as many as there are
-    images: Positive | None = None
+    images: Positive | None = None  #: per class that the start of w counts; none: as many as there are
 
 
 @torch.no_grad()

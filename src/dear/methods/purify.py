@@ -59,7 +59,7 @@ class PurifyConfig(Options):
 PRESETS = {
     "strong": Preset("rates at which both parts act; chosen on two domains of world:domains"),
     "paper": Preset(
-        "the paper's values, and this package's where the paper is silent",
+        "the paper's values, and this package's where the paper says nothing",
         options={"gate_rate": 1.0},
         recipe={"lr": 1e-3},
     ),

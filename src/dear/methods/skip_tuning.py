@@ -44,9 +44,9 @@ class SkipTuningConfig(Options):
     tail: Positive = 0.3  #: scale of the exponential by which later ranks take part
 
 
-def _first(asked: int | None, layers: int) -> int:
+def _first(given: int | None, layers: int) -> int:
     """The first trained layer."""
-    frozen = layers // 2 if asked is None else asked
+    frozen = layers // 2 if given is None else given
     if not 0 <= frozen < layers:
         raise UsageError(f"{frozen} frozen layers leave nothing to train in a tower of {layers}")
     return frozen + 1

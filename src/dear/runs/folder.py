@@ -292,10 +292,10 @@ def corrected_backbone(clip: Clip, correction: Correction | None) -> Clip:
     """
     if correction is None:
         return clip if clip.correction is None else clip.corrected(None)
-    kept = _corrected_clips.setdefault(clip.plain, WeakValueDictionary())
-    found = kept.get(correction.digest)
+    cached = _corrected_clips.setdefault(clip.plain, WeakValueDictionary())
+    found = cached.get(correction.digest)
     if found is None:
-        found = kept[correction.digest] = clip.corrected(correction)
+        found = cached[correction.digest] = clip.corrected(correction)
     return found
 
 

@@ -78,7 +78,7 @@ class EagerStep:
 class RecordedStep:
     """On a GPU: the frozen stage ahead of time for several steps, the rest recorded once and replayed.
 
-    Batches that are not whole are launched kernel by kernel.
+    A last batch that is not full is launched kernel by kernel.
     """
 
     def __init__(self, parts: StepParts, inputs: StepFeed) -> None:
@@ -91,10 +91,10 @@ class RecordedStep:
         """Take step `number`."""
         parts, inputs = self.parts, self.inputs.at(number)
         flat = (*inputs.frozen, inputs.labels, inputs.domains)
-        whole = len(inputs.labels) == parts.feed.recipe.batch
-        if whole and self.recording is None and self._works:
+        full = len(inputs.labels) == parts.feed.recipe.batch
+        if full and self.recording is None and self._works:
             self.recording = self._record(flat)
-        if not whole or self.recording is None:
+        if not full or self.recording is None:
             parts.optimizer.zero_grad(set_to_none=True)
             loss = parts.gradients(inputs)
             parts.update()
@@ -132,11 +132,8 @@ class RecordedStep:
     def _recorded(self, inputs: Inputs) -> Loss:
         *frozen, labels, domains = inputs
         assert labels is not None
-        return self.parts.gradients(StepInputs(tuple(_present(frozen)), labels, domains))
-
-
-def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+        present = tuple(tensor for tensor in frozen if tensor is not None)
+        return self.parts.gradients(StepInputs(present, labels, domains))
 
 
 def make_step(
@@ -219,7 +216,7 @@ class Loop:
             progress: called after every step.
             save: called after every epoch and every `save_every` steps, and before a pause.
             save_every: see `save`.
-            stop: asked after every step; True pauses.
+            stop: called after every step; True pauses.
 
         Returns:
             None when training is complete, else where it paused.

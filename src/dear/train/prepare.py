@@ -127,15 +127,15 @@ def prepare(
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
     notices += split_notices(spec.data, spec.root) if data is None else []
     given = spec.roles if roles is None else roles
-    chart = None
+    role_map = None
     if kind.uses_roles or spec.focus is not None:
-        chart, more = roles_for(clip, images, given, progress)
+        role_map, more = roles_for(clip, images, given, progress)
         notices += more
     removal = edits = None
     if without is None and spec.without:
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
-        used = concept_roles or chart or given
+        used = concept_roles or role_map or given
         inside = kind.cut != "feature"
         clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress)
         for one in (edits, removal):
@@ -144,16 +144,16 @@ def prepare(
         spec = spec.changed(**_noted(without), copies=copies)
     options, recipe = settings(spec, images.labels)
     focus = None
-    if spec.focus is not None and chart is not None:
-        chart.check(clip, spec.allow_other_roles)
-        focus = find_focus(clip, images, spec.focus, chart, progress)
-        notices += focus_notices(focus, clip, chart, kind)
+    if spec.focus is not None and role_map is not None:
+        role_map.check(clip, spec.allow_other_roles)
+        focus = find_focus(clip, images, spec.focus, role_map, progress)
+        notices += focus_notices(focus, clip, role_map, kind)
         options |= focus_options(focus, kind)
     method = build_method(
         spec.method,
         clip,
         images.classes,
-        roles=chart if kind.uses_roles else None,
+        roles=role_map if kind.uses_roles else None,
         allow_other_roles=spec.allow_other_roles,
         template=spec.template or images.template,
         ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
@@ -263,11 +263,7 @@ def _training_images(spec: Spec, data: ImageSet | None, drawn: bool) -> tuple[Im
 
 
 def open_training(spec: Spec) -> ImageSet:
-    """The images that a Spec names, before any draw.
-
-    Raises:
-        DataError: they cannot be opened, or the Spec names none.
-    """
+    """The images that a Spec names, before any draw."""
     if spec.data is None:
         raise DataError(f"the training does not say where its images are ({spec.dataset or 'in memory'})")
     # A template of the data is asked for where the Spec has none.
@@ -275,11 +271,7 @@ def open_training(spec: Spec) -> ImageSet:
 
 
 def check_task(images: ImageSet) -> None:
-    """Refuse a training set that no classifier can be made from, with a sentence that says why.
-
-    Raises:
-        DataError: one class, a class without images, or classes that CLIP reads as the same words.
-    """
+    """Refuse a training set that no classifier can be made from, with a sentence that says why."""
     if len(images.classes) < 2:
         raise DataError(
             f"{images.name}: has only the class {images.classes[0]!r}; a classifier needs at least two"

@@ -64,7 +64,7 @@ class StepRecording:
 def mark_changed(learned: Iterable[Tensor]) -> None:
     """Tell PyTorch that tensors were changed in place, which a replay does without its knowledge.
 
-    What is kept by a tensor's version (`Method.cached`) is then computed again.
+    What is cached by a tensor's version (`Method.cached`) is then computed again.
     """
     for tensor in learned:
         torch.autograd.graph.increment_version(tensor)
@@ -83,13 +83,13 @@ def _make_state(optimizer: torch.optim.Optimizer, learned: Sequence[Tensor]) -> 
     rates = [group["lr"].clone() for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"].zero_()
-    kept = [p.grad for p in learned]
+    grads = [p.grad for p in learned]
     for p in learned:  # only those without state take part, with a gradient that moves nothing
         p.grad = torch.zeros_like(p) if any(p is other for other in missing) else None
     optimizer.step()
     for p in missing:
         optimizer.state[p]["step"].zero_()
-    for p, grad in zip(learned, kept, strict=True):
+    for p, grad in zip(learned, grads, strict=True):
         p.grad = grad
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"].copy_(rate)
