@@ -41,7 +41,8 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self), extras=True).items():
+        own: Any = type(self)
+        for name, hint in _hints(own, extras=True).items():
             value = getattr(self, name)
             try:
                 read = msgspec.convert(value, hint)
@@ -54,7 +55,7 @@ class Options:
 
 
 @cache
-def _hints(kind: Any, extras: bool = False) -> dict[str, Any]:
+def _hints(kind: type, extras: bool = False) -> dict[str, Any]:
     """Types of the fields by name; none where only a type checker can read them."""
     try:
         hints = typing.get_type_hints(kind, include_extras=extras)
