@@ -74,7 +74,7 @@ def test_second_run_computes_only_what_is_missing(tmp_path):
     assert len(first.computed) == 2
     second = grid.run([make(1), make(2), make(3)], PLACE, Local(work))
     assert work.seen == [1, 2, 3]
-    assert [cell.seed for cell in second.kept] == [1, 2]
+    assert [cell.seed for cell in second.cached] == [1, 2]
     assert grid.read(make(3)) == {"modes": {"default": {"base": 0.3}}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -36,7 +37,7 @@ def studio(
     """
     from dear.errors import UsageError
 
-    if port:
+    if port and find_spec("gradio") is not None:
         say(f"starting the studio at http://{host}:{port} …")  # the imports below take seconds
     try:
         from dear.studio.app import is_local, serving

@@ -14,7 +14,7 @@ from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
 from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, role_title
-from dear.report.page import Table, render
+from dear.report.page import Table, percent, render
 from dear.report.roles_facts import HeadEvidence, map_quality
 
 _AGREEMENT = {
@@ -100,7 +100,7 @@ def _how_named(found: Mapping[str, Any]) -> str:
         return "each counts for the concept that the corpus was written for."
     if way == "fixed":
         return "each counts for the nearest of the concepts that were given."
-    noise = f"{100 * float(found.get('noise', 0)):.0f}%"
+    noise = percent(float(found.get("noise", 0)))
     return (
         f"they form {int(found.get('clusters', 0))} clusters ({noise} of the phrases belonged to none and "
         "went to the nearest one). Clusters of one name count as one concept."

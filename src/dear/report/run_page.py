@@ -177,7 +177,7 @@ def gallery(compared: Compared, rows: Sequence[int], before: bool = False) -> li
             ("name", truth),
             (
                 "right" if good else "wrong",
-                f"{'✓' if good else '✗'} {answer} ({100 * float(sure[row]):.0f}%)",
+                f"{'✓' if good else '✗'} {answer} ({percent(float(sure[row]))})",
             ),
         ]
         if before:

@@ -78,7 +78,9 @@ def _train_layout(state: StudioState, trainer: Trainer) -> _TrainParts:
                 elem_id="train-focus",
             )
             shots = gr.Slider(0, 64, 16, step=1, label="Images per class (0: all)", elem_id="train-shots")
-            epochs = gr.Slider(1, 50, 10, step=1, label="Epochs", elem_id="train-epochs")
+            epochs = gr.Slider(
+                0, 50, 0, step=1, label="Epochs (0: as many as the images need)", elem_id="train-epochs"
+            )
             seed = gr.Number(1, label="Seed", precision=0, minimum=0, elem_id="train-seed")
             with gr.Row():
                 start = gr.Button("Start", variant="primary", elem_id="train-start")
@@ -131,7 +133,7 @@ def train_tab(state: StudioState, trainer: Trainer, page: Any) -> list[Any]:
             shots=int(count),
             seed=int(number or 0),
             backbone=weights or "",
-            recipe={"epochs": int(rounds)},
+            recipe={"epochs": int(rounds)} if rounds else {},
             focus=None if focus in (None, "", NO_FOCUS) else focus,
         )
         trainer.start(training, file or choice, visitor_of(request))

@@ -248,16 +248,16 @@ def _best(candidates: Sequence[Candidate], column: str) -> Candidate:
     """The quickest of those as good as the most accurate: training that gains nothing is not recommended."""
     accuracy = {id(one): float(getattr(one, column).double().mean()) for one in candidates}
     best = max(candidates, key=lambda one: (accuracy[id(one)], -one.seconds))
-    near = [one for one in candidates if accuracy[id(one)] >= accuracy[id(best)] - WORTH]
-    return min((one for one in near if _as_good(one, best, column)), key=lambda one: one.seconds)
+    worth = max(WORTH, 1 / len(getattr(best, column)))  # one image is no gain
+    near = [one for one in candidates if accuracy[id(one)] >= accuracy[id(best)] - worth]
+    return min(near, key=lambda one: one.seconds)
 
 
-def _as_good(one: Candidate, best: Candidate, column: str = "trained") -> bool:
+def _as_good(one: Candidate, best: Candidate) -> bool:
     """Whether chance explains the difference on the same images (McNemar's exact test)."""
-    ours, theirs = getattr(one, column), getattr(best, column)
-    if ours is None or theirs is None:
+    if one.trained is None or best.trained is None:
         return False
-    wins, losses = int((theirs & ~ours).sum()), int((~theirs & ours).sum())
+    wins, losses = int((best.trained & ~one.trained).sum()), int((~best.trained & one.trained).sum())
     return wins + losses == 0 or binomtest(wins, wins + losses).pvalue >= DOUBT
 
 
