@@ -14,7 +14,8 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 import dear
 from dear.clip.checkpoint import read_checkpoint, save_hf
-from dear.clip.config import ClipConfig, TextConfig, VisionConfig, from_huggingface
+from dear.clip.config import ClipConfig, TextConfig, VisionConfig
+from dear.clip.config_huggingface import from_huggingface
 from dear.clip.config_openclip import from_openclip
 from dear.clip.model import Clip
 from dear.errors import CheckpointError

@@ -56,9 +56,6 @@ class FileTokenizer:
     Args:
         folder: the checkpoint's folder.
         config: the text tower's configuration: its vocabulary, cleaning and end token.
-
-    Raises:
-        CheckpointError: the files are damaged, or have more pieces than the text tower has rows.
     """
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
