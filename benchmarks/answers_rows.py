@@ -15,7 +15,6 @@ from dear.methods.calibration import (
     ModeCalibration,
     apply_scales,
     class_scales,
-    confidence_score,
     threshold,
 )
 from dear.runs.evaluate import calibration_error
@@ -69,10 +68,10 @@ def rows_of(task: Any, name: str, seed: int, found: dict[str, Any]) -> list[dict
 
 
 def _row(task: Any, found: dict[str, Any], mode: str, own: ModeCalibration) -> dict[str, Any]:
-    limit = threshold(own.scores)
+    limit = threshold(own.logits)  # by the logit alone; benchmarks/refusals.py measures the whole score
     z, labels = found["old"][0][mode], found["old"][1]
     inside, outside = z / own.temperature, found["outside"][mode] / own.temperature
-    score, other = (confidence_score(scaled, own.score) for scaled in (inside, outside))
+    score, other = inside.amax(dim=-1), outside.amax(dim=-1)
     seen = limit.among(len(labels))
     row: dict[str, Any] = {
         "temperature": own.temperature,

@@ -1,9 +1,13 @@
-"""Share of known test images that `--reject 0.05` refuses, beside the interval that the calibration states.
+r"""Images of no class: how many known images are refused at 5%, and how well unknown ones are told.
 
-    python benchmarks/refusals.py --tasks scenes --methods dear --seeds 1 \
-        --csv benchmarks/results/refusals.csv
+    python benchmarks/refusals.py --csv benchmarks/results/refusals.csv
+    python benchmarks/refusals.py --backbone SMALL --tasks DATA/oxford_pets/index.csv,DATA/dtd/index.csv \
+        --csv benchmarks/results/refusals.csv --append
 
-With `--slow` every method is calibrated as slow ones are.
+A method is trained on the first half of the classes, 16 images each. Known images are test images of these
+classes, near ones those of the other half, far ones those of the other tasks. Beside the score of the library
+stands the largest logit alone. "inside" says whether the refused share of known images lies in the interval
+that the calibration states for as many images.
 """
 
 from __future__ import annotations
@@ -13,73 +17,118 @@ import csv
 import datetime
 import platform
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import dear
-from dear.methods.calibration import confidence_score, threshold
-from dear.runs.evaluate import calibration_error
+from dear.data.images import ImageSet
+from dear.methods.calibration import threshold
+from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.train.calibrate import calibrate
-from dear.train.fit import fit, trials_of
-from dear.train.frozen import shared_views, views_for
+from dear.train.confidence import auroc
+from dear.train.fit import fit
 from dear.train.prepare import prepare
 
-TASKS = "textures,emblems,vehicles,fauna"
-
-
-def _sure(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probability of each answer, and whether it is right."""
-    best = logits.softmax(dim=-1).max(dim=-1)
-    return best.values, best.indices == labels
+WORLD = ("textures", "emblems", "vehicles", "fauna", "scenes", "mixed")
+SHARE = 0.05
+FAR = 300  # images of all other tasks together
+MOST = 800  # test images of a task, spread evenly
 
 
 def main() -> int:
     """Measure and write a table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tasks", default=TASKS)
-    parser.add_argument("--methods", default="linear-probe,clip-adapter")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backbone", default="mini")
+    parser.add_argument("--tasks", default=",".join(f"world:{name}" for name in WORLD))
+    parser.add_argument("--only", default=None, help="those of the tasks to train on; the others are far")
+    parser.add_argument("--methods", default="linear-probe,lp-plus-plus,proker,tip-adapter")
     parser.add_argument("--seeds", default="1,2")
     parser.add_argument("--shots", type=int, default=16)
-    parser.add_argument("--slow", action="store_true", help="calibrate every method as slow ones are")
-    parser.add_argument("--reject", type=float, default=0.05)
-    parser.add_argument("--csv", default=None)
+    parser.add_argument("--csv", type=Path, default=None)
+    parser.add_argument("--append", action="store_true", help="add to the table instead of replacing it")
     args = parser.parse_args()
-    clip, rows = dear.load("mini"), []
-    for task in args.tasks.split(","):
-        test = dear.open_data(f"world:{task}", "test")
-        for name in args.methods.split(","):
+    clip = dear.load(args.backbone)
+    names = args.tasks.split(",")
+    tests = {name: spread(dear.open_data(name, "test")) for name in names}
+    features = {name: FeatureCache().image_features(clip, tests[name]) for name in names}
+    rows: list[dict[str, Any]] = []
+    for name in args.only.split(",") if args.only else names:
+        train = dear.open_data(name, "train")
+        classes = train.classes[: (len(train.classes) + 1) // 2]
+        known = torch.tensor([tests[name].classes[label] in classes for label in tests[name].labels])
+        others = [other for other in names if other != name]
+        each = FAR // len(others)
+        sets: list[tuple[ImageSet, Tensor]] = []
+        for keep in (known, ~known):
+            places = keep.nonzero()[:, 0]
+            sets.append((tests[name].subset(places.tolist()), features[name][places]))
+        far = [(other, torch.linspace(0, len(tests[other]) - 1, each).long()) for other in others]
+        for method in args.methods.split(","):
             for seed in map(int, args.seeds.split(",")):
-                spec = Spec(data=f"world:{task}", method=name, seed=seed, shots=args.shots, calibrate=False)
-                job = prepare(spec, clip=clip)
-                method = fit(job).method
-                views = shared_views(method, job.images, job.recipe)
-                found = calibrate(method, trials_of(job, views), quick=False if args.slow else None)
-                assert found is not None
-                mode = method.modes[0]
-                own = found.modes[mode]
-                known = views_for(method, test, job.recipe)
-                logits = Model(method).logits(test, frozen=None if known is None else known.inference())[mode]
-                limit = threshold(own.scores, args.reject)
-                scaled = logits / own.temperature
-                refused = float((confidence_score(scaled, own.score) < limit.value).double().mean())
-                errors = [round(calibration_error(*_sure(z, test.labels)), 4) for z in (logits, scaled)]
-                low, high = limit.among(len(test))
-                row = {"task": task, "method": name, "seed": seed, "folds": found.folds}
-                row |= {"held_out": limit.images, "refused": round(refused, 4)}
-                row |= {"low": round(low, 4), "high": round(high, 4), "inside": low <= refused <= high}
-                row |= {"temperature": round(own.temperature, 3), "ece_before": errors[0], "ece": errors[1]}
-                row |= {"date": datetime.date.today().isoformat(), "machine": platform.machine()}
-                rows.append({**row, "torch": torch.__version__, "dear": dear.__version__})
+                spec = Spec(data=name, method=method, seed=seed, shots=args.shots, classes=classes)
+                model = fit(prepare(spec, clip=clip))
+                found = [scores(model, images, own) for images, own in sets]
+                found.append(
+                    tuple(
+                        torch.cat(parts)
+                        for parts in zip(
+                            *(
+                                scores(model, tests[o].subset(places.tolist()), features[o][places])
+                                for o, places in far
+                            ),
+                            strict=True,
+                        )
+                    )
+                )
+                facts = {"backbone": clip.name, "task": tests[name].name, "method": method, "seed": seed}
+                rows.append({**facts, **measured(model, *found)})
                 print(rows[-1], flush=True)
     if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        facts = {"date": datetime.date.today().isoformat(), "machine": platform.machine()}
+        facts |= {"torch": torch.__version__, "dear": dear.__version__}
+        fresh = not (args.append and args.csv.exists())
+        with args.csv.open("w" if fresh else "a", newline="") as file:
+            table = csv.DictWriter(file, [*rows[0], *facts], lineterminator="\n")
+            if fresh:
+                table.writeheader()
+            table.writerows({**row, **facts} for row in rows)
     print(f"{sum(row['inside'] for row in rows)} of {len(rows)} inside")
     return 0
+
+
+def spread(images: ImageSet) -> ImageSet:
+    """At most `MOST` images."""
+    return images.subset(range(0, len(images), -(-len(images) // MOST)))
+
+
+def scores(model: Model, images: ImageSet, features: Tensor) -> tuple[Tensor, Tensor]:
+    """The score of each image, and its largest calibrated logit; frozen features [n, E] are known."""
+    frozen = (features,) if model.method.cut == "feature" else None
+    scaled = model.calibrated(model.logits(images, frozen=frozen)[model.modes[0]])
+    return model.score(scaled, model.nearness(features)), scaled.amax(dim=-1)
+
+
+def measured(model: Model, known: Any, near: Any, far: Any) -> dict[str, Any]:
+    """Shares and areas of scores and logits."""
+    limit = model.threshold(SHARE)
+    alone = threshold(model.calibration.modes[model.modes[0]].logits, SHARE) if model.calibration else limit
+    low, high = limit.among(len(known[0]))
+    refused = float((known[0] < limit.value).double().mean())
+    row: dict[str, Any] = {"held_out": limit.images, "known": len(known[0])}
+    row |= {"refused": refused, "low": low, "high": high, "inside": low <= refused <= high}
+    for name, others in (("near", near), ("far", far)):
+        row[f"{name}_auroc"] = auroc(known[0], others[0])
+        row[f"{name}_auroc_logit"] = auroc(known[1], others[1])
+        row[f"{name}_accepted"] = float((others[0] >= limit.value).double().mean())
+        row[f"{name}_accepted_logit"] = float((others[1] >= alone.value).double().mean())
+    row["reference_bytes"] = model.reference.size if model.reference else 0
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
 
 
 if __name__ == "__main__":

@@ -62,6 +62,29 @@ def test_fit_predict_score_save_load(photos: Path, tmp_path: Path) -> None:
     assert saved[0] == saved[1]
 
 
+def test_predict_takes_what_fit_and_score_take_and_goes_on_after_a_bad_file(
+    photos: Path, tmp_path: Path
+) -> None:
+    clf = classifier(epochs=1).fit(photos)
+    files, _ = listed(photos, "test")
+    expected = clf.predict(files)
+    assert (clf.predict(photos) == expected).all()
+    assert (clf.predict_proba(str(photos)) == clf.predict_proba(files)).all()
+    red = photos / "test" / "red"  # a folder of images without classes
+    assert (clf.predict(red) == clf.predict(sorted(red.iterdir()))).all()
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    with pytest.warns(UserWarning, match=r"1 of 3 images cannot be read: .*bad\.png"):
+        found = clf.predict([files[0], bad, files[1]])
+    assert found.tolist() == [expected[0], None, expected[1]]
+    with pytest.warns(UserWarning, match=r"bad\.png"):
+        rows = clf.predict_proba([files[0], bad])
+    assert np.isnan(rows[1]).all()
+    assert not np.isnan(rows[0]).any()
+    with pytest.raises(InputError, match=r"bad\.png"):
+        clf.predict([bad])
+
+
 def test_probabilities_have_clips_temperature(photos: Path) -> None:
     """They are the softmax of temperature times cosine: recomputed from features of the frozen model."""
     clf = classifier(method="zeroshot", roles=None, calibrate=False).fit(photos / "train")

@@ -5,6 +5,7 @@ What is right is computed here by a plain loop: Pillow, the backbone's own view,
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import dear
 from dear._io.image_file import square
 from dear._io.image_names import find_images
+from dear.cli import build_app
 from dear.clip.checkpoint import save_hf
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
@@ -27,9 +31,10 @@ from dear.data.shots import few_shot
 from dear.heads.known_roles import known_roles
 from dear.methods import build_method, list_methods
 from dear.methods.calibration import Calibration, ModeCalibration
-from dear.runs.folder import load_run, write_calibration
+from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
+from dear.runs.reference import Reference
 from dear.train.run import train
 
 METHODS = (
@@ -109,6 +114,23 @@ def removal(clip: Clip, what: str) -> Correction | None:
     return Correction(torch.eye(width) - torch.outer(direction, direction), torch.full((width,), 0.01))
 
 
+def refusing_half(model: Model, files: list[str]) -> Calibration:
+    """A calibration whose threshold lies amid the scores of the photos."""
+
+    def around(values: torch.Tensor) -> tuple[float, ...]:
+        middle, spread = float(values.quantile(0.5)), float(values.std())
+        return tuple(np.linspace(middle - 0.1 * spread, middle + 2 * spread, 100).tolist())
+
+    near = around(model.nearness(model.features(files, cached=False)))
+    return Calibration(
+        nearness=near,
+        modes={
+            mode: ModeCalibration(TEMPERATURE, 1.7, logits=around((logits / TEMPERATURE).amax(1)))
+            for mode, logits in model.logits(files).items()
+        },
+    )
+
+
 _made: dict[tuple[str, str, str], tuple[Path, Photos]] = {}
 
 
@@ -125,8 +147,9 @@ def run(request, tmp_path_factory, few, backbones, photos) -> tuple[Path, Photos
         model = build_method(name, corrected, few.classes, template=few.template, **more)
         folder = tmp_path_factory.mktemp("runs") / "run"
         trained = train(model, few, Recipe.of(model, epochs=1, batch=8), folder)
-        own = ModeCalibration(TEMPERATURE, 1.7, scores=tuple(range(-50, 50)))
-        write_calibration(folder, Calibration(modes=dict.fromkeys(trained.method.modes, own)))
+        trained.reference = Reference.of(trained.features(few), few.labels)
+        trained.calibration = refusing_half(trained, photos.files)
+        trained.write_answers(folder)
         _made[request.param] = folder, dataclasses.replace(photos, clip=clip)
     return _made[request.param]
 
@@ -212,10 +235,12 @@ def by_classifier(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 def by_studio(run: Path, photos: Photos, backbone: str) -> np.ndarray:
     from dear.studio.classify import classify, open_uploads
-    from dear.studio.desk import open_desk
+    from dear.studio.state import open_state
 
-    desk = open_desk(run.parent, str(run), backbone, data=str(photos.folder))
-    verdicts = classify(desk, open_uploads(photos.files), photos.classes, open_data(TASK, "test").template, 4)
+    state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
+    verdicts = classify(
+        state, open_uploads(photos.files), photos.classes, open_data(TASK, "test").template, 4
+    )
     mode = next(mode for mode in verdicts[0].answers if mode != "zero-shot")
     return in_order([verdict.answers[mode] for verdict in verdicts], photos.classes)
 
@@ -260,6 +285,108 @@ def compare(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> N
     assert told.any(axis=1).all()
     np.testing.assert_allclose(found[told], wanted[told], atol=tolerance)
     np.testing.assert_array_equal(np.nanargmax(found, axis=1), wanted.argmax(axis=1))
+
+
+# -- none of these: whether each image is refused, at the share that the service has ------------------------
+
+SHARE = 0.05
+
+
+@torch.no_grad()
+def literal_refusals(run: Path, photos: Photos) -> list[bool]:
+    """By standard scores of the largest logit and of the mean cosine with five training images."""
+    method, config = load_run(run, photos.clip), photos.clip.config
+    stored = json.loads((run / "calibration.json").read_text())
+    held = np.array(stored["modes"][method.modes[0]]["logits"]), np.array(stored["nearness"])
+    reference = load_file(run / "reference.safetensors")["features"].double().numpy()
+    scores = []
+    for file in photos.files:
+        view = np.asarray(square(file, config.view)) / 255
+        pixels = torch.from_numpy((view - config.mean) / config.std).permute(2, 0, 1)[None].float()
+        largest = float(method(pixels)[method.modes[0]].max()) / TEMPERATURE
+        feature = method.clip.focused(()).encode_image(pixels)[0].double().numpy()
+        near = np.sort(reference @ feature / np.linalg.norm(feature))[-5:].mean()
+        scores.append([(x - own.mean()) / own.std() for x, own in zip((largest, near), held, strict=True)])
+    held_scores = np.stack([(own - own.mean()) / own.std() for own in held], axis=1)
+    found, known = (z[:, 0] - np.minimum(z[:, 1], 0) ** 2 for z in (np.array(scores), held_scores))
+    return (found < np.sort(known)[4]).tolist()  # the fifth of a hundred
+
+
+def refused_by_predict(run: Path, photos: Photos, backbone: str) -> list[bool]:
+    out = run.parent / "answers.csv"
+    words = ["predict", str(run), *photos.files, "--reject", "--backbone", backbone, "--csv", str(out)]
+    result = CliRunner().invoke(build_app(), words)
+    assert result.exit_code == 0, result.output
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert all((row["class"] == "none of these") == (row["rejected"] == "yes") for row in rows)
+    return [row["rejected"] == "yes" for row in rows]
+
+
+def refused_by_evaluate(run: Path, photos: Photos, backbone: str) -> list[bool]:
+    model = Model.load(run, backbone)
+    for cached in (True, True, False):  # the second time from the cache
+        found = model.evaluate(open_data(photos.folder, "all"), scores=True, cached=cached)
+    return (found.scores[model.modes[0]] < model.threshold(SHARE).value).tolist()
+
+
+def refused_by_unknown(run: Path, photos: Photos, backbone: str) -> list[bool]:
+    model = Model.load(run, backbone)
+    return (model.scores(photos.files) < model.threshold(SHARE).value).tolist()
+
+
+def refused_by_classifier(run: Path, photos: Photos, backbone: str) -> list[bool]:
+    found = dear.Classifier.load(run, backbone, device="cpu").set_params(reject=SHARE)
+    return (found.predict(photos.files) == "none of these").tolist()
+
+
+def refused_by_studio(run: Path, photos: Photos, backbone: str) -> list[bool]:
+    from dear.studio.classify import classify, open_uploads
+    from dear.studio.state import open_state
+
+    state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
+    template = open_data(TASK, "test").template
+    verdicts = classify(state, open_uploads(photos.files), photos.classes, template, 4, reject=SHARE)
+    return [state.find_model().modes[0] in verdict.refused for verdict in verdicts]
+
+
+def refused_by_service(run: Path, photos: Photos, backbone: str) -> list[bool]:
+    from fastapi.testclient import TestClient
+
+    from dear.serve.app import make_app
+    from dear.serve.service import Service
+
+    with TestClient(make_app(Service(run.parent, photos.clip))) as client:
+        files = [("files", (Path(file).name, Path(file).read_bytes())) for file in photos.files]
+        reply = client.post("/v1/models/run/classify", files=files, data={"reject": "true"})
+    assert reply.status_code == 200, reply.text
+    return [answer["rejected"] for answer in reply.json()["answers"]]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        ("dear", "crop", "nothing"),
+        ("clip-lora", "crop", "nothing"),
+        ("prolip", "crop", "nothing"),
+        ("linear-probe+focus", "crop", "heads"),
+        ("linear-probe", "squash", "words"),
+    ],
+    indirect=True,
+    ids="-".join,
+)
+def test_every_surface_refuses_the_same_images(run, backbones) -> None:
+    folder, photos = run
+    backbone = next(b for b in backbones.values() if dear.load(b).config.view == photos.clip.config.view)
+    wanted = literal_refusals(folder, photos)
+    assert 0 < sum(wanted) < len(wanted)
+    surfaces = (
+        refused_by_predict, refused_by_evaluate, refused_by_unknown, refused_by_classifier,
+        refused_by_studio, refused_by_service,
+    )  # fmt: skip
+    assert {surface.__name__: surface(folder, photos, backbone) for surface in surfaces} == {
+        surface.__name__: wanted for surface in surfaces
+    }
 
 
 def check_all(run: tuple[Path, Photos], backbones: dict[str, str]) -> None:

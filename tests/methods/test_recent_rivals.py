@@ -13,6 +13,7 @@ from tiny import Colors, images, tiny_clip
 
 from dear.errors import UsageError
 from dear.methods import Batch, Method, ZeroShot, build_method
+from dear.methods.lp_plus_plus import fit as fit_lp
 from dear.runs.folder import load_run
 from dear.runs.recipe import Recipe
 from dear.train.run import train
@@ -251,6 +252,22 @@ def test_lp_plus_plus_equals_the_published_loop(steps: int) -> None:
     torch.testing.assert_close(method.bias, b)
     torch.testing.assert_close(method.alpha, alpha)
     torch.testing.assert_close(method.logits(pixels), features @ w.T + b + alpha * (features @ texts.T))
+
+
+def test_lp_plus_plus_on_a_part_of_the_images_is_as_sure_as_on_all() -> None:
+    """A threshold is read from trainings on parts; with half of twice the same images they are the same."""
+    generator = torch.Generator().manual_seed(0)
+    features = F.normalize(torch.randn(12, 8, generator=generator), dim=-1)
+    texts = F.normalize(torch.randn(3, 8, generator=generator), dim=-1)
+    labels = torch.arange(12) % 3
+    twice = fit_lp(features.repeat(2, 1), (features @ texts.T).repeat(2, 1), labels.repeat(2), 40)
+    alone = fit_lp(features, features @ texts.T, labels, 40)
+    counted = fit_lp(features, features @ texts.T, labels, 40, images=8)
+    assert float((alone[0] - twice[0]).abs().max()) > 0.1
+    for found, wanted in zip(counted, twice, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    method = prepared("lp-plus-plus", steps=5, views=0)
+    assert method.settled_config().images == len(LABELS) / len(NAMES)
 
 
 def test_lp_plus_plus_before_it_is_fitted_is_zero_shot() -> None:

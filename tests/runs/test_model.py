@@ -28,7 +28,7 @@ from dear.train.run import train
 
 CLIP = tiny_clip(dtype=torch.float32)
 CLASSES = ("red", "green", "blue")
-CALIBRATION = Calibration(modes={"default": ModeCalibration(1.5, scores=tuple(np.linspace(10, 40, 50)))})
+CALIBRATION = Calibration(modes={"default": ModeCalibration(1.5, logits=tuple(np.linspace(10, 40, 50)))})
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("calibrated") / "run"
     method = build_method("zeroshot", dear.load("mini"), some.classes, template=some.template)
     train(method, some.subset(range(4)), Recipe.of(method, epochs=1), folder)
-    own = ModeCalibration(1.0, scores=(-1e6,) * 50)
+    own = ModeCalibration(1.0, logits=(-1e6,) * 50)
     write_calibration(folder, Calibration(modes={"default": own}))
     return folder
 

@@ -656,7 +656,7 @@ def test_decode_gives_errors_per_file_and_a_limit_for_all(decoder):
 
 
 def test_new_classes_are_calibrated_as_by_the_model_itself(runs):
-    own = {"temperature": 2.0, "new_temperature": 3.0, "scores": [0.5] * 40, "score": "logit"}
+    own = {"temperature": 2.0, "new_temperature": 3.0, "logits": [0.5] * 40}
     words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
     (runs / "coop" / "calibration.json").write_text(json.dumps(words))
     names = [f"thing number {n}" for n in range(20)]

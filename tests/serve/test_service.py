@@ -438,7 +438,7 @@ def test_reject_with_a_calibration(runs):
     pixels = torch.stack([method.clip.preprocess(Image.open(io.BytesIO(image_bytes(s)))) for s in (1, 2)])
     best = (method.logits(pixels) / 2).amax(dim=1).tolist()
     middle = sum(best) / 2
-    own = {"temperature": 2.0, "new_temperature": 2.0, "scores": [middle] * 40, "score": "logit"}
+    own = {"temperature": 2.0, "new_temperature": 2.0, "logits": [middle] * 40}
     words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
     (runs / "probe" / "calibration.json").write_text(json.dumps(words))
     with client_of(runs) as client:

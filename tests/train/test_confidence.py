@@ -12,15 +12,15 @@ from sklearn.metrics import roc_auc_score
 
 from dear.errors import UsageError
 from dear.methods.calibration import (
+    Calibration,
     ModeCalibration,
     apply_scales,
     class_scales,
-    confidence_score,
     distance_ratio,
     threshold,
 )
 from dear.runs.evaluate import calibration_error
-from dear.train.calibrate import fit_calibration
+from dear.train.calibrate import fit_calibration, with_nearness
 from dear.train.confidence import (
     CAUTION,
     auroc,
@@ -144,10 +144,46 @@ def test_few_images_give_a_wide_interval_and_nonsense_is_refused() -> None:
         threshold([])
 
 
-def test_scores_by_kind() -> None:
-    z = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
-    assert confidence_score(z, "logit").tolist() == [3.0, 2.0]
-    np.testing.assert_allclose(confidence_score(z, "probability").numpy(), softmax(z.numpy()).max(axis=1))
+def test_the_score_is_the_literal_formula_of_standard_scores() -> None:
+    rng = np.random.default_rng(4)
+    held, near = rng.normal(9, 3, 50), rng.normal(0.7, 0.1, 50)
+    found = Calibration(nearness=tuple(near), modes={"m": ModeCalibration(1.0, logits=tuple(held))})
+    largest, nearness = rng.normal(8, 3, 7), rng.normal(0.6, 0.1, 7)
+    alone = (largest - held.mean()) / held.std()
+    both = alone - np.minimum((nearness - near.mean()) / near.std(), 0) ** 2
+    given = torch.tensor(largest), torch.tensor(nearness)
+    np.testing.assert_allclose(found.score("m", *given), both, rtol=1e-9)
+    np.testing.assert_allclose(found.score("m", given[0]), alone, rtol=1e-9)
+    expected = stats.zscore(held) - np.minimum(stats.zscore(near), 0) ** 2
+    np.testing.assert_allclose(found.held_out("m"), expected, rtol=1e-9)
+    np.testing.assert_allclose(found.held_out("m", nearness=False), stats.zscore(held), rtol=1e-9)
+
+
+def test_held_out_images_are_compared_with_all_others_but_themselves() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(30, 8, generator=generator), dim=1)
+    labels = torch.arange(30) % 3
+    rows = torch.tensor([4, 0, 29])
+    held = HeldOut({"m": torch.randn(3, 3, generator=generator)}, labels[rows], rows)
+    left = turn(0, 1)
+    left = replace(left, trained=("a", "b"), new=("c",), rows=torch.arange(30), labels=labels,
+                   logits={"m": left.logits["m"][:30, :2]})  # fmt: skip
+    plain = fit_calibration(held, [left], False, 10)
+    found = with_nearness(plain, held, [left], features, labels, tuple("abc"))
+
+    def near(row: int, others: list[int]) -> float:
+        cosines = sorted((float(features[row] @ features[o]) for o in others if o != row), reverse=True)
+        return float(np.mean(cosines[:5]))
+
+    expected = [near(row, list(range(30))) for row in rows.tolist()]
+    np.testing.assert_allclose(found.nearness, expected, atol=1e-5)
+    # Of the turn, whose method knows two of the three classes: both parts by its own known images.
+    known = labels.numpy() < 2
+    nearness = np.array([near(row, np.flatnonzero(known).tolist()) for row in range(30)])
+    largest = left.logits["m"].amax(1).double().numpy()
+    logit, near_by = ((x - x[known].mean()) / x[known].std() for x in (largest, nearness))
+    score = logit - np.minimum(near_by, 0) ** 2
+    assert found.modes["m"].auroc == pytest.approx(roc_auc_score(known, score), abs=1e-6)
 
 
 def turn(shift: float, seed: int, spread: float = 1.5) -> HeldOutClasses:
@@ -171,7 +207,7 @@ def test_how_sharp_the_methods_of_the_turns_are_does_not_matter() -> None:
     first, second = (fit_calibration(held, turns, True, 2).modes["m"] for turns in (sharp, weak))
     for name in ("temperature", "new_temperature"):
         assert getattr(first, name) == pytest.approx(getattr(second, name), rel=1e-3), name
-    assert (first.score, first.auroc) == (second.score, pytest.approx(second.auroc))
+    assert first.auroc == pytest.approx(second.auroc)
 
 
 def test_the_error_of_a_temperature_is_its_spread_over_many_draws() -> None:

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.errors import DataError, RunError, UsageError
-from dear.methods.calibration import Calibration, confidence_score, threshold
+from dear.methods.calibration import Calibration, threshold
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.prepare import prepare
 from dear.workflows.adapt import adapt
-from dear.workflows.choose import Candidate, Choice, ChooseOptions, choose
+from dear.workflows.choose import Candidate, ChooseOptions, Recommendation, _best, choose
 from dear.workflows.classifier import Classifier
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run
@@ -72,7 +73,9 @@ def test_a_run_stores_its_calibration_and_answers_with_it(run: Path, colors: Col
     assert stored["images"] == 24
     mode = method.modes[0]
     own = model.calibration.modes[mode]
-    assert len(own.scores) == 24
+    assert len(own.logits) == len(model.calibration.nearness) == 24
+    assert len(model.reference.features) == 24
+    assert (run / "reference.safetensors").is_file()
     images = [colors.image(i) for i in range(8)]
     pixels = torch.stack([CLIP.preprocess(image) for image in images])
     z = method.logits(pixels).numpy() / own.temperature
@@ -97,18 +100,36 @@ def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
         assert float(alone[c - 4]) == pytest.approx(np.exp(before - tuned) / own.new_temperature, rel=1e-4)
 
 
+def literal_refusals(model: Model, images: list[Any], share: float, nearness: bool = True) -> list[bool]:
+    """Whether each image is none of the classes, written out with numpy."""
+    method, own = model.method, model.calibration.modes[model.modes[0]]
+    pixels = torch.stack([CLIP.preprocess(image) for image in images])
+    largest = (method.logits(pixels) / own.temperature).amax(1).double().numpy()
+    parts = [(largest, np.array(own.logits))]
+    if nearness:
+        unit = torch.nn.functional.normalize(CLIP.encode_image(pixels).float(), dim=1).numpy()
+        cosines = np.sort(unit @ model.reference.features.float().numpy().T, axis=1)
+        parts.append((cosines[:, -5:].mean(axis=1), np.array(model.calibration.nearness)))
+    scores = []
+    for which in (0, 1):  # of the images, of the held-out ones
+        logit, *near = [(part[which] - part[1].mean()) / part[1].std() for part in parts]
+        scores.append(logit - sum(np.minimum(each, 0) ** 2 for each in near))
+    return (scores[0] < threshold(scores[1].tolist(), share).value).tolist()
+
+
 def test_predict_refuses_what_scores_below_the_threshold(run: Path, colors: Colors) -> None:
     model = Model.load(run, CLIP)
-    method, mode = model.method, model.modes[0]
-    own = model.calibration.modes[mode]
-    images = [colors.image(i) for i in range(24)]
-    limit = threshold(own.scores, 0.3).value
-    pixels = torch.stack([CLIP.preprocess(image) for image in images])
-    score = confidence_score(method.logits(pixels) / own.temperature, own.score)
+    images = [colors.image(i) for i in range(24)] + [Image.new("RGB", (9, 9), c) for c in ("gray", "white")]
     answers = predict_run(run, images, backbone=CLIP, reject=0.3)
-    assert [a.rejected for a in answers] == (score < limit).tolist()
+    expected = literal_refusals(model, images, 0.3)
+    assert [a.rejected for a in answers] == expected
+    assert 0 < sum(expected) < len(images)
     assert all(a.classes for a in answers)  # the nearest class stays beside it
     assert not any(a.rejected for a in predict_run(run, images, backbone=CLIP))
+    # Images of a class that was not trained need not be near the training images: the logit stands alone.
+    mixed = model.with_classes(["red fox"], add=True)
+    added = model.answers(images, reject=0.3, classes=["red fox"], add=True)
+    assert [a.rejected for a in added] == literal_refusals(mixed, images, 0.3, nearness=False)
 
 
 def test_classes_are_added_or_replaced(run: Path, colors: Colors) -> None:
@@ -121,7 +142,7 @@ def test_classes_are_added_or_replaced(run: Path, colors: Colors) -> None:
 
 
 def test_evaluate_reports_calibration_errors_and_unknown_images(run: Path, colors: Colors) -> None:
-    found = evaluate_run(run, colors, backbone=CLIP)
+    found = evaluate_run(run, colors, backbone=CLIP, scores=True)
     report = found.report()
     assert report["ece"] == report["ece_trained"]
     assert report["ece_new"] is None
@@ -164,14 +185,10 @@ def test_the_classifier_refuses_with_a_label(colors: Colors) -> None:
     images = [colors.image(i) for i in range(24)]
     names = [colors.classes[label] for label in colors.labels]
     settings = {"method": "linear-probe", "backbone": CLIP, **QUICK}
-    clf = Classifier(reject=0.5, **settings).fit(images, names)
+    clf = Classifier(reject=0.3, **settings).fit(images, names)
     answers = clf.predict(images)
     assert set(answers) <= {*colors.classes, "none of these"}
-    own = clf.run_.calibration.modes["default"]
-    pixels = torch.stack([CLIP.preprocess(image) for image in images])
-    refused = confidence_score(clf.method_.logits(pixels) / own.temperature, own.score)
-    limit = threshold(own.scores, 0.5).value
-    assert ((answers == "none of these") == (refused < limit).numpy()).all()
+    assert (answers == "none of these").tolist() == literal_refusals(clf.run_, images, 0.3)
     with pytest.raises(UsageError, match="reject"):
         Classifier(reject=0.7, **settings).fit(images, names)
     assert isinstance(clf.run_.calibration, Calibration)
@@ -224,9 +241,18 @@ def test_a_winner_is_named_with_those_that_chance_does_not_tell_from_it() -> Non
         return Candidate(name, name, trained=torch.arange(100) < hits, seconds=1.0)
 
     best, near, far = one("a", 90), one("b", 88), one("c", 60)
-    said = Choice((best, near, far), best, None, (), 1.0).sentence
+    said = Recommendation((best, near, far), best, None, (), 1.0).sentence
     assert "b" in said.split("tell it from")[1]
     assert "c" not in said.split("tell it from")[1].replace("a", "")
+
+
+def test_training_that_gains_nothing_is_not_recommended() -> None:
+    def one(name: str, hits: int, seconds: float) -> Candidate:
+        return Candidate(name, name, trained=torch.arange(1000) < hits, seconds=seconds)
+
+    quick, slow, better = one("quick", 900, 1.0), one("slow", 905, 85.0), one("better", 950, 85.0)
+    assert _best([quick, slow], "trained") is quick
+    assert _best([quick, slow, better], "trained") is better
 
 
 def test_shared_views_train_as_a_trainings_own_views_and_as_images_do() -> None:

@@ -137,7 +137,7 @@ def test_calibration_and_a_probes_bias_are_parts(clip, train, test) -> None:
     with torch.no_grad():
         probe.weight.normal_(std=1e-4, generator=torch.Generator().manual_seed(0))
         probe.bias.copy_(torch.arange(6.0))
-    own = ModeCalibration(temperature=2.0, new_temperature=1.0, scores=(0.5, 0.6))
+    own = ModeCalibration(temperature=2.0, new_temperature=1.0, logits=(0.5, 0.6))
     model = Model(probe, Calibration(modes={"default": own}))
     found = Explainer(model).explain(test.subset([0, 1]))
     for row, one in enumerate(found):

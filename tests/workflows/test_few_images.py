@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dear.train.notices import (
     backbone_notices,
     image_notices,
     spectral_falloff,
+    split_notices,
     unknown_classes,
 )
 from dear.train.prepare import prepare
@@ -33,6 +35,18 @@ def unequal(*number: int) -> Colors:
     images = Colors(classes=len(number), each=max(number))
     each = max(number)
     return images.subset([c * each + i for c, n in enumerate(number) for i in range(n)])
+
+
+def test_unused_validation_images_are_said(tmp_path: Path) -> None:
+    for split in ("train", "test", "val"):
+        for name in ("red", "blue"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8), name).save(tmp_path / split / name / "0.png")
+    (said,) = split_notices(str(tmp_path))
+    assert "2 validation images are not used" in said
+    shutil.rmtree(tmp_path / "test")  # without test images they are tested on
+    assert split_notices(str(tmp_path)) == []
+    assert split_notices("world:textures") == []
 
 
 def test_rare_classes_are_repeated_evenly() -> None:

@@ -10,16 +10,13 @@ import torch
 from PIL import Image
 
 import dear
+import dear.runs.model
 from dear.data.images import ListedImages
 from dear.data.open import open_data
-from dear.workflows.labels import (
-    find_suspects,
-    open_all,
-    out_of_sample,
-    rank_labels,
-    write_label_page,
-    write_suspects,
-)
+from dear.data.shots import few_shot
+from dear.train.labels import out_of_sample, rank_labels
+from dear.workflows.adapt import adapt
+from dear.workflows.labels import find_suspects, open_all, write_label_page, write_suspects
 
 COUNT = 30  # images per class of the folder
 
@@ -117,3 +114,19 @@ def test_memory_images_work_too() -> None:
     items = tuple(Image.new("RGB", (64, 64), color) for color in ("red", "blue") for _ in range(4))
     images = ListedImages(items, torch.arange(2).repeat_interleave(4), ("red thing", "blue thing"))
     assert find_suspects(images, dear.load("mini")) == ()
+
+
+def test_training_names_labels_that_look_wrong(caplog) -> None:
+    images = open_data("world:vehicles", "train")
+    some = few_shot(images.select_classes(images.classes[:4]), 12, 1)
+    labels = some.labels.clone()
+    labels[0] = (labels[0] + 1) % 4
+    wrong = ListedImages(tuple(some.image(i) for i in range(len(some))), labels, some.classes)
+    features = dear.runs.model.frozen_features(dear.load("mini"), wrong)
+    expected = rank_labels(out_of_sample(features, labels, 4), labels)[0]
+    assert expected
+    trained = adapt(wrong, method="linear-probe", backbone=dear.load("mini"))
+    assert trained.metrics["labels"]["look_wrong"] == len(expected)
+    assert trained.metrics["labels"]["first"][0]["image"] == wrong.key(expected[0])
+    assert "training label" in caplog.text
+    assert "dear data check" in caplog.text

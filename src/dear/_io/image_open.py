@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,9 @@ MAX_JPEG_BYTES = 1 << 29  # more than 100 megapixels at the highest quality
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 _ORIENTATION = 0x112  # EXIF's tag
+# Pillow warns of images that are below our own limit, or refused by it in a sentence. Not around each open:
+# that would change the filters of other threads.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def open_image(source: Source) -> Image.Image:

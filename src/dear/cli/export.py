@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.common import Json, OwnBackbone, Run, class_names, console, print_json
+from dear.cli.common import Json, OwnBackbone, Run, class_names, console, print_json, say
 
 if TYPE_CHECKING:
     from dear.methods import Method
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("export")(export)
 
 
 def export(
@@ -87,6 +82,8 @@ def export(
         highlight=False,
         markup=False,
     )
+    if model.reference is not None and not encoder_only:
+        say("notice: the file cannot tell images of no class; for `dear predict --reject` use the run folder")
 
 
 def _write_merged(method: Method, folder: str, as_json: bool) -> None:

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from dear.runs.answer import Answer
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("predict")(predict)
-
-
 def predict(
     run: Annotated[
         Path | None,
@@ -153,6 +148,11 @@ def _refuse_with_onnx(given: Mapping[str, object]) -> None:
     """Refuse options that an exported model has no use for: its classes, prompts and device are fixed."""
     from dear.errors import UsageError
 
+    if given["--reject"] is not None:
+        raise UsageError(
+            "--reject: an exported model does not hold the features of the training images, which images of "
+            "no class are told by; use the run folder"
+        )
     for option, value in given.items():
         if value is not None:
             raise UsageError(
@@ -181,8 +181,8 @@ def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer]:
     """Answers of a run folder."""
     from dear.workflows.predict import predict_run
 
-    with stages() as told:
-        return predict_run(run, paths, progress=told, **options)
+    with stages() as progress:
+        return predict_run(run, paths, progress=progress, **options)
 
 
 def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str) -> Sequence[Answer]:

@@ -9,11 +9,6 @@ import typer
 from dear.cli.common import DataRoot, Device, OwnBackbone, Run, device_named, say, stages
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("report")(report)
-
-
 def report(
     run: Run,
     out: Annotated[str, typer.Option("--out", "-o", help="The page to write.")] = "report.html",
@@ -42,6 +37,7 @@ def report(
     from dear.report.run_page import write_run_page
     from dear.runs.folder import read_config, read_log
     from dear.runs.model import Model
+    from dear.train.labels import label_sentence
     from dear.workflows.evaluate import run_images
     from dear.workflows.examine import examine
 
@@ -58,5 +54,8 @@ def report(
         f"seed {recipe.get('seed')}",
         "made with": f"dear {config.dear}",
     }
+    labels = label_sentence(model.metrics.get("labels"), config.data, config.weights())
+    if labels:
+        notes["labels"] = labels
     write_run_page(facts, out, read_log(Path(run)), notes)
     say(f"{out}: written")

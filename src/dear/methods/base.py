@@ -33,6 +33,7 @@ __all__ = [
     "Method",
     "distance",
     "features_of",
+    "frozen_feature",
     "in_precision",
     "linear",
     "normal",
@@ -304,14 +305,14 @@ class Method(nn.Module):
 
     def inference_stage(self, pixels: Tensor) -> Frozen:
         """What `logits_from_frozen` reads of pixels [B, 3, S, S]: what the tower gives at the cut."""
-        return self._stages(pixels)[0]
+        return self.stages(pixels)[0]
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """What `loss_from_frozen` reads: the same and, with `reads_frozen`, unit image features [B, E]."""
-        stage, last, cut = self._stages(pixels)
+        stage, last, cut = self.stages(pixels)
         return (*stage, unit(frozen_feature(self.clip, cut, last))) if self.reads_frozen else stage
 
-    def _stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
+    def stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
         """The inference stage, and how far the tower was run for it: what it gave, and where."""
         found = frozen_input(self.clip, self.cut, pixels)
         if self.class_token_at is None or not isinstance(self.cut, int):

@@ -1,4 +1,4 @@
-"""How scores become probabilities one can trust: a temperature, a common scale for new classes, a threshold.
+"""How logits become probabilities one can trust, and when an image is none of the classes.
 
 Logits z of a mode become (method page, section 6)
 
@@ -9,9 +9,17 @@ where m is the mean of all logits of the image: what they share depends on the i
 its class, so the two sets must not scale it differently. d is the mean distance of c's text feature from its
 k nearest trained classes, in the tuned and in the frozen text space (distance-aware calibration, Wang et al.,
 ICML 2024). Beside trained classes, new ones are scaled as those are: another scale would favor or slight them
-as a whole, which lowers joint accuracy (docs/answers.md). `dear.train.calibrate` fits the temperatures by
-cross-validation and keeps the scores of held-out images, from which thresholds for "none of these" are read.
-This module holds the values and applies them; it knows no files.
+as a whole, which lowers joint accuracy (docs/answers.md).
+
+Whether an image shows one of the classes is told by two standard scores, both measured in standard deviations
+of held-out images: a of its largest calibrated logit, b of its mean cosine with the nearest training images
+(`dear.runs.reference`). The score is `a - max(0, -b)²`: the logit tells classes that resemble the trained
+ones, and an image that is farther from the training images than usual loses, the more the farther. In a list
+with classes that were not trained the logit stands alone: images of those need not be like the training
+images. The threshold for "none of these" is read from the scores of held-out images.
+
+`dear.train.calibrate` fits the temperatures by cross-validation. This module holds the values and applies
+them; it knows no files.
 """
 
 from __future__ import annotations
@@ -40,9 +48,8 @@ class ModeCalibration(Strict, frozen=True):
     temperature: Positive  #: logits of trained classes are divided by it
     #: the same for classes that were never trained, in a list of such classes alone
     new_temperature: Positive = 1.0
-    #: what is compared with the threshold: the largest "logit" or "probability" after scaling
-    score: Literal["logit", "probability"] = "logit"
-    scores: tuple[Finite, ...] = ()  #: that score of each held-out image of a trained class, ascending
+    #: the largest calibrated logit of each held-out image of a trained class
+    logits: tuple[Finite, ...] = ()
     #: how often an image of a trained class scores above one of a left-out class; None: not measured
     auroc: Share | None = None
     #: expected calibration error of the held-out images under CLIP's own temperature
@@ -58,7 +65,34 @@ class Calibration(Strict, frozen=True):
     images: Whole = 0  #: held-out images that it was fitted on
     folds: Whole = 0  #: parts of the training images that were held out in turn
     class_folds: Whole = 0  #: parts of the classes that were left out in turn; 0: too few classes
+    #: of the same held-out images, in the same order: mean cosine with the nearest other training images
+    nearness: tuple[Finite, ...] = ()
     modes: dict[str, ModeCalibration] = {}  # noqa: RUF012  (msgspec copies it)
+
+    def __post_init__(self) -> None:
+        for mode, own in self.modes.items():
+            if self.nearness and len(own.logits) != len(self.nearness):
+                raise ValueError(f"{mode}: {len(own.logits)} logits for {len(self.nearness)} images")
+
+    def score(self, mode: str, largest: Tensor, nearness: Tensor | None = None) -> Tensor:
+        """The score [b] that a threshold for "none of these" is compared with.
+
+        Args:
+            mode: way to predict.
+            largest: largest calibrated logit of each image, [b].
+            nearness: mean cosine with the nearest training images, [b]; None: it does not count.
+        """
+        return combined(
+            standard(largest, self.modes[mode].logits),
+            None if nearness is None else standard(nearness, self.nearness),
+        )
+
+    def held_out(self, mode: str, nearness: bool = True) -> list[float]:
+        """The score of each held-out image; without `nearness` by its logit alone."""
+        largest = torch.tensor(self.modes[mode].logits, dtype=torch.float64)
+        near = torch.tensor(self.nearness, dtype=torch.float64) if nearness else None
+        scores: list[float] = self.score(mode, largest, near).tolist()
+        return scores
 
 
 class Threshold(Strict, frozen=True):
@@ -113,10 +147,24 @@ def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) 
     return Threshold(value=ordered[k - 1], share=share, low=low, high=high, images=n)
 
 
-def confidence_score(scaled: Tensor, kind: str) -> Tensor:
-    """The score [B] that a threshold is compared with, of scaled logits [B, C]."""
-    best: Tensor = scaled.amax(dim=-1) if kind == "logit" else scaled.softmax(dim=-1).amax(dim=-1)
-    return best
+def standard(values: Tensor, sample: Sequence[float] | Tensor) -> Tensor:
+    """Values [b] in standard deviations of a sample, from its mean.
+
+    >>> standard(torch.tensor([3.0]), [0.0, 2.0])
+    tensor([2.])
+    """
+    known = torch.as_tensor(sample, dtype=torch.float64)
+    spread = known.std(correction=0).clamp(min=1e-6)
+    return (values - known.mean().to(values)) / spread.to(values)
+
+
+def combined(logit: Tensor, nearness: Tensor | None) -> Tensor:
+    """The score [b] of standard scores [b] of the largest logit and of the nearness to training images.
+
+    >>> combined(torch.tensor([1.0, 1.0]), torch.tensor([5.0, -2.0]))
+    tensor([ 1., -3.])
+    """
+    return logit if nearness is None else logit - (-nearness).clamp(min=0).square()
 
 
 def mean_distance(features: Tensor, trained: Tensor, neighbors: int = NEIGHBORS) -> Tensor:

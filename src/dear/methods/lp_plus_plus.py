@@ -11,12 +11,14 @@ step.
 Departures: the authors keep the epoch that is best on validation images, ours keeps the last of 300. In
 their code the gradient of alpha is never set to zero, so that its every tenth step takes the sum of all
 gradients since the start; ours takes that step's gradient, as the paper says. Their features come from one
-random view per image; ours from `views` of them, which all count as training images.
+random view per image; ours from `views` of them, which all count as training images. A sum of features is as
+large as there are images, so a method trained on a part of the images would be less sure than one trained on
+all, and a threshold read from it too low; trainings of a cross-validation count `images` per class instead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -38,19 +40,29 @@ class LPPlusPlusConfig(FocusConfig):
 
     steps: int = 300  #: steps of gradient descent
     views: int = 1  #: random views per image to fit on; 0: the whole image once
+    images: float | None = None  #: per class that the start of w counts; none: as many as there are
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.views < 0 or self.steps < 0:
             raise UsageError(f"views = {self.views} and steps = {self.steps} cannot be negative")
+        if self.images is not None and not self.images > 0:
+            raise UsageError(f"images = {self.images} must be positive")
 
 
 @torch.no_grad()
-def fit(features: Tensor, cosines: Tensor, labels: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """W [C, W], b [C] and alpha [C] from unit features [n, W], cosines with texts [n, C] and labels [n]."""
+def fit(
+    features: Tensor, cosines: Tensor, labels: Tensor, steps: int, images: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """W [C, W], b [C] and alpha [C] from unit features [n, W], cosines with texts [n, C] and labels [n].
+
+    w starts as if there were `images` per class; None: as many as there are.
+    """
     count, classes = cosines.shape
     truth = F.one_hot(labels, classes).to(features.dtype)  # [n, C]
     weight, bias = truth.T @ features, features.new_zeros(classes)
+    if images is not None:
+        weight = weight * (images * classes / count)
     per_class = (truth * cosines).sum(0) / truth.sum(0).clamp(min=1)
     alpha = (_ALPHA_SCALE * per_class[truth.sum(0) > 0].mean()).expand(classes).clone()
     step = 4 * count / torch.linalg.eigvalsh(features.T @ features)[-1]
@@ -77,6 +89,7 @@ class LPPlusPlus(Method):
     weight: Tensor
     bias: Tensor
     alpha: Tensor
+    per_class: Tensor
 
     def build(self, generator: torch.Generator) -> None:
         """w, b and alpha; until `prepare` they give zero-shot CLIP's logits."""
@@ -85,14 +98,21 @@ class LPPlusPlus(Method):
         self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
         self.register_buffer("bias", text.new_zeros(len(text)))
         self.register_buffer("alpha", text.new_full((len(text),), self.clip.logit_scale))
+        self.register_buffer("per_class", text.new_zeros(()))  # images that w started from
 
     def prepare(self, batches: Batches) -> None:
         """Fit."""
         features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
         kind = self.weight.dtype
         cosines = images.to(kind) @ self.prompts.frozen.to(kind).T
-        found = fit(features.to(kind), cosines, labels, self.config.steps)
+        images = self.config.images or len(labels) / len(self.classes)
+        self.per_class = self.per_class.new_tensor(images)
+        found = fit(features.to(kind), cosines, labels, self.config.steps, images)
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
+
+    def settled_config(self) -> LPPlusPlusConfig:
+        """The options with the number of images."""
+        return replace(self.config, images=float(self.per_class) or None)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits [B, C]."""

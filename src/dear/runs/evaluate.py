@@ -25,7 +25,7 @@ class Evaluation:
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     #: class and value of each image, where the set knows values beside the class
     groups: tuple[str, ...] | None = None
-    trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: all were
+    trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: no class differs from others
     scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
 
     @property
@@ -49,9 +49,10 @@ class Evaluation:
     def calibration_errors(self, mode: str | None = None) -> dict[str, float | None]:
         """Expected calibration error (15 bins) of all images, of trained and of new classes; None: none."""
         mode = self.pick(mode)
-        known = torch.tensor(self.trained or [True] * len(self.classes))[self.labels]
         right = self.answers[mode] == self.labels
-        parts = {"ece": torch.ones_like(known), "ece_trained": known, "ece_new": ~known}
+        every, none = torch.ones_like(right), torch.zeros_like(right)
+        known = torch.tensor(self.trained)[self.labels] if self.trained else none
+        parts = {"ece": every, "ece_trained": known, "ece_new": ~known if self.trained else none}
         return {
             name: calibration_error(self.confidence[mode][part], right[part]) if bool(part.any()) else None
             for name, part in parts.items()

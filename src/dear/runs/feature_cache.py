@@ -81,14 +81,10 @@ class FeatureCache:
         self, clip: Clip, images: ImageSet, progress: Progress | None = None, batch: int = _BATCH
     ) -> Tensor:
         """Frozen image features [n, E] of CLIP's own view of every image, on the CPU."""
-        what = _digest("image feature", clip)
-
-        def some(reading: ImageSet, rows: list[int]) -> Tensor:
-            return self.rows(
-                what, reading, rows, lambda some: clip.encode_image(pixels_for(clip, reading, some))
-            )
-
-        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
+        parts, _ = over_batches(
+            images, lambda some, rows: self.features(clip, some, rows), clip.device,
+            progress=progress, batch=batch,
+        )  # fmt: skip
         return torch.cat([torch.empty(0, clip.feature_width), *parts])
 
     def focused_features(
@@ -120,6 +116,15 @@ class FeatureCache:
         keys = _keys(images, indices, _digest("image feature", clip))
         self._keep(images, dict(zip(indices, features, strict=True)), keys)
 
+    def features(self, clip: Clip, images: ImageSet, indices: list[int]) -> Tensor:
+        """Frozen image features [b, E] of some images, on the CPU."""
+        return self.rows(
+            _digest("image feature", clip),
+            images,
+            indices,
+            lambda rows: clip.encode_image(pixels_for(clip, images, rows)),
+        )
+
     def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
         """Logits [b, C] in every mode; what `Model` takes.
 
@@ -128,12 +133,7 @@ class FeatureCache:
         clip = method.clip
         with torch.no_grad():
             if method.cut == "feature":
-                features = self.rows(
-                    _digest("image feature", clip),
-                    images,
-                    indices,
-                    lambda rows: clip.encode_image(pixels_for(clip, images, rows)),
-                )
+                features = self.features(clip, images, indices)
                 return method.logits_from_frozen((features.to(clip.device),))
             scores = self.rows(
                 learned_digest("logits", method, *method.classes, method.template),

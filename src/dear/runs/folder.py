@@ -2,7 +2,8 @@
 
 A folder holds `config.json` (all that is needed to build the method again), `adapter.safetensors` (learned
 tensors only), `roles.json` where the method uses roles, `correction.safetensors` where a concept was removed
-from the image feature, `metrics.json`, `log.jsonl`, and while training is not complete `resume.safetensors`.
+from the image feature, `calibration.json` and `reference.safetensors` where probabilities were calibrated,
+`metrics.json`, `log.jsonl`, and while training is not complete `resume.safetensors`.
 Every file is written whole or not at all. This module does not depend on which method was trained.
 """
 
@@ -39,13 +40,14 @@ from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.methods.calibration import Calibration
 from dear.runs.recipe import Line
+from dear.runs.reference import FILE as REFERENCE
 from dear.runs.spec import SCHEMA, Spec, plain, roles_digest
 
 FORMAT = "dear run"
 CORRECTION, CALIBRATION = "correction.safetensors", "calibration.json"
 REQUIRED_FILES = ("config.json", "adapter.safetensors", "metrics.json")
 """Files that every finished run has."""
-FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION)
+FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION, REFERENCE)
 """Files that a finished run may have."""
 _corrected_clips: WeakKeyDictionary[Clip, WeakValueDictionary[str, Clip]] = WeakKeyDictionary()
 

@@ -25,13 +25,12 @@ from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Frozen, Method, in_precision, unit
+from dear.methods.base import Frozen, Method, frozen_feature, in_precision, unit
 from dear.methods.calibration import (
     Calibration,
     Threshold,
     apply_scales,
     class_scales,
-    confidence_score,
     distance_ratio,
     threshold,
 )
@@ -41,6 +40,7 @@ from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, 
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
+    REFERENCE,
     load_run,
     locked,
     read_calibration,
@@ -52,6 +52,7 @@ from dear.runs.folder import (
     write_spec,
 )
 from dear.runs.recipe import Line
+from dear.runs.reference import Reference
 from dear.runs.spec import Spec, digest, plain
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Model:
     Args:
         method: trained or not; it may go on learning, the model answers with what it is at the time.
         calibration: from scores to probabilities; None: CLIP's own temperature.
+        reference: features of its training images, to tell images of no class; None: their logits tell them.
         spec: what was trained, for `save`.
         metrics: of the training, for `save`.
         lines: the training's log, for `save`.
@@ -80,6 +82,7 @@ class Model:
         method: Method,
         calibration: Calibration | None = None,
         *,
+        reference: Reference | None = None,
         spec: Spec | None = None,
         metrics: dict[str, Any] | None = None,
         lines: list[Line] | None = None,
@@ -88,6 +91,7 @@ class Model:
     ) -> None:
         self.method = method
         self.calibration = calibration
+        self.reference = reference
         self.spec = spec
         self.path = path
         self.precision = precision
@@ -118,7 +122,14 @@ class Model:
         """
         method = load_run(path, backbone, device, allow_other)
         spec = read_config(path)
-        return cls(method, read_calibration(path), spec=spec, path=Path(path), precision=precision)
+        return cls(
+            method,
+            read_calibration(path),
+            reference=Reference.load(path, method.clip.config.embed_dim),
+            spec=spec,
+            path=Path(path),
+            precision=precision,
+        )
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
@@ -155,7 +166,15 @@ class Model:
         words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
         write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
         write_json(folder / "metrics.json", plain(self.metrics))
+        self.write_answers(folder)
+
+    def write_answers(self, folder: Path) -> None:
+        """Write the calibration and the features that belong to it; None removes older ones."""
         write_calibration(folder, self.calibration)
+        if self.reference is not None:
+            self.reference.save(folder)
+        else:
+            (folder / REFERENCE).unlink(missing_ok=True)
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -220,6 +239,7 @@ class Model:
         found = hashlib.sha256(learned_digest("answers", self.method, *self.classes, self.template))
         calibration = None if self.calibration is None else msgspec.to_builtins(self.calibration)
         found.update(digest(calibration).encode())
+        found.update(b"" if self.reference is None else self.reference.digest.encode())
         return f"sha256:{found.hexdigest()}"
 
     def pick_mode(self, mode: str | None) -> str:
@@ -257,7 +277,14 @@ class Model:
         return self._on(self.method.with_classes(names, template))
 
     def _on(self, method: Method) -> Model:
-        return Model(method, self.calibration, spec=self.spec, path=self.path, precision=self.precision)
+        return Model(
+            method,
+            self.calibration,
+            reference=self.reference,
+            spec=self.spec,
+            path=self.path,
+            precision=self.precision,
+        )
 
     def corrected(self, correction: Any) -> Model:
         """The model as it is with something removed from its image feature; nothing is trained again."""
@@ -306,7 +333,7 @@ class Model:
             frozen: `Method.inference_stage` of all images, where it is known: no image is read.
             progress: called with ("images", images done, images in all).
         """
-        parts, problems = self._each(images, lambda logits: logits, unreadable, cached, frozen, progress)
+        parts, problems = self._each(images, lambda logits, _: logits, unreadable, cached, frozen, progress)
         empty = torch.empty(0, len(self.classes))
         found = {mode: torch.cat([empty, *(part[mode] for part in parts)]) for mode in self.modes}
         for rows in found.values():
@@ -316,26 +343,36 @@ class Model:
     def _each(
         self,
         images: Images,
-        use: Callable[[Logits], Result],
+        use: Callable[[Logits, Tensor | None], Result],
         unreadable: str = "stop",
         cached: bool = False,
         frozen: Frozen | None = None,
         progress: Progress | None = None,
+        nearness: bool = False,
     ) -> tuple[list[Result], dict[int, str]]:
         """`use` of the logits [b, C] of every batch, on the CPU, and why some images could not be read.
 
-        The latter are named by their place; what is computed of them means nothing.
+        The latter are named by their place; what is computed of them means nothing. With `nearness`, `use`
+        also gets how near the images are to the training images, [b], where the model knows these.
         """
         cache = FeatureCache() if cached else None
         method = self.bound
+        reference = self.reference if nearness else None
 
         def compute(some: ImageSet, rows: list[int]) -> Result:
+            features = None
             if frozen is not None:
                 found = method.logits_from_frozen(tuple(part[rows].to(method.clip.device) for part in frozen))
-            elif cache is None:
+            elif cache is None and reference is None:
                 found = self.forward(pixels_for(method.clip, some, rows))
+            elif cache is None:
+                stage, last, cut = method.stages(pixels_for(method.clip, some, rows))
+                found, features = method.logits_from_frozen(stage), frozen_feature(method.clip, cut, last)
             else:
                 found = cache.logits(method, some, rows)
+                if reference is not None:
+                    features = cache.features(method.clip, some, rows)
+            near = None if reference is None or features is None else self.nearness(features)
             logits = {mode: own.float().cpu() for mode, own in found.items()}
             for mode, own in logits.items():
                 broken = (~own.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
@@ -345,7 +382,7 @@ class Model:
                         f"precision {self.precision}); use precision float32, or train with a lower lr",
                         hint="recipe",
                     )
-            return use(logits)
+            return use(logits, near)
 
         return over_batches(
             images,
@@ -385,10 +422,45 @@ class Model:
         base_tuned, base_frozen = (unit(f).float() for f in (base.texts(), base.prompts.frozen))
         return distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
 
-    def score(self, scaled: Tensor, mode: str | None = None) -> Tensor:
-        """The score [b] of calibrated logits [b, C] that `threshold` is compared with."""
-        own = None if self.calibration is None else self.calibration.modes.get(self.pick_mode(mode))
-        return confidence_score(scaled, "logit" if own is None else own.score)
+    def nearness(self, features: Tensor) -> Tensor:
+        """Mean cosine [b] of frozen features [b, W] with the nearest training images, on the CPU."""
+        if self.reference is None:
+            raise UsageError("this model does not know its training images")
+        own = features[..., : self.clip.config.embed_dim]  # a focus stands behind it
+        return self.reference.nearness(own.float().cpu())
+
+    @property
+    def needs_nearness(self) -> bool:
+        """Whether the score of "none of these" counts how near images are to the training images.
+
+        Not in a list with classes that were not trained: images of those need not be near.
+        """
+        known = self.calibration is not None and bool(self.calibration.nearness)
+        return known and self.reference is not None and all(self.trained)
+
+    def score(self, scaled: Tensor, nearness: Tensor | None = None, mode: str | None = None) -> Tensor:
+        """The score [b] that `threshold` is compared with.
+
+        Args:
+            scaled: calibrated logits, [b, C].
+            nearness: of the same images, [b]; may be None where `needs_nearness` is not True.
+            mode: way to predict; None: the usual one.
+        """
+        mode, largest = self.pick_mode(mode), scaled.amax(dim=-1)
+        if self.calibration is None or mode not in self.calibration.modes:
+            return largest
+        return self.calibration.score(mode, largest, nearness if self.needs_nearness else None)
+
+    def scores(self, images: Images, mode: str | None = None, *, progress: Progress | None = None) -> Tensor:
+        """The score [n] of each image that `threshold` is compared with."""
+        mode = self.pick_mode(mode)
+        parts, _ = self._each(
+            images,
+            lambda logits, near: self.score(self.calibrated(logits[mode], mode), near, mode),
+            progress=progress,
+            nearness=self.needs_nearness,
+        )
+        return torch.cat([torch.empty(0), *parts])
 
     def threshold(self, share: float, mode: str | None = None) -> Threshold:
         """The score below which an image is none of the classes; it refuses a share of known images at most.
@@ -397,8 +469,8 @@ class Model:
             UsageError: the model has no calibration, the share is no share, or no class was trained, so that
                 nothing is known of how images of these classes score.
         """
-        own = None if self.calibration is None else self.calibration.modes.get(self.pick_mode(mode))
-        if own is None:
+        mode = self.pick_mode(mode)
+        if self.calibration is None or mode not in self.calibration.modes:
             raise UsageError(
                 "this run has no calibration, so it cannot say when an image is none of its classes; train "
                 "it with calibration, on at least 10 images of classes that have two or more",
@@ -410,7 +482,7 @@ class Model:
                 "their images score and none can be refused; add the classes to the trained ones, or do not "
                 "refuse images"
             )
-        return threshold(own.scores, share)
+        return threshold(self.calibration.held_out(mode, self.needs_nearness), share)
 
     def probabilities(
         self,
@@ -459,15 +531,16 @@ class Model:
         limit = None if reject is None else model.threshold(reject, mode)
         count = min(top, len(model.classes))
 
-        def rank(logits: Logits) -> list[tuple[list[int], list[float], bool | None]]:
+        def rank(logits: Logits, near: Tensor | None) -> list[tuple[list[int], list[float], bool | None]]:
             scaled = model.calibrated(logits[mode], mode)
             best = scaled.softmax(dim=-1).topk(count, dim=-1)
             refused = [None] * len(scaled)
             if limit is not None:
-                refused = (model.score(scaled, mode) < limit.value).tolist()
+                refused = (model.score(scaled, near, mode) < limit.value).tolist()
             return list(zip(best.indices.tolist(), best.values.tolist(), refused, strict=True))
 
-        parts, problems = model._each(images, rank, unreadable, progress=progress)
+        near = limit is not None and model.needs_nearness
+        parts, problems = model._each(images, rank, unreadable, progress=progress, nearness=near)
         answers = []
         for place, (which, values, refused) in enumerate(row for part in parts for row in part):
             name = images.key(place) if isinstance(images, ImageSet) else name_of(images[place])
@@ -482,6 +555,7 @@ class Model:
         self,
         images: ImageSet,
         *,
+        scores: bool = False,
         unreadable: str = "stop",
         cached: bool = False,
         progress: Progress | None = None,
@@ -493,6 +567,7 @@ class Model:
 
         Args:
             images: the labeled set.
+            scores: also those that thresholds for "none of these" are compared with.
             unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
             cached: keep answers for image files in the user's cache, and take those that are there.
             progress: called with ("images", images done, images in all).
@@ -505,17 +580,19 @@ class Model:
             raise DataError(f"{images.name}: there is no image to evaluate on")
         model, labels = self.for_labels(images)
 
-        def best(logits: Logits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        def best(logits: Logits, near: Tensor | None) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
             found = {}
             for mode, own in logits.items():
                 scaled = model.calibrated(own, mode)
                 top = scaled.softmax(dim=-1).max(dim=-1)
-                found[mode] = (top.indices, top.values, model.score(scaled, mode))
+                score = model.score(scaled, near, mode) if scores else top.values
+                found[mode] = (top.indices, top.values, score)
             return found
 
-        parts, problems = model._each(images, best, unreadable, cached, progress=progress)
+        wanted = scores and model.needs_nearness
+        parts, problems = model._each(images, best, unreadable, cached, progress=progress, nearness=wanted)
         keep = [row for row in range(len(images)) if row not in problems]
-        indices, values, scores = (
+        indices, values, found = (
             {mode: torch.cat([part[mode][column] for part in parts])[keep] for mode in model.modes}
             for column in range(3)
         )
@@ -527,8 +604,8 @@ class Model:
             values,
             unreadable=tuple(problems[place] for place in sorted(problems)),
             groups=None if groups is None else tuple(groups[row] for row in keep),
-            trained=model.trained,
-            scores=None if model.calibration is None else scores,
+            trained=() if isinstance(model.method, ZeroShot) else model.trained,
+            scores=found if scores and model.calibration is not None else None,
         )
 
     def explain(

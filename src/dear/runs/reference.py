@@ -2,12 +2,12 @@
 
 `reference.safetensors` of a run folder holds unit features in half precision, at most `PER_CLASS` images per
 class; 16 images of 10 classes on ViT-B/16 are 164 kB. How near an image is to the training images is its mean
-cosine with the `NEIGHBORS` nearest of them, after their mean was subtracted; for a training image, with the
-nearest others.
+cosine with the `NEIGHBORS` nearest of them; for a training image, with the nearest others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,53 +36,41 @@ class Reference:
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, seed: int = 1) -> Reference:
         """Some images of each class, drawn at random where there are many."""
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(labels), generator=generator)
-        keep: list[int] = []
-        counts: dict[int, int] = {}
-        for index in order.tolist():
-            label = int(labels[index])
-            counts[label] = counts.get(label, 0) + 1
-            if counts[label] <= PER_CLASS:
-                keep.append(index)
-        rows = torch.tensor(sorted(keep), dtype=torch.long)
-        return cls(F.normalize(features[rows].float(), dim=-1).half(), labels[rows].long())
+        rows = drawn(labels, seed)
+        return cls(F.normalize(features[rows].float(), dim=-1).half().cpu(), labels[rows].long().cpu())
+
+    @property
+    def size(self) -> int:
+        """Bytes of its tensors."""
+        return self.features.numel() * 2 + self.labels.numel() * 8
 
     @cached_property
-    def mean(self) -> Tensor:
-        """The mean feature, [E]."""
-        return self.features.float().mean(dim=0)
-
-    @cached_property
-    def centered(self) -> Tensor:
-        """Unit features around the mean, [n, E]."""
-        return F.normalize(self.features.float() - self.mean, dim=-1)
+    def unit(self) -> Tensor:
+        """The features in float32, [n, E]."""
+        return F.normalize(self.features.float(), dim=-1)
 
     def nearness(self, features: Tensor) -> Tensor:
         """Mean cosine [b] of features [b, E] with their nearest training images."""
-        device = features.device
-        x = F.normalize(F.normalize(features.float(), dim=-1) - self.mean.to(device), dim=-1)
-        return torch.cat([_nearest(part @ self.centered.to(device).T) for part in x.split(_ROWS_AT_ONCE)])
+        return _nearness(features, self.unit)
 
     @cached_property
     def own_nearness(self) -> Tensor:
         """The same of each training image with the others, [n]."""
-        parts = []
-        for start in range(0, len(self.centered), _ROWS_AT_ONCE):
-            cosines = self.centered[start : start + _ROWS_AT_ONCE] @ self.centered.T
-            rows = torch.arange(len(cosines))
-            cosines[rows, start + rows] = -2.0
-            parts.append(_nearest(cosines, own=True))
-        return torch.cat(parts)
+        return _nearness(self.unit, self.unit, torch.arange(len(self.features)))
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with the features."""
+        return hashlib.sha256(self.features.contiguous().numpy().tobytes()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the run folder's file."""
-        tensors = {"features": self.features.cpu(), "labels": self.labels.cpu()}
+        tensors = {"features": self.features, "labels": self.labels}
         write_safetensors(Path(folder) / FILE, tensors, {"dear": "features of training images"})
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Reference | None:
-        """What a run folder holds; None: nothing."""
+    def load(cls, folder: str | os.PathLike[str], width: int | None = None) -> Reference | None:
+        """What a run folder holds, for features of a width; None: nothing."""
         path = Path(folder) / FILE
         if not path.is_file():
             return None
@@ -93,10 +81,50 @@ class Reference:
             raise RunError(f"{path}: must hold the tensors features and labels")
         if features.ndim != 2 or labels.shape != features.shape[:1] or not len(labels):
             raise RunError(f"{path}: its features and labels do not fit each other")
+        if width is not None and features.shape[1] != width:
+            raise RunError(f"{path}: its features have {features.shape[1]} numbers, those of the run {width}")
         return cls(features.half(), labels.long())
 
 
-def _nearest(cosines: Tensor, own: bool = False) -> Tensor:
-    """Mean of the largest cosines of each row [b, n]; with `own`, one of the n is the image itself."""
-    count = max(1, min(NEIGHBORS, cosines.shape[1] - own))
-    return cosines.topk(count, dim=-1).values.mean(dim=-1)
+def drawn(labels: Tensor, seed: int = 1) -> Tensor:
+    """Places [k] of at most `PER_CLASS` images of each class, ascending."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    keep: list[int] = []
+    counts: dict[int, int] = {}
+    for index in order.tolist():
+        label = int(labels[index])
+        counts[label] = counts.get(label, 0) + 1
+        if counts[label] <= PER_CLASS:
+            keep.append(index)
+    return torch.tensor(sorted(keep), dtype=torch.long)
+
+
+def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor) -> Tensor:
+    """How near training images are to others, [m].
+
+    Args:
+        features: of all training images, [n, E].
+        kept: places of those to compare with, [k].
+        rows: places of those that are asked for, [m]; none is compared with itself.
+    """
+    place = torch.full((len(features),), -1)
+    place[kept] = torch.arange(len(kept))
+    return _nearness(features[rows], F.normalize(features[kept].float(), dim=-1), place[rows])
+
+
+def _nearness(features: Tensor, others: Tensor, own: Tensor | None = None) -> Tensor:
+    """Mean cosine [b] of features [b, E] with the nearest of unit features [n, E].
+
+    `own` [b] says which of these an image is itself, and thus not compared with; -1: none.
+    """
+    count = max(1, min(NEIGHBORS, len(others) - (own is not None)))
+    others = others.to(features.device)
+    found = []
+    for start in range(0, len(features), _ROWS_AT_ONCE):
+        cosines = F.normalize(features[start : start + _ROWS_AT_ONCE].float(), dim=-1) @ others.T
+        if own is not None:
+            places = own[start : start + len(cosines)]
+            rows = (places >= 0).nonzero()[:, 0]
+            cosines[rows, places[rows]] = -2.0
+        found.append(cosines.topk(count, dim=-1).values.mean(dim=-1))
+    return torch.cat([features.new_empty(0, dtype=torch.float32), *found])

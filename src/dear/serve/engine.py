@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,6 +48,7 @@ class ImageJob:
     spaces: bool = False  #: asks for unit features in the adapter's spaces [A, E] instead of logits
     #: asks for the frozen image feature and the outputs of these layers' heads behind it, [E + L · H · d]
     layers: tuple[int, ...] = ()
+    nearness: bool = False  #: also asks how near it is to the adapter's training images, behind the logits
 
 
 class Engine:
@@ -89,10 +91,10 @@ class Engine:
         raw = torch.empty((len(jobs), *jobs[0].pixels.shape), dtype=torch.uint8, pin_memory=pinned)
         torch.stack([job.pixels for job in jobs], out=raw)
         pixels = normalize(raw.to(self.clip.device, non_blocking=True), config.mean, config.std)
-        found: list[Tensor | None] = [None] * len(jobs)
+        found: list[Tensor] = [raw] * len(jobs)  # every place is filled below
         plain = [row for row, job in enumerate(jobs) if job.answerer is None and not job.layers]
         if plain:
-            (features,) = self.run(("image", id(self.tower)), self._encode, pixels[plain])
+            (features,) = self.run(("image", id(self.tower)), partial(_encode, self.tower), pixels[plain])
             for row, feature in zip(plain, features.cpu(), strict=True):
                 found[row] = feature
         for row, own in (self._in_spaces(jobs, pixels) | self._in_heads(jobs, pixels)).items():
@@ -104,7 +106,22 @@ class Engine:
             for (row, answerer), own in zip(asked, _to_cpu(logits), strict=True):
                 scales = answerer.scales
                 found[row] = own if scales is None else apply_scales(own[None], scales)[0]
-        return [one for one in found if one is not None]
+        near = self._nearness([(row, own) for row, own in asked if jobs[row].nearness], pixels)
+        found = [one if row not in near else torch.cat([one, near[row]]) for row, one in enumerate(found)]
+        return found
+
+    def _nearness(self, asked: Sequence[tuple[int, Answerer]], pixels: Tensor) -> dict[int, Tensor]:
+        """How near images are to their adapter's training images, [1] each, by their place."""
+        groups: dict[Clip, list[tuple[int, Answerer]]] = {}
+        for row, answerer in asked:
+            groups.setdefault(answerer.method.clip.focused(()), []).append((row, answerer))
+        found: dict[int, Tensor] = {}
+        for clip, own in groups.items():
+            rows = [row for row, _ in own]
+            (features,) = self.run(("image", id(clip)), partial(_encode, clip), pixels[rows])
+            for (row, answerer), feature in zip(own, features.cpu(), strict=True):
+                found[row] = answerer.model.nearness(feature[None])
+        return found
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
         """Unit features [A, E] of the jobs that ask for them, by their place."""
@@ -134,8 +151,9 @@ class Engine:
             found.update(zip(rows, together.cpu(), strict=True))
         return found
 
-    def _encode(self, pixels: Tensor) -> tuple[Tensor]:
-        return (unit(self.tower.encode_image(pixels).float()),)
+
+def _encode(clip: Clip, pixels: Tensor) -> tuple[Tensor]:
+    return (unit(clip.encode_image(pixels).float()),)
 
 
 def _to_cpu(rows: Sequence[Tensor]) -> list[Tensor]:

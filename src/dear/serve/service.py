@@ -206,16 +206,21 @@ class Service:
                 limit = answerer.model.threshold(reject)
             except DearError as error:
                 raise Refused(400, str(error)) from None
+        near = limit is not None and answerer.model.needs_nearness
         with self._in_time():
-            found = await self._computed(uploads, lambda pixels: ImageJob(pixels, answerer), caller)
+            found = await self._computed(
+                uploads, lambda pixels: ImageJob(pixels, answerer, nearness=near), caller
+            )
         answers: list[Answer | Refused] = []
         for own in found:
             if isinstance(own, Refused):
                 answers.append(own)
                 continue
             _require_finite(own, adapter.card.name)
-            rejected = limit is not None and float(answerer.model.score(own[None])) < limit.value
-            answers.append(Answer(own.softmax(dim=-1), rejected))
+            scaled, nearness = (own[:-1], own[-1:]) if near else (own, None)
+            score = None if limit is None else float(answerer.model.score(scaled[None], nearness))
+            rejected = limit is not None and score is not None and score < limit.value
+            answers.append(Answer(scaled.softmax(dim=-1), rejected))
         return answers
 
     async def role_bars(

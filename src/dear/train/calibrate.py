@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import islice
-from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
 from dear._io.progress import Progress
 from dear.methods.base import Method
-from dear.methods.calibration import Calibration, ModeCalibration, confidence_score
+from dear.methods.calibration import Calibration, ModeCalibration, combined, standard
 from dear.runs.evaluate import calibration_error
+from dear.runs.reference import drawn, held_out_nearness
 from dear.train.confidence import auroc, cautious_temperature, fit_temperature
 from dear.train.crossval import (
     HeldOut,
@@ -29,7 +30,6 @@ from dear.train.crossval import (
 FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
 SLOW_FOLDS = 3  #: for others, of which the first part alone is held out
 CLASS_FOLDS = 3  #: parts of the images held out in turn while half of the classes are held out
-ScoreKind = Literal["logit", "probability"]
 LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
 LEAST_NEW = 4  #: classes held out in all turns; fewer say nothing about a temperature of new classes
 ENOUGH_IMAGES = 80  #: of a set of which one part is enough to hold out
@@ -37,7 +37,12 @@ TOO_HIGH = 0.4  #: of log T, where trainings on about half of the images tell it
 
 
 def calibrate(
-    method: Method, trials: Trials, *, quick: bool | None = None, progress: Progress | None = None
+    method: Method,
+    trials: Trials,
+    *,
+    features: Tensor | None = None,
+    quick: bool | None = None,
+    progress: Progress | None = None,
 ) -> Calibration | None:
     """Temperatures and scores of a trained method; `method` itself is not changed.
 
@@ -50,6 +55,8 @@ def calibrate(
     Args:
         method: says what is trained: kind, options, classes and backbone.
         trials: what it was trained on and how.
+        features: frozen features [n, E] of the training images; None: images of no class are told by their
+            logits alone.
         quick: calibrate as a quick method; None: if it is one.
         progress: called with ("calibration", percent done, 100).
 
@@ -80,7 +87,10 @@ def calibrate(
         left = [] if turn is None else [turn]
     if progress is not None:
         progress("calibration", 100, 100)
-    return fit_calibration(held, left, method.open_classes, parts)
+    found = fit_calibration(held, left, method.open_classes, parts)
+    if features is None:
+        return found
+    return with_nearness(found, held, left, features.cpu(), trials.images.labels.cpu(), method.classes)
 
 
 def trial_costs(method: Method, labels: Tensor, seed: int, quick: bool | None = None) -> list[float]:
@@ -128,29 +138,56 @@ def _fit_mode(
     logits, labels = held.logits[mode], held.labels
     temperature = cautious_temperature(logits, labels, too_high=too_high)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
-    new_temperature, separation = temperature, None
-    score: ScoreKind = "logit"
-    if left:
+    new_temperature = temperature
+    if left and open_classes:
         # The methods of the turns learned from fewer images and classes than the one to be calibrated, so
         # what they say of new classes is taken relative to their own temperature of trained ones.
         in_turns = _temperature([turn.of_trained() for turn in left], mode) or temperature
-        if open_classes:
-            new_in_turns = _temperature_of_new(mode, left) or in_turns
-            new_temperature = new_in_turns * fit_temperature(logits, labels) / in_turns
-        kinds: tuple[ScoreKind, ...] = ("logit", "probability")
-        found = {kind: _separation(mode, in_turns, left, kind) for kind in kinds}
-        score = max(found, key=found.__getitem__)
-        separation = found[score]
-    scores = confidence_score(logits / temperature, score).sort().values.tolist()
+        new_in_turns = _temperature_of_new(mode, left) or in_turns
+        new_temperature = new_in_turns * fit_temperature(logits, labels) / in_turns
     return ModeCalibration(
         temperature=temperature,
         new_temperature=new_temperature,
-        score=score,
-        scores=tuple(round(value, 6) for value in scores),
-        auroc=separation,
+        logits=_rounded((logits / temperature).amax(dim=-1)),
+        auroc=_separation(mode, left),
         ece_before=before,
         ece_after=after,
     )
+
+
+def with_nearness(
+    found: Calibration,
+    held: HeldOut,
+    left: list[HeldOutClasses],
+    features: Tensor,
+    labels: Tensor,
+    classes: tuple[str, ...],
+) -> Calibration:
+    """The calibration with how near held-out images are to the others.
+
+    Args:
+        found: the calibration.
+        held: answers for held-out images.
+        left: answers of methods that were trained on some of the classes.
+        features: frozen features of all training images, [n, E].
+        labels: their classes, [n].
+        classes: names of these.
+    """
+    nearness = held_out_nearness(features, drawn(labels), held.rows)
+    turns = []
+    for turn in left:
+        known = torch.tensor([classes.index(name) for name in turn.trained])
+        of_known = torch.isin(labels, known).nonzero()[:, 0]
+        turns.append(held_out_nearness(features, of_known[drawn(labels[of_known])], turn.rows))
+    modes = {
+        mode: msgspec.structs.replace(own, auroc=_separation(mode, left, turns))
+        for mode, own in found.modes.items()
+    }
+    return msgspec.structs.replace(found, nearness=_rounded(nearness), modes=modes)
+
+
+def _rounded(values: Tensor) -> tuple[float, ...]:
+    return tuple(round(value, 8) for value in values.double().tolist())
 
 
 def _error(logits: Tensor, labels: Tensor) -> float:
@@ -182,13 +219,19 @@ def _temperature(turns: list[HeldOut], mode: str) -> float | None:
     return math.exp(sum(log * n for log, n in zip(logs, weights, strict=True)) / sum(weights))
 
 
-def _separation(mode: str, temperature: float, left: list[HeldOutClasses], kind: str) -> float:
-    """AUROC of images of trained against images of left-out classes, answered among the trained ones."""
+def _separation(mode: str, left: list[HeldOutClasses], nearness: list[Tensor] | None = None) -> float | None:
+    """AUROC of images of trained against images of left-out classes, answered among the trained ones.
+
+    The methods of the turns differ in scale, and so each is judged by itself.
+    """
     found = []
-    for turn in left:
+    for place, turn in enumerate(left):
         columns = len(turn.trained)
-        score = confidence_score(turn.logits[mode][:, :columns] / temperature, kind)
         unknown = turn.labels >= columns
-        if 0 < int(unknown.sum()) < len(unknown):
-            found.append(auroc(score[~unknown], score[unknown]))
-    return sum(found) / len(found) if found else 0.0
+        if not 0 < int(unknown.sum()) < len(unknown):
+            continue
+        largest = turn.logits[mode][:, :columns].amax(dim=-1).double()
+        near = None if nearness is None else standard(nearness[place].double(), nearness[place][~unknown])
+        score = combined(standard(largest, largest[~unknown]), near)
+        found.append(auroc(score[~unknown], score[unknown]))
+    return sum(found) / len(found) if found else None

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from dear._io.files import PathLike
 from dear._io.progress import Progress
-from dear.runs.folder import locked, write_calibration
+from dear.runs.folder import add_metrics, locked
 from dear.runs.model import Model
+from dear.runs.reference import Reference
 from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows
 from dear.train.calibrate import calibrate
 from dear.train.crossval import Trials
 from dear.train.frozen import FrozenViews, shared_views, views_for
+from dear.train.labels import label_sentence, looked_at
 from dear.train.loop import OnStep
 from dear.train.prepare import Job, prepare
 from dear.train.run import Paused, train
@@ -80,6 +84,14 @@ def trials_of(job: Job, views: FrozenViews | None, stop: Callable[[], bool] | No
     return Trials(job.images, job.recipe, views, repeated, stop=stop)
 
 
+def _features(trained: Model, job: Job, views: FrozenViews | None) -> Tensor:
+    """Frozen features [n, E] of the training images."""
+    if views is None:
+        return trained.features(job.images)
+    own = views.features(None, range(len(job.images)))
+    return own[:, : trained.clip.config.embed_dim]  # a focus stands behind it
+
+
 def _calibrate(
     trained: Model,
     job: Job,
@@ -87,7 +99,7 @@ def _calibrate(
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> None:
-    """Calibrate a trained method on its training images; the run folder gets a `calibration.json`.
+    """Calibrate a trained method on its training images; the run folder gets what was found.
 
     Where too few images can be held out, a notice says so. Stopped by the user, the run stays as it is;
     resuming it calibrates again.
@@ -95,7 +107,8 @@ def _calibrate(
     method = trained.method
     views = shared_views(method, job.images, job.recipe) if views is None else views
     try:
-        found = calibrate(method, trials_of(job, views, stop), progress=progress)
+        features = _features(trained, job, views)
+        found = calibrate(method, trials_of(job, views, stop), features=features, progress=progress)
     except Paused:
         _log.warning("dear: the calibration was stopped; the run is complete without it")
         return
@@ -107,6 +120,13 @@ def _calibrate(
         )
         return
     trained.calibration = found
+    trained.reference = Reference.of(features, job.images.labels)
+    labels = looked_at(job.images, features)
+    trained.metrics["labels"] = labels
     if trained.path is not None:
         with locked(trained.path):
-            write_calibration(trained.path, found)
+            trained.write_answers(trained.path)
+            add_metrics(trained.path, labels=labels)
+    sentence = label_sentence(labels, job.spec.data, job.spec.weights())
+    if sentence:
+        _log.warning("dear: %s", sentence)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
+from dear.data.open import open_data
+from dear.errors import DataError
 from dear.train.balance import counts
 
 FEW = 5  #: images per class below which results depend much on which images they are
@@ -35,6 +38,22 @@ def image_notices(images: ImageSet, balance: bool) -> list[str]:
         )
         found.append(f"the classes have between {fewest} and {most} images; {how}")
     return found
+
+
+def split_notices(data: str | None, root: str | None = None) -> list[str]:
+    """A sentence where validation images lie unused beside training and test images."""
+    if data is None or not os.path.exists(data):  # a benchmark or a task of the world
+        return []
+    try:
+        test, val = (open_data(data, split, root=root) for split in ("test", "val"))
+    except DataError:
+        return []
+    if len(val) == len(test) and all(val.key(i) == test.key(i) for i in range(len(val))):
+        return []  # without test images they are tested on
+    return [
+        f"the {len(val)} validation images are not used: probabilities are calibrated on held-out training "
+        "images; to train on them too, move them to the training images"
+    ]
 
 
 def backbone_notices(clip: Clip, images: ImageSet) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dear._io.files import PathLike
 from dear._io.progress import Progress
@@ -29,7 +31,7 @@ from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows, counts, enough_steps
 from dear.train.edits import EditPlan, plan_edits, split_without
 from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
-from dear.train.notices import backbone_notices, image_notices
+from dear.train.notices import backbone_notices, image_notices, split_notices
 from dear.train.roles import roles_for
 
 
@@ -55,8 +57,8 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Training steps, none for a method without trained parameters."""
-        if not self.method.trainable_parameters:
+        """Training steps, none for a method without trained parameters (which may be empty before)."""
+        if not any(parameter.requires_grad for parameter in self.method.parameters()):
             return 0
         return self.recipe.epochs * -(-len(self.walked[1]) // self.recipe.batch)
 
@@ -117,11 +119,10 @@ def prepare(
     kind = find_method(spec.method)
     if spec.focus is not None:
         check_focus(kind)
-    preset = kind.preset(spec.preset)
-    options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
     images, available, unreadable = _training_images(spec, data, drawn)
     clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
+    notices += split_notices(spec.data, spec.root) if data is None else []
     given = spec.roles if roles is None else roles
     chart = None
     if kind.uses_roles or spec.focus is not None:
@@ -137,10 +138,7 @@ def prepare(
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
         spec = spec.changed(**_noted(without), copies=copies)
-    if kind.cut == "feature":  # the features of CLIP's own view are computed once, and cached
-        changes.setdefault("augment", False)
-        if any(option.name == "views" for option in fields(kind.Config)):
-            options.setdefault("views", 0)
+    options, recipe = settings(spec, images.labels)
     focus = None
     if spec.focus is not None and chart is not None:
         chart.check(clip, spec.allow_other_roles)
@@ -160,13 +158,31 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
-    recipe = Recipe.of(method, **{"seed": spec.seed, **changes})
-    if "epochs" not in spec.recipe:
-        walked = len(balanced_rows(images.labels)) if spec.balance else len(images)
-        recipe = enough_steps(recipe, walked)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
     return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
+
+
+def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], Recipe]:
+    """Options of the method and recipe of a training: what the Spec says, and defaults for the rest.
+
+    A method that learns from features alone learns from those of CLIP's own view, which are computed once and
+    cached, unless the recipe says `augment`. Few images are walked more often, unless it says `epochs`.
+
+    Args:
+        spec: what to train.
+        labels: of the training images; None where they are not known yet.
+    """
+    kind = find_method(spec.method)
+    preset = kind.preset(spec.preset)
+    options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
+    own_view = kind.cut == "feature" and not changes.setdefault("augment", False)
+    if own_view and any(option.name == "views" for option in fields(kind.Config)):
+        options.setdefault("views", 0)
+    recipe = Recipe.of(kind, **{"seed": spec.seed, **changes})
+    if "epochs" not in changes and labels is not None:
+        recipe = enough_steps(recipe, len(balanced_rows(labels)) if spec.balance else len(labels))
+    return options, recipe
 
 
 def _without(

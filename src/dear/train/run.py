@@ -31,6 +31,7 @@ from dear.runs.folder import (
 )
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
+from dear.runs.reference import Reference
 from dear.runs.spec import Spec, plain
 from dear.train.feed import Feed
 from dear.train.frozen import FrozenViews
@@ -124,7 +125,8 @@ def _in_folder(job: _Job, folder: Path) -> Model:
     state = open_folder(folder, job.spec, job.resume)
     if state == "finished":
         load_adapter(job.method, folder)
-        return Model(job.method, read_calibration(folder), spec=job.spec, path=folder)
+        reference = Reference.load(folder)
+        return Model(job.method, read_calibration(folder), reference=reference, spec=job.spec, path=folder)
     if state == "new":
         write_spec(folder, job.method, job.spec)
     trained = _train(job, resumable=state == "resumable")

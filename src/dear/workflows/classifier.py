@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from dear._io.files import PathLike
+from dear._io.image_names import find_images, is_image_name
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE, ImageSet, ListedImages
@@ -24,6 +25,7 @@ from dear.data.open import open_data
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.runs.answer import NONE_OF_THESE
+from dear.runs.batches import Images, name_of
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.share import local_run
@@ -184,34 +186,64 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
-        """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`."""
+        """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`.
+
+        An image that cannot be read has a row of NaN, and a warning names it.
+        """
         self._check_fitted()
-        proba: NDArray[np.float32] = self.run_.probabilities(as_images(X), self.mode).numpy()
+        images = self._asked(X)
+        found = self.run_.probabilities(images, self.mode, unreadable="skip")
+        bad = found.isnan().any(dim=1).nonzero()[:, 0].tolist()
+        if bad:
+            first = images.key(bad[0]) if isinstance(images, ImageSet) else name_of(images[bad[0]])
+            warnings.warn(f"{len(bad)} of {len(found)} images cannot be read: {first}", stacklevel=2)
+        proba: NDArray[np.float32] = found.numpy()
         return proba
 
     def predict(self, X: Any) -> Labels:
-        """The likeliest class of each image; X is one image or a list of them.
+        """The likeliest class of each image.
 
         With `reject`, an image that scores below the run's threshold is answered with "none of these", or
-        with -1 where the labels are numbers.
+        with -1 where the labels are numbers. An image that cannot be read is answered with None, and a
+        warning says why.
+
+        Args:
+            X: one image or a list of them; or what `fit` and `score` take, of which the test images are
+                answered, in the order of `open_data(X, "test")`; or a folder that holds images alone.
+
+        Raises:
+            InputError: none of the images can be read.
         """
         self._check_fitted()
-        model = self.run_
-        mode = model.pick_mode(self.mode)
-        scaled = model.calibrated(model.logits(as_images(X))[mode], mode)
-        answers: Labels = self.classes_[scaled.argmax(dim=1).numpy()]
-        if self.reject is None:
-            return answers
-        limit = model.threshold(self.reject, mode)
-        nothing: Any = -1 if np.issubdtype(answers.dtype, np.number) else NONE_OF_THESE
-        if nothing in self.classes_.tolist():
+        nothing: Any = -1 if np.issubdtype(self.classes_.dtype, np.number) else NONE_OF_THESE
+        if self.reject is not None and nothing in self.classes_.tolist():
             raise UsageError(f"a class is called {nothing!r}, which is the answer for images of no class")
-        refused = (model.score(scaled, mode) < limit.value).numpy()
-        if refused.any():
-            kind = np.result_type(answers.dtype, np.asarray(nothing).dtype)
-            answers = answers.astype(kind)
-            answers[refused] = nothing
-        return answers
+        found = self.run_.answers(
+            self._asked(X), top=1, mode=self.mode, reject=self.reject, unreadable="skip"
+        )
+        bad = [answer.error for answer in found if answer.error is not None]
+        if bad and len(bad) == len(found):
+            raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
+        if bad:
+            warnings.warn(f"{len(bad)} of {len(found)} images cannot be read: {bad[0]}", stacklevel=2)
+        label = dict(zip(self.method_.classes, self.classes_.tolist(), strict=True))
+        labels = [
+            None if answer.error is not None else nothing if answer.rejected else label[answer.classes[0][0]]
+            for answer in found
+        ]
+        return np.array(labels, dtype=object) if bad else np.array(labels, dtype=_kind(labels, self.classes_))
+
+    def _asked(self, X: Any) -> Images:
+        """The images that `predict` is asked for."""
+        if isinstance(X, ImageSet):
+            return X
+        if not isinstance(X, str | os.PathLike):
+            return as_images(X)
+        if os.path.isdir(X) and not any(entry.is_dir() for entry in os.scandir(X)):
+            return find_images([os.fspath(X)])
+        if is_image_name(os.fspath(X)):
+            return as_images(X)  # says that one image comes in a list, too
+        return open_data(X, "test", template=self.template)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Share of images answered correctly: of a dataset's test split, or of files and their labels y."""
@@ -329,6 +361,11 @@ def _backbone(source: PathLike | Clip, device: str) -> Clip:
     if isinstance(source, Clip):
         return source
     return _loaded(source if isinstance(source, str) else Path(source), device)
+
+
+def _kind(labels: list[Any], classes: Labels) -> Any:
+    """The type of an array of labels that also holds every class."""
+    return np.result_type(classes.dtype, np.array(labels).dtype) if labels else classes.dtype
 
 
 def _name_of(clip: Clip) -> str | Path | Clip:

@@ -184,9 +184,8 @@ def two_sample(first: Tensor, second: Tensor, seed: int = 1, permutations: int =
 
 def reference_of(model: Model, progress: Progress | None = None) -> Reference:
     """The features of the run's training images: those it keeps, or computed from its images again."""
-    found = None if model.path is None else Reference.load(model.path)
-    if found is not None:
-        return found
+    if model.reference is not None:
+        return model.reference
     if model.path is None:
         raise UsageError("this model was not read from a run folder, so its training images are not known")
     from dear.data.open import open_data

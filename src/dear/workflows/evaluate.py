@@ -25,6 +25,7 @@ def evaluate_run(
     split: str = "test",
     template: str | None = None,
     mode: str | None = None,
+    scores: bool = False,
     unreadable: str = "stop",
     backbone: PathLike | Clip | None = None,
     root: PathLike | None = None,
@@ -43,6 +44,7 @@ def evaluate_run(
         split: which images of `data`.
         template: prompt with `{}` for every class; None: the one the run was trained with.
         mode: a mode that the caller will ask for; refused before any work if the method has none such.
+        scores: also those that thresholds for "none of these" are compared with.
         unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
         backbone: for a run folder whose backbone moved.
         root: folder of the benchmarks, for the name of a benchmark.
@@ -55,11 +57,11 @@ def evaluate_run(
     model = Model.of(run, backbone, device).with_classes(template=template)
     model.pick_mode(mode)
     images = data if isinstance(data, ImageSet) else open_data(data, split, root=root)
-    return model.evaluate(images, unreadable=unreadable, cached=True, progress=progress)
+    return model.evaluate(images, scores=scores, unreadable=unreadable, cached=True, progress=progress)
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutAccuracy:
     """Accuracy on images that were not trained on, as fractions of 1."""
 
     images: int  #: how many images were answered
@@ -79,7 +81,7 @@ def open_held_out(data: PathLike | ImageSet, root: PathLike | None = None) -> Im
     return found if len(found) else None
 
 
-def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = None) -> HeldOut:
+def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = None) -> HeldOutAccuracy:
     """Accuracy before and after, on at most `MOST_IMAGES` images spread evenly over the set.
 
     Images that cannot be read are left out.
@@ -91,7 +93,7 @@ def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = No
         one.evaluate(some, unreadable="skip", cached=True, progress=progress)
         for one in (model.frozen(), model)
     )
-    return HeldOut(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
+    return HeldOutAccuracy(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
 
 
 def run_images(run: str | os.PathLike[str], split: str = "test") -> ImageSet:

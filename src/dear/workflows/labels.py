@@ -1,10 +1,4 @@
-"""Labels that look wrong: images whose own class is far less probable than another, by cross-validation.
-
-A logistic regression on frozen image features is trained on all folds but one and answers the images of that
-fold, so no image is judged by a classifier that saw its label. An image is suspected where another class is
-`FACTOR` times as probable as its own; suspects are sorted by the probability of their own label, which ranks
-wrong labels better than that ratio does and is cleanlab's self-confidence (`benchmarks/wrong_labels.py`).
-"""
+"""Labels that look wrong (`dear.train.labels`), as a list and as a page to go through: `dear data check`."""
 
 from __future__ import annotations
 
@@ -13,13 +7,7 @@ import io
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from dear._io.files import write_atomic
 from dear._io.progress import Progress
@@ -30,91 +18,10 @@ from dear.errors import DataError
 from dear.report.labels_page import LabelFacts, LabelRow, labels_page
 from dear.report.page import thumbnail
 from dear.runs.feature_cache import FeatureCache
+from dear.train.labels import FACTOR, Suspect, suspects_of
 
-FACTOR = 20.0  #: how many times more probable another class must be
-FOLDS = 5
 SHOWN = 200  #: suspects on the page, the most suspicious ones
 MOST_ROWS = 200_000  #: of a table that a page can correct
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """An image whose label looks wrong."""
-
-    index: int  #: in the image set
-    key: str
-    label: str
-    suggestion: str
-    confidence: float  #: probability of the suggestion, out of sample
-    own: float  #: probability of the label, out of sample
-
-    @property
-    def factor(self) -> float:
-        """How many times more probable the suggestion is."""
-        return self.confidence / max(self.own, 1e-12)
-
-
-def out_of_sample(features: Tensor, labels: Tensor, classes: int, seed: int = 1) -> Floats:
-    """Probabilities [n, C] by classifiers that did not see the image.
-
-    An image that is the only one of its class cannot be judged: its own class has probability 1.
-
-    Args:
-        features: image features [n, E].
-        labels: class of each image [n].
-        classes: number of classes, C.
-        seed: of the folds.
-    """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold
-
-    unit = torch.nn.functional.normalize(features.double(), dim=1)
-    x = torch.nn.functional.normalize(unit - unit.mean(dim=0), dim=1).numpy()
-    y = labels.numpy()
-    found = np.zeros((len(y), classes))
-    counts = np.bincount(y, minlength=classes)
-    found[np.arange(len(y)), y] = 1.0
-    several = np.flatnonzero(counts[y] > 1)
-    folds = min(FOLDS, int(counts[counts > 1].min(initial=FOLDS)))
-    if len(np.unique(y[several])) < 2:
-        return found
-    for known, asked in StratifiedKFold(folds, shuffle=True, random_state=seed).split(several, y[several]):
-        model = LogisticRegression(C=1.0, max_iter=200).fit(x[several[known]], y[several[known]])
-        rows = np.zeros((len(asked), classes))
-        rows[:, model.classes_] = model.predict_proba(x[several[asked]])
-        found[several[asked]] = rows
-    found[several] = _calibrated(found[several], y[several])
-    return found
-
-
-def _calibrated(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """The probabilities at the temperature that makes the labels most probable."""
-    from scipy.optimize import minimize_scalar
-    from scipy.special import log_softmax
-
-    logits = np.log(np.maximum(probabilities, 1e-12))
-    rows = np.arange(len(labels))
-
-    def loss(log_temperature: float) -> float:
-        return -float(log_softmax(logits / np.exp(log_temperature), axis=1)[rows, labels].mean())
-
-    best = minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded")
-    scaled: Floats = np.exp(log_softmax(logits / np.exp(best.x), axis=1))
-    return scaled
-
-
-def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Places of the labels that look wrong, the least probable first, and the best other class [n]."""
-    y = labels.numpy()
-    rows = np.arange(len(y))
-    others = probabilities.copy()
-    own = others[rows, y]
-    others[rows, y] = -1.0
-    best = others.argmax(axis=1)
-    suspected = others[rows, best] >= FACTOR * own
-    return [index for index in np.argsort(own, kind="stable").tolist() if suspected[index]], best
 
 
 def find_suspects(
@@ -128,21 +35,7 @@ def find_suspects(
     """
     if len(images.classes) < 2:
         raise DataError(f"{images.name}: has one class only; labels are compared with other classes")
-    features = FeatureCache().image_features(clip, images, progress)
-    probabilities = out_of_sample(features, images.labels, len(images.classes), seed)
-    places, best = rank_labels(probabilities, images.labels)
-    labels = images.labels.tolist()
-    return tuple(
-        Suspect(
-            index,
-            images.key(index),
-            images.classes[labels[index]],
-            images.classes[best[index]],
-            float(probabilities[index, best[index]]),
-            float(probabilities[index, labels[index]]),
-        )
-        for index in places
-    )
+    return suspects_of(images, FeatureCache().image_features(clip, images, progress), seed=seed)
 
 
 def open_all(data: str, root: str | None = None) -> tuple[ImageSet, tuple[str, ...]]:

@@ -77,7 +77,7 @@ def evaluate_unknown(
 
     Args:
         run: run folder, method or model, with a calibration.
-        known: its evaluation on images of its classes.
+        known: its evaluation on images of its classes, with `scores=True`.
         unknown: a folder of images (labels do not matter), a table, a benchmark, `world:NAME` or a set.
         share: of images of known classes that may be refused.
         mode: how to predict; None: the method's usual mode.
@@ -94,9 +94,10 @@ def evaluate_unknown(
     mode = model.pick_mode(mode)
     limit = check_known(model, known.classes, share, mode)
     images = gallery_of(unknown, root)
-    scaled = model.calibrated(model.logits(images, progress=progress)[mode], mode)
-    outside = model.score(scaled, mode)
-    inside = (known.scores or {})[mode]
+    outside = (model.scores(images, mode, progress=progress)).float()
+    if known.scores is None:
+        raise UsageError("the evaluation of known images has no scores; make it with scores=True")
+    inside = known.scores[mode].float()
     accepted = int((outside >= limit.value).sum())
     low, high = share_interval(accepted, len(outside))
     promised = limit.among(len(inside))
