@@ -231,7 +231,9 @@ def _without(
     way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
     edits = plan_edits(clip, images, kinds, way, seed, progress)
     parts = [] if removal is None else [removal.repair]
-    parts += [] if edits.repair is None else [edits.repair]
+    if edits.repair is not None:
+        center = edits.repair.center if removal is None else removal.repair.center
+        parts.append(replace(edits.repair, center=center))
     if parts:
         clip = clip.corrected(combine(*parts).correction())
     return clip, removal, edits
