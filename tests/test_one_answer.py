@@ -234,10 +234,12 @@ def by_classifier(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 def by_studio(run: Path, photos: Photos, backbone: str) -> np.ndarray:
     from dear.studio.classify import classify, open_uploads
-    from dear.studio.desk import open_desk
+    from dear.studio.state import open_state
 
-    desk = open_desk(run.parent, str(run), backbone, data=str(photos.folder))
-    verdicts = classify(desk, open_uploads(photos.files), photos.classes, open_data(TASK, "test").template, 4)
+    state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
+    verdicts = classify(
+        state, open_uploads(photos.files), photos.classes, open_data(TASK, "test").template, 4
+    )
     mode = next(mode for mode in verdicts[0].answers if mode != "zero-shot")
     return in_order([verdict.answers[mode] for verdict in verdicts], photos.classes)
 
@@ -339,12 +341,12 @@ def refused_by_classifier(run: Path, photos: Photos, backbone: str) -> list[bool
 
 def refused_by_studio(run: Path, photos: Photos, backbone: str) -> list[bool]:
     from dear.studio.classify import classify, open_uploads
-    from dear.studio.desk import open_desk
+    from dear.studio.state import open_state
 
-    desk = open_desk(run.parent, str(run), backbone, data=str(photos.folder))
+    state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
     template = open_data(TASK, "test").template
-    verdicts = classify(desk, open_uploads(photos.files), photos.classes, template, 4, reject=SHARE)
-    return [desk.find_model().modes[0] in verdict.refused for verdict in verdicts]
+    verdicts = classify(state, open_uploads(photos.files), photos.classes, template, 4, reject=SHARE)
+    return [state.find_model().modes[0] in verdict.refused for verdict in verdicts]
 
 
 def refused_by_service(run: Path, photos: Photos, backbone: str) -> list[bool]:

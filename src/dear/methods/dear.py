@@ -234,7 +234,7 @@ PRESETS = {
         },
         recipe={"batch": 4},
     ),
-    "paper": Preset("every value of the paper and its supplement"),
+    "paper": Preset("every value of the paper and its supplement", recipe={"epochs": 10}),
 }
 
 

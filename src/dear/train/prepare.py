@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dear._io.files import PathLike
 from dear._io.progress import Progress
@@ -42,7 +44,7 @@ class Job:
     spec: Spec  #: complete
     method: Method  #: untrained
     images: ImageSet  #: each once, all readable
-    recipe: Recipe
+    recipe: Recipe  #: of the Spec, with what it leaves to the device decided
     available: int  #: images of the split, before the draw
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
@@ -57,8 +59,8 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Training steps, none for a method without trained parameters."""
-        if not self.method.trainable_parameters:
+        """Training steps, none for a method without trained parameters (which may be empty before)."""
+        if not any(parameter.requires_grad for parameter in self.method.parameters()):
             return 0
         return self.recipe.epochs * -(-len(self.walked[1]) // self.recipe.batch)
 
@@ -85,7 +87,8 @@ class Job:
             seed=self.spec.seed,
             config=method.config,
         )
-        return replace(self, method=other, spec=Spec.of(other, self.recipe, self.images, self.spec))
+        spec = Spec.of(other, self.recipe, self.images, self.spec).changed(recipe=self.spec.recipe)
+        return replace(self, method=other, spec=spec)
 
 
 def prepare(
@@ -119,8 +122,6 @@ def prepare(
     kind = find_method(spec.method)
     if spec.focus is not None:
         check_focus(kind)
-    preset = kind.preset(spec.preset)
-    options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
     images, available, unreadable = _training_images(spec, data, drawn)
     clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
@@ -140,10 +141,7 @@ def prepare(
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
         spec = spec.changed(**_noted(without), copies=copies)
-    if kind.cut == "feature":  # the features of CLIP's own view are computed once, and cached
-        changes.setdefault("augment", False)
-        if any(option.name == "views" for option in fields(kind.Config)):
-            options.setdefault("views", 0)
+    options, recipe = settings(spec, images.labels)
     focus = None
     if spec.focus is not None and role_map is not None:
         role_map.check(clip, spec.allow_other_roles)
@@ -163,29 +161,47 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
-    recipe = Recipe.of(method, **{"seed": spec.seed, **_cpu_recipe(method), **changes})
-    if "epochs" not in spec.recipe:
-        walked = len(balanced_rows(images.labels)) if spec.balance else len(images)
-        recipe = enough_steps(recipe, walked)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
+    recipe = _on_device(recipe, method)
     return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
 
 
-def _cpu_recipe(method: Method) -> dict[str, object]:
-    """What a training through a tower does on a CPU unless the Spec says otherwise: the same in less time.
+def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], Recipe]:
+    """Options of the method and recipe of a training: what the Spec says, and defaults for the rest.
 
-    Where layers are frozen or a frozen pass is read, images have a few fixed views, whose frozen part is
-    computed once; matrices are in bfloat16, as on a GPU, where the processor is faster with it.
+    A method that learns from features alone learns from those of CLIP's own view, which are computed once and
+    cached, unless the recipe says `augment`. Few images are walked more often, unless it says `epochs`.
+
+    Args:
+        spec: what to train.
+        labels: of the training images; None where they are not known yet.
     """
-    device, changes = method.clip.device, dict[str, object]()
-    if device.type != "cpu" or not isinstance(method.cut, int):
-        return changes
-    if method.cut > 1 or method.reads_frozen:
-        changes["views"] = SHARED_VIEWS
-    if method.clip.dtype == torch.float32 and fast_bfloat16(device):
-        changes["precision"] = "bfloat16"
-    return changes
+    kind = find_method(spec.method)
+    preset = kind.preset(spec.preset)
+    options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
+    own_view = kind.cut == "feature" and not changes.setdefault("augment", False)
+    if own_view and any(option.name == "views" for option in fields(kind.Config)):
+        options.setdefault("views", 0)
+    recipe = Recipe.of(kind, **{"seed": spec.seed, **changes})
+    if "epochs" not in changes and labels is not None:
+        recipe = enough_steps(recipe, len(balanced_rows(labels)) if spec.balance else len(labels))
+    return options, recipe
+
+
+def _on_device(recipe: Recipe, method: Method) -> Recipe:
+    """The recipe with what it leaves to the device decided.
+
+    On a CPU a training through a tower has a few fixed views per image, where layers are frozen or a frozen
+    pass is read, because their frozen part is then computed once; and matrices in bfloat16, as on a GPU,
+    where the processor is faster with it.
+    """
+    clip, views, precision = method.clip, 0, recipe.precision
+    if clip.device.type == "cpu" and isinstance(method.cut, int):
+        views = SHARED_VIEWS if method.cut > 1 or method.reads_frozen else 0
+        if precision == "auto" and clip.dtype == torch.float32 and fast_bfloat16(clip.device):
+            precision = "bfloat16"
+    return replace(recipe, views=views if recipe.views is None else recipe.views, precision=precision)
 
 
 def _without(
