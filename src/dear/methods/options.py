@@ -41,7 +41,8 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self), extras=True).items():
+        kind: type[Any] = type(self)
+        for name, hint in _hints(kind, extras=True).items():
             value = getattr(self, name)
             try:
                 read = msgspec.convert(value, hint)
