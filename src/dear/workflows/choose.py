@@ -287,4 +287,3 @@ def _notes(images: ImageSet, folds: int, tried: Sequence[Candidate]) -> list[str
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
