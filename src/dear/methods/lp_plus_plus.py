@@ -105,9 +105,9 @@ class LPPlusPlus(Method):
         features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
         kind = self.weight.dtype
         cosines = images.to(kind) @ self.prompts.frozen.to(kind).T
-        images = self.config.images or len(labels) / len(self.classes)
-        self.per_class = self.per_class.new_tensor(images)
-        found = fit(features.to(kind), cosines, labels, self.config.steps, images)
+        per_class = self.config.images or len(labels) / len(self.classes)
+        self.per_class = self.per_class.new_tensor(per_class)
+        found = fit(features.to(kind), cosines, labels, self.config.steps, per_class)
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
 
     def settled_config(self) -> LPPlusPlusConfig:
