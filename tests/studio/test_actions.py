@@ -192,6 +192,16 @@ def test_one_unreadable_file_is_one_sentence_among_answers(tmp_path):
             readable_uploads(paths)
 
 
+def test_an_unreadable_file_does_not_lift_the_limit_on_pixels(tmp_path, monkeypatch):
+    monkeypatch.setattr("dear.studio.classify.MAX_PIXELS", 1000)
+    Image.new("RGB", (30, 20)).save(tmp_path / "large.png")
+    (tmp_path / "bad.png").write_text("no image")
+    large, bad = str(tmp_path / "large.png"), str(tmp_path / "bad.png")
+    for paths in ([large, large], [bad, large, large]):
+        with pytest.raises(InputError, match="pixels together"):
+            readable_uploads(paths)
+
+
 def test_class_names_are_read_from_lines_and_commas():
     assert parse_classes(" cat \ndog, cat,\n") == ["cat", "dog"]
     with pytest.raises(UsageError, match="at least two"):

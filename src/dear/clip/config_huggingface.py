@@ -214,14 +214,15 @@ def to_huggingface(config: ClipConfig, dtype: str) -> dict[str, Any]:
 
 def to_images(config: ClipConfig) -> dict[str, Any]:
     """The preprocessor_config.json that prepares images as `Clip.preprocess` does."""
-    size = config.vision.image_size
+    side = config.vision.image_size
+    square, squash = {"height": side, "width": side}, config.resize == "squash"
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": size},
-        "resample": 3,  # bicubic
-        "do_center_crop": True,
-        "crop_size": {"height": size, "width": size},
+        "size": square if squash else {"shortest_edge": side},
+        "resample": 2 if config.interpolation == "bilinear" else 3,
+        "do_center_crop": not squash,
+        "crop_size": square,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

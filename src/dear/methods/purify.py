@@ -48,7 +48,7 @@ class PurifyConfig(Options):
     mmd_to: Literal["gates", "all"] = "gates"  #: whom its gradient reaches: "gates" or "all"
     #: of the Gaussian kernels; None: around the median distance
     bandwidths: tuple[Positive, ...] | None = None
-    gate_rate: Positive = 1.0  #: learning rate of the gates' scalars, as a multiple of the recipe's
+    gate_rate: Positive = 20.0  #: learning rate of the gates' scalars, as a multiple of the recipe's
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,12 +57,12 @@ class PurifyConfig(Options):
 
 
 PRESETS = {
-    "strong": Preset(
-        "rates at which both parts act; chosen on two domains of world:domains",
-        options={"gate_rate": 20.0},
-        recipe={"lr": 3e-3},
+    "strong": Preset("rates at which both parts act; chosen on two domains of world:domains"),
+    "paper": Preset(
+        "the paper's values, and this package's where the paper says nothing",
+        options={"gate_rate": 1.0},
+        recipe={"lr": 1e-3},
     ),
-    "paper": Preset("the paper's values, and this package's where the paper says nothing"),
 }
 
 
@@ -73,7 +73,7 @@ class Purify(Method):
     title: ClassVar[str] = "Head purification"
     cut = 1
     dynamic: ClassVar[bool] = True  # domains of a batch decide which kernels are launched
-    recipe: ClassVar[Mapping[str, Any]] = {"batch": 32}
+    recipe: ClassVar[Mapping[str, Any]] = {"batch": 32, "lr": 3e-3}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = PurifyConfig
     config: PurifyConfig

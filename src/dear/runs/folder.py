@@ -40,7 +40,7 @@ from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.methods.calibration import Calibration
 from dear.runs.recipe import Line
-from dear.runs.reference import FILE as REFERENCE
+from dear.runs.reference import REFERENCE
 from dear.runs.spec import SCHEMA, Spec, plain, roles_digest
 
 FORMAT = "dear run"

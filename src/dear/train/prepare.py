@@ -30,6 +30,7 @@ from dear.photos.copies import JoinedImages
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.train.balance import balanced_rows, counts, enough_steps
+from dear.train.edit_trials import WAYS as EDIT_WAYS
 from dear.train.edits import EditPlan, plan_edits, split_without
 from dear.train.focus import check_focus, find_focus, focus_notices, focus_options
 from dear.train.frozen import SHARED_VIEWS
@@ -44,7 +45,7 @@ class Job:
     spec: Spec  #: complete
     method: Method  #: untrained
     images: ImageSet  #: each once, all readable
-    recipe: Recipe  #: of the Spec, with what it leaves to the device decided
+    recipe: Recipe
     available: int  #: images of the split, before the draw
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
@@ -87,8 +88,7 @@ class Job:
             seed=self.spec.seed,
             config=method.config,
         )
-        spec = Spec.of(other, self.recipe, self.images, self.spec).changed(recipe=self.spec.recipe)
-        return replace(self, method=other, spec=spec)
+        return replace(self, method=other, spec=Spec.of(other, self.recipe, self.images, self.spec))
 
 
 def prepare(
@@ -136,7 +136,8 @@ def prepare(
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
         used = concept_roles or role_map or given
-        clip, removal, edits = _without(clip, images, without, used, spec.seed, kind.cut != "feature")
+        inside = kind.cut != "feature"
+        clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress)
         for one in (edits, removal):
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
@@ -146,8 +147,8 @@ def prepare(
     if spec.focus is not None and role_map is not None:
         role_map.check(clip, spec.allow_other_roles)
         focus = find_focus(clip, images, spec.focus, role_map, progress)
-        notices += focus_notices(focus, clip, role_map)
-        options |= focus_options(focus)
+        notices += focus_notices(focus, clip, role_map, kind)
+        options |= focus_options(focus, kind)
     method = build_method(
         spec.method,
         clip,
@@ -161,9 +162,12 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
+    said = said_recipe(spec)
+    recipe = replace(
+        recipe, **{name: value for name, value in _cpu_recipe(method).items() if name not in said}
+    )
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
-    recipe = _on_device(recipe, method)
     return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
 
 
@@ -179,7 +183,7 @@ def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], 
     """
     kind = find_method(spec.method)
     preset = kind.preset(spec.preset)
-    options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
+    options, changes = {**preset.options, **spec.options}, said_recipe(spec)
     own_view = kind.cut == "feature" and not changes.setdefault("augment", False)
     if own_view and any(option.name == "views" for option in fields(kind.Config)):
         options.setdefault("views", 0)
@@ -189,19 +193,25 @@ def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], 
     return options, recipe
 
 
-def _on_device(recipe: Recipe, method: Method) -> Recipe:
-    """The recipe with what it leaves to the device decided.
+def said_recipe(spec: Spec) -> dict[str, Any]:
+    """What the Spec and its preset say about the recipe."""
+    return {**find_method(spec.method).preset(spec.preset).recipe, **spec.recipe}
 
-    On a CPU a training through a tower has a few fixed views per image, where layers are frozen or a frozen
-    pass is read, because their frozen part is then computed once; and matrices in bfloat16, as on a GPU,
-    where the processor is faster with it.
+
+def _cpu_recipe(method: Method) -> dict[str, Any]:
+    """What a training through a tower does on a CPU unless the Spec says otherwise: the same in less time.
+
+    Where layers are frozen or a frozen pass is read, images have a few fixed views, whose frozen part is
+    computed once; matrices are in bfloat16, as on a GPU, where the processor is faster with it.
     """
-    clip, views, precision = method.clip, 0, recipe.precision
-    if clip.device.type == "cpu" and isinstance(method.cut, int):
-        views = SHARED_VIEWS if method.cut > 1 or method.reads_frozen else 0
-        if precision == "auto" and clip.dtype == torch.float32 and fast_bfloat16(clip.device):
-            precision = "bfloat16"
-    return replace(recipe, views=views if recipe.views is None else recipe.views, precision=precision)
+    device, changes = method.clip.device, dict[str, Any]()
+    if device.type != "cpu" or not isinstance(method.cut, int):
+        return changes
+    if method.cut > 1 or method.reads_frozen:
+        changes["views"] = SHARED_VIEWS
+    if method.clip.dtype == torch.float32 and fast_bfloat16(device):
+        changes["precision"] = "bfloat16"
+    return changes
 
 
 def _without(
@@ -211,14 +221,15 @@ def _without(
     roles: PathLike | RoleMap | None,
     seed: int,
     heads_first: bool,
+    progress: Progress | None,
 ) -> tuple[Clip, Removal | None, EditPlan | None]:
     """The backbone without concepts and directions of edits, and how each was removed."""
     kinds, concepts = split_without(without)
     removal = None if concepts is None else remove(clip, images, concepts, roles, heads_first=heads_first)
     if not kinds:
         return clip if removal is None else removal.clip, removal, None
-    way = without.way if without.way in ("auto", "copies", "directions") or concepts is None else "auto"
-    edits = plan_edits(clip, images, kinds, way, seed)
+    way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
+    edits = plan_edits(clip, images, kinds, way, seed, progress)
     parts = [] if removal is None else [removal.repair]
     parts += [] if edits.repair is None else [edits.repair]
     if parts:
