@@ -41,8 +41,8 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        kind: type[Any] = type(self)
-        for name, hint in _hints(kind, extras=True).items():
+        own: Any = type(self)
+        for name, hint in _hints(own, extras=True).items():
             value = getattr(self, name)
             try:
                 read = msgspec.convert(value, hint)

@@ -42,14 +42,12 @@ class Recipe(Options):
     flip: Share = 0.5
     #: random crops and flips; False trains on CLIP's own view, whose frozen features are computed once
     augment: bool = True
-    #: "auto": bfloat16 on GPUs and CPUs that have it, float16 on other GPUs, else float32
+    #: "auto": bfloat16 on GPUs that have it, float16 on others, float32 on a CPU
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
     replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
     seed: int = 1
-    #: random views per image, chosen by the seed; 0: new ones in every epoch; None: 4 on a CPU where layers
-    #: are frozen, else 0
-    views: Count | None = None
+    views: Count = 0  #: random views per image, chosen by the seed; 0: new ones in every epoch
 
     def __post_init__(self) -> None:
         super().__post_init__()

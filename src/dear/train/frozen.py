@@ -79,7 +79,7 @@ class FrozenViews:
     ) -> None:
         self.method = in_precision(method, recipe.precision)
         self.feed = Feed(images, self.method.clip, recipe)
-        self.views = views or recipe.views or 1
+        self.views = max(1, recipe.views if views is None else views)
         self.limit_bytes, self.progress = limit_bytes, progress
         self.group = CPU_BATCH if self.feed.device.type == "cpu" else _at_once(self.feed.size)
         self.rows: Tensor | None = None  #: the images that are meant, [m]; None: all

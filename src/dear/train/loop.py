@@ -151,7 +151,7 @@ def make_step(
     recorded = (
         recipe.replay
         and not parts.method.dynamic
-        and (views is None or bool(recipe.views))
+        and (views is None or recipe.views > 0)
         and parts.feed.device.type == "cuda"
         and not parts.scaler.is_enabled()
         and left >= _WORTH_RECORDING

@@ -45,7 +45,7 @@ class Job:
     spec: Spec  #: complete
     method: Method  #: untrained
     images: ImageSet  #: each once, all readable
-    recipe: Recipe  #: of the Spec, with what it leaves to the device decided
+    recipe: Recipe
     available: int  #: images of the split, before the draw
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
@@ -88,8 +88,7 @@ class Job:
             seed=self.spec.seed,
             config=method.config,
         )
-        spec = Spec.of(other, self.recipe, self.images, self.spec).changed(recipe=self.spec.recipe)
-        return replace(self, method=other, spec=spec)
+        return replace(self, method=other, spec=Spec.of(other, self.recipe, self.images, self.spec))
 
 
 def prepare(
@@ -163,9 +162,12 @@ def prepare(
     )
     if method.notice:
         notices.append(method.notice)
+    said = said_recipe(spec)
+    recipe = replace(
+        recipe, **{name: value for name, value in _cpu_recipe(method).items() if name not in said}
+    )
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
-    recipe = _on_device(recipe, method)
     return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
 
 
@@ -181,7 +183,7 @@ def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], 
     """
     kind = find_method(spec.method)
     preset = kind.preset(spec.preset)
-    options, changes = {**preset.options, **spec.options}, {**preset.recipe, **spec.recipe}
+    options, changes = {**preset.options, **spec.options}, said_recipe(spec)
     own_view = kind.cut == "feature" and not changes.setdefault("augment", False)
     if own_view and any(option.name == "views" for option in fields(kind.Config)):
         options.setdefault("views", 0)
@@ -191,19 +193,25 @@ def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], 
     return options, recipe
 
 
-def _on_device(recipe: Recipe, method: Method) -> Recipe:
-    """The recipe with what it leaves to the device decided.
+def said_recipe(spec: Spec) -> dict[str, Any]:
+    """What the Spec and its preset say about the recipe."""
+    return {**find_method(spec.method).preset(spec.preset).recipe, **spec.recipe}
 
-    On a CPU a training through a tower has a few fixed views per image, where layers are frozen or a frozen
-    pass is read, because their frozen part is then computed once; and matrices in bfloat16, as on a GPU,
-    where the processor is faster with it.
+
+def _cpu_recipe(method: Method) -> dict[str, Any]:
+    """What a training through a tower does on a CPU unless the Spec says otherwise: the same in less time.
+
+    Where layers are frozen or a frozen pass is read, images have a few fixed views, whose frozen part is
+    computed once; matrices are in bfloat16, as on a GPU, where the processor is faster with it.
     """
-    clip, views, precision = method.clip, 0, recipe.precision
-    if clip.device.type == "cpu" and isinstance(method.cut, int):
-        views = SHARED_VIEWS if method.cut > 1 or method.reads_frozen else 0
-        if precision == "auto" and clip.dtype == torch.float32 and fast_bfloat16(clip.device):
-            precision = "bfloat16"
-    return replace(recipe, views=views if recipe.views is None else recipe.views, precision=precision)
+    device, changes = method.clip.device, dict[str, Any]()
+    if device.type != "cpu" or not isinstance(method.cut, int):
+        return changes
+    if method.cut > 1 or method.reads_frozen:
+        changes["views"] = SHARED_VIEWS
+    if method.clip.dtype == torch.float32 and fast_bfloat16(device):
+        changes["precision"] = "bfloat16"
+    return changes
 
 
 def _without(
@@ -223,9 +231,7 @@ def _without(
     way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
     edits = plan_edits(clip, images, kinds, way, seed, progress)
     parts = [] if removal is None else [removal.repair]
-    if edits.repair is not None:
-        center = edits.repair.center if removal is None else removal.repair.center
-        parts.append(replace(edits.repair, center=center))
+    parts += [] if edits.repair is None else [edits.repair]
     if parts:
         clip = clip.corrected(combine(*parts).correction())
     return clip, removal, edits
