@@ -230,8 +230,7 @@ class Service:
                 continue
             _require_finite(own, adapter.card.name)
             scaled, nearness = (own[:-1], own[-1:]) if near else (own, None)
-            score = None if limit is None else float(answerer.model.score(scaled[None], nearness))
-            rejected = limit is not None and score is not None and score < limit.value
+            rejected = limit is not None and float(answerer.model.score(scaled[None], nearness)) < limit.value
             answers.append(Answer(scaled.softmax(dim=-1), rejected))
         return answers
 

@@ -85,8 +85,8 @@ def trials_of(job: Job, views: FrozenViews | None, stop: Callable[[], bool] | No
 
 
 def _features(trained: Model, job: Job, views: FrozenViews | None) -> Tensor:
-    """Frozen features [n, E] of the training images."""
-    if views is None:
+    """Frozen features [n, E] of the training images, in the precision of answers."""
+    if views is None or views.method.clip is not trained.bound.clip:
         return trained.features(job.images)
     own = views.features(None, range(len(job.images)))
     return own[:, : trained.clip.config.embed_dim]  # a focus stands behind it
