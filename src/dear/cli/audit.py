@@ -53,12 +53,6 @@ ConceptNames = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command("audit")(audit)
-    app.command("repair")(repair)
-
-
 def audit(
     run: Annotated[
         str | None, typer.Argument(help="A run folder; leave it out to audit data alone.", show_default=False)

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from dear.runs.explain import Explainer
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("explain")(explain)
-
-
 def explain(
     run: Run,
     images: Annotated[

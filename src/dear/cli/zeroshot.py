@@ -19,18 +19,13 @@ from dear.cli.common import (
     device_named,
     print_accuracy,
     print_json,
+    print_unreadable,
     say,
     stages,
-    tell_unreadable,
 )
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("zeroshot")(zeroshot)
 
 
 def zeroshot(
@@ -83,9 +78,9 @@ def zeroshot(
     elif roles is not None:
         raise UsageError("--roles: the frozen model uses no role map; it is for --without")
     method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
-    with stages() as told:
-        found = evaluate_run(method, images, unreadable=unreadable, progress=told)
-    tell_unreadable(found)
+    with stages() as progress:
+        found = evaluate_run(method, images, unreadable=unreadable, progress=progress)
+    print_unreadable(found)
     gone = {} if clip.correction is None else {"removed": clip.correction.note}
     if as_json:
         print_json({**gone, "backbone": clip.name, "data": images.name, **found.report()})

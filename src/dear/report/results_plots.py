@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dear.report.look import FAINT, INK, PALETTE, apply_style
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from dear.bench.tables import Figure, Line
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon")
@@ -20,41 +22,6 @@ HEADINGS = {
     "accuracy": "Accuracy (%)",
     "target": "Accuracy on the unseen domain (%)",
 }
-
-
-class Measured(Protocol):
-    """A mean over seeds."""
-
-    @property
-    def mean(self) -> float:
-        """The mean."""
-
-    @property
-    def std(self) -> float | None:
-        """Sample standard deviation over seeds; None for one seed."""
-
-
-class Line(Protocol):
-    """What one method, in one mode, reached on one dataset."""
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-
-    @property
-    def mode(self) -> str:
-        """Its mode."""
-
-    @property
-    def dataset(self) -> str:
-        """Name of the dataset."""
-
-    @property
-    def shots(self) -> int:
-        """Training images per class."""
-
-    def figure(self, column: str) -> Measured | None:
-        """The accuracy named `column`; None where it was not measured."""
 
 
 def series_name(line: Line) -> str:
@@ -76,7 +43,7 @@ def short_name(dataset: str) -> str:
     return escape(dataset.removeprefix("world:"))
 
 
-def _spreads(there: Sequence[tuple[object, Measured]]) -> list[float | None]:
+def _spreads(there: Sequence[tuple[object, Figure]]) -> list[float | None]:
     """Standard deviations in percent; None, drawn as nothing, where there is one seed."""
     return [None if value.std is None else 100 * value.std for _, value in there]
 
@@ -116,10 +83,10 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
     for hm in range(10, 100, 10):
         base = [hm / 2 + 0.25 + 0.25 * step for step in range(int((100 - hm / 2 - 0.25) / 0.25) + 1)]
         novel = [hm * b / (2 * b - hm) for b in base]
-        kept = [(b, n) for b, n in zip(base, novel, strict=True) if 0 <= n <= 100]
+        shown = [(b, n) for b, n in zip(base, novel, strict=True) if 0 <= n <= 100]
         figure.add_scatter(
-            x=[b for b, _ in kept],
-            y=[n for _, n in kept],
+            x=[b for b, _ in shown],
+            y=[n for _, n in shown],
             mode="lines",
             line={"color": FAINT, "width": 1},
             hoverinfo="skip",

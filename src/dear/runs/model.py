@@ -40,7 +40,6 @@ from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, 
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
-    REFERENCE,
     load_run,
     locked,
     read_calibration,
@@ -52,7 +51,7 @@ from dear.runs.folder import (
     write_spec,
 )
 from dear.runs.recipe import Line
-from dear.runs.reference import Reference
+from dear.runs.reference import REFERENCE, Reference
 from dear.runs.spec import Spec, digest, plain
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dear.heads.values import find_concept
 from dear.heads.without import role_map, ways_to_remove
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
-from dear.studio.desk import EXAMPLE, Desk
+from dear.studio.state import EXAMPLE, StudioState
 from dear.workflows.audit import Audit, AuditOptions, audit
 from dear.workflows.audit_evidence import evidence
 from dear.workflows.audit_model import without
@@ -27,32 +27,32 @@ CHOICES = CONCEPTS
 
 
 class Auditor:
-    """Audits the model on the desk."""
+    """Audits the model of the studio."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, state: StudioState) -> None:
+        self.state = state
 
     def images(self, data: str, model: Model) -> ImageSet:
-        """The images to audit: named by the visitor, else those on the desk whose classes the model knows."""
+        """The images to audit: named by the visitor, else those of the studio that it has classes of."""
         name = data.strip()
         if name:
-            if not self.desk.local and not name.startswith("world:"):
+            if not self.state.local and not name.startswith("world:"):
                 raise UsageError(
                     "this studio is open to other computers, so its folders cannot be named here"
                 )
             return open_data(name, "train")
-        if self.desk.example:
+        if self.state.example:
             return open_data(EXAMPLE, "train").select_classes(model.classes)
-        known = [each for each in self.desk.images.classes if each in set(model.classes)]
+        known = [each for each in self.state.images.classes if each in set(model.classes)]
         if len(known) < 2:
             raise UsageError("name the images that the model was trained on: a folder, a table or world:NAME")
-        return self.desk.images.select_classes(known)
+        return self.state.images.select_classes(known)
 
     def find(self, concept: str, data: str = "", progress: Progress | None = None) -> Audit:
         """The audit of one concept."""
-        model = self.desk.find_model(progress)
+        model = self.state.find_model(progress)
         find_concept(concept)
-        options = AuditOptions(concepts=(concept,), shots=SHOTS, roles=self.desk.roles)
+        options = AuditOptions(concepts=(concept,), shots=SHOTS, roles=self.state.roles)
         return audit(self.images(data, model), model.method, options, progress)
 
     def answers(
@@ -64,7 +64,7 @@ class Auditor:
         without_it: bool = True,
     ) -> list[Thumbnail]:
         """The model's answers for a visitor's images, and if wanted those without the concept."""
-        model = self.desk.find_model(progress)
+        model = self.state.find_model(progress)
         opened = [image for _, image in images]
         answers = [model.probabilities(opened)]
         if without_it:
@@ -72,10 +72,10 @@ class Auditor:
         shown = []
         for (name, image), *rows in zip(images, *answers, strict=True):
             best = [(model.classes[int(row.argmax())], float(row.max())) for row in rows]
-            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.0%}")]
+            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.1%}")]
             if without_it:
                 same = best[0][0] == best[1][0]
-                line = f"without: {best[1][0]} {best[1][1]:.0%}{'' if same else ' (changed)'}"
+                line = f"without: {best[1][0]} {best[1][1]:.1%}{'' if same else ' (changed)'}"
                 lines.append(("soft" if same else "wrong", line))
             shown.append(Thumbnail(thumbnail(image), name, tuple(lines)))
         return shown
@@ -83,7 +83,7 @@ class Auditor:
     def _without(self, model: Model, concept: str, data: str, progress: Progress | None) -> Model:
         """The model with the concept removed, as the audit removes it; nothing is trained."""
         training = few_shot(self.images(data, model), SHOTS, AuditOptions().seed)
-        roles = role_map(self.desk.roles, model.clip)
+        roles = role_map(self.state.roles, model.clip)
         layers = model.clip.config.vision.last_third if roles is None else roles.layers
 
         def images_done(done: int) -> None:

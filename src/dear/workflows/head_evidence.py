@@ -19,7 +19,7 @@ from dear.heads.embed import sentence_embedder
 from dear.heads.explain import ActivatingImages, activating_images, attention_maps
 from dear.heads.roles import RoleMap
 from dear.report.page import thumbnail
-from dear.report.roles_facts import Evidence, Key, Seen
+from dear.report.roles_facts import HeadEvidence, Key, Seen
 
 _THUMB = 104  # pixels per side
 _LEVELS = "0123456789"
@@ -34,7 +34,7 @@ def measure_heads(
     top: int = 4,
     allow_other: bool = False,
     progress: Progress | None = None,
-) -> Evidence:
+) -> HeadEvidence:
     """Measure what the page shows.
 
     Args:
@@ -56,7 +56,7 @@ def measure_heads(
     progress("plane", 0, None)
     plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
     if clip is None or images is None:
-        return Evidence(plane=plane)
+        return HeadEvidence(plane=plane)
     chosen = [key for key, _ in roles] if heads is None else list(dict.fromkeys(heads))
     for key in chosen:
         roles[key]  # raises for a head that does not exist
@@ -71,7 +71,7 @@ def measure_heads(
     wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
     shown = _shown(found, numbers, wanted, _looks(clip, some, wanted, chosen))
     task = _task(clip, images, numbers, seen)
-    return Evidence(
+    return HeadEvidence(
         thumbnails={numbers[row]: _thumbnail(clip, images, numbers[row]) for row in wanted},
         names={numbers[row]: _name(images, numbers[row]) for row in wanted},
         heads=shown,
