@@ -405,9 +405,9 @@ class DeAR(Method):
             terms = torch.cat([features_of(self.clip, batch) for batch in batches(False)])
             self.focus_mean.copy_(terms[:, self.clip.config.embed_dim :].mean(dim=0))
 
-    def _stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
+    def stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
         """With a focus, also what its heads contribute to the frozen image feature [B, E]."""
-        stage, x, at = super()._stages(pixels)
+        stage, x, at = super().stages(pixels)
         focus, visual = self.clip.focus, self.clip.visual
         if not focus:
             return stage, x, at
