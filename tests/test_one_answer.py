@@ -260,7 +260,7 @@ def by_service(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 
 def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.workflows.audit import scores_of
+    from dear.workflows.audit_model import scores_of
 
     scores = scores_of(load_run(run, photos.clip), open_data(photos.folder, "all"))
     return (scores.double() / TEMPERATURE).softmax(-1).numpy()

@@ -163,7 +163,7 @@ def test_recordings_on_a_gpu() -> None:
 
 
 def test_an_operation_that_cannot_be_recorded_runs_anyway(monkeypatch) -> None:
-    def refuse(*_):
+    def refuse(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr("dear.clip.gpu.recorded.Recording", refuse)

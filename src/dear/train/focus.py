@@ -51,7 +51,7 @@ def find_focus(
         images: the training images.
         wanted: a role of the map, in any case, or "auto".
         roles: the backbone's role map.
-        progress: told about the images that are read.
+        progress: called with (stage, done, total).
     """
     heads = {
         name: left
@@ -100,8 +100,8 @@ def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
 
 def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap, kind: type[Method]) -> list[str]:
     """What was chosen, why, and what to know about the backbone."""
-    told = hardly_specialized(roles)
-    found = [] if told is None else [f"{clip.name}: {told}, so a focus gains little or nothing here."]
+    sentence = hardly_specialized(roles)
+    found = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
     if choice.role is None:
         return [*found, f"Focus: none; {choice.why}."]
     weight = f", weight {choice.weight:g}" if "focus_weight" in focus_options(choice, kind) else ""
