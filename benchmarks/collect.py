@@ -85,7 +85,7 @@ def rows_of(
     for mode, values in result["modes"].items():
         by_dataset: dict[str, dict[str, Any]] = {}
         for column, value in values.items():
-            dataset, heading = protocol.place(cell, column, names)
+            dataset, heading = protocol.column_of(cell, column, names)
             by_dataset.setdefault(dataset.removesuffix(held_out), {})[heading] = value
         for dataset, found in by_dataset.items():
             yield {**common, "mode": mode, "dataset": dataset, **found}

@@ -19,13 +19,13 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import collect
 
-from dear.bench.cells import Cell, Place
+from dear.bench.cells import Cell, Environment
 from dear.bench.engines import Local, compute
 from dear.bench.plan import Request, plan
 from dear.bench.session import backbone, starting_roles
@@ -33,6 +33,7 @@ from dear.bench.store import Grid, Summary
 from dear.data.open import BENCHMARKS, open_data
 from dear.errors import DearError, UsageError
 from dear.methods import METHODS, find_method
+from dear.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,13 +103,17 @@ def plan_part(part: Part, methods: Sequence[str], seeds: Sequence[int], device: 
         backbone=part.name,
         identity=clip.identity,
         roles=starting_roles(clip, part.roles),
-        methods=methods,
         datasets=list(part.datasets),
         seeds=seeds,
         templates={name: template for name, template in part.datasets.items() if template is not None},
         data_root=part.root,
     )
-    return plan("base-to-novel", request)
+    cells = []
+    for method in methods:  # as their authors train: random crops, so many epochs however few the images
+        epochs = Recipe.of(find_method(method.partition("@")[0])).epochs
+        recipe = {"augment": True, "epochs": epochs}
+        cells += plan("base-to-novel", replace(request, methods=[method], recipe=recipe))
+    return cells
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,8 +132,10 @@ def run(args: argparse.Namespace) -> int:
     planned = [(part, plan_part(part, methods, seeds, args.device)) for part in parts]
     failed = 0
     for part, cells in planned:
-        place = Place(part.backbone, part.root, part.roles, args.device)
-        summary = Grid(Path(args.out) / part.name).run(cells, place, Local(compute, args.workers), _tell)
+        environment = Environment(part.backbone, part.root, part.roles, args.device)
+        summary = Grid(Path(args.out) / part.name).run(
+            cells, environment, Local(compute, args.workers), _tell
+        )
         failed += _told(part, summary)
     return failed
 
@@ -138,7 +145,7 @@ def _tell(outcome: object, done: int, total: int) -> None:
 
 
 def _told(part: Part, summary: Summary) -> int:
-    counts = f"{len(summary.computed)} computed, {len(summary.kept)} kept, {len(summary.failed)} failed"
+    counts = f"{len(summary.computed)} computed, {len(summary.cached)} kept, {len(summary.failed)} failed"
     print(f"\r{part.name}: {counts}", file=sys.stderr)
     for cell, why in summary.failed.items():
         print(f"failed: {cell.title}: {why}", file=sys.stderr)

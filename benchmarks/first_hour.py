@@ -139,7 +139,7 @@ def answers(
         if asked.steps:
             from dear.methods import find_method
 
-            batch = find_method("dear").preset("strong").recipe["batch"]
+            batch = find_method("dear").recipe["batch"]
             runs["dear"][1]["epochs"] = -(-asked.steps // -(-len(train) // batch))
     for name, (method, recipe) in runs.items():
         began = time.perf_counter()

@@ -14,7 +14,7 @@ from pathlib import Path
 import grimp
 
 DIAGRAM = Path(__file__).parents[1] / "docs" / "images" / "architecture.svg"
-BASE = ("_io", "errors")
+BASE = ("_io", "cluster", "errors")
 # Where boxes stand, in three columns; a package that is missing here is an error, so that none is forgotten.
 ROWS = (
     ("", "cli", ""),
@@ -26,7 +26,7 @@ ROWS = (
     ("", "methods", "photos"),
     ("heads", "world", "data"),
     ("", "clip", ""),
-    ("_io", "", "errors"),
+    ("_io", "cluster", "errors"),
 )
 OWNS = {
     "cli": "commands and options",
@@ -45,6 +45,7 @@ OWNS = {
     "data": "folders, tables, benchmarks",
     "clip": "frozen towers, checkpoints",
     "_io": "files, schemas, images",
+    "cluster": "Ray",
     "errors": "errors",
 }
 WIDTH, BOX, HEIGHT, GAP, STEP = 780, 190, 46, 36, 250

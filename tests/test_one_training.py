@@ -10,16 +10,18 @@ import pytest
 import torch
 
 import dear
-from dear.bench.cells import Place
+from dear.bench.cells import Environment
 from dear.bench.plan import Request, find_protocol, plan
 from dear.bench.session import Session
 from dear.cli import build_app
+from dear.data.shots import few_shot
 from dear.heads.known_roles import known_roles
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.studio.desk import Desk
+from dear.studio.state import StudioState
 from dear.studio.training import Trainer
+from dear.train.prepare import settings as completed
 from dear.workflows.adapt import adapt
 from dear.workflows.repair import repair_run
 
@@ -99,7 +101,7 @@ def test_the_classifier_trains_the_same(name: str, photos: Path, trained: dict[s
 def test_the_studio_trains_the_same(
     name: str, photos: Path, trained: dict[str, Path], tmp_path: Path
 ) -> None:
-    trainer = Trainer(Desk(dear.load("mini"), None, dear.open_data(photos, "test"), tmp_path))
+    trainer = Trainer(StudioState(dear.load("mini"), None, dear.open_data(photos, "test"), tmp_path))
     trainer.start(Spec().changed(data=str(photos), **settings(name)))
     assert trainer.wait(120).state == "finished", trainer.watched.message
     assert trainer.run is not None
@@ -140,8 +142,38 @@ def test_a_bench_cell_trains_the_same(name: str, photos: Path, trained: dict[str
     )
     (cell,) = plan("few-shot", request)
     assert spec.focus or cell.spec.key == spec.key  # what a focus comes to is found when it trains
-    session = Session(cell, Place("mini"))
+    session = Session(cell, Environment("mini"))
     same(Model.load(trained[name]), session.fit(find_protocol("few-shot").training(session.data)))
+
+
+@pytest.mark.parametrize("name", ["linear-probe", "tip-adapter", "proker", "lp-plus-plus", "clip-adapter"])
+def test_a_bench_cell_trains_as_adapt_does_with_nothing_said(name: str) -> None:
+    data = "world:textures"
+    request = Request("mini", dear.load("mini").identity, None, [name], [data], [SEED], [1])
+    (cell,) = plan("few-shot", request)
+    session = Session(cell, Environment("mini"))
+    found = session.fit(find_protocol("few-shot").training(session.data)).method.adapter_state()
+    expected = adapt(data, method=name, shots=1, seed=SEED, calibrate=False)
+    assert found
+    for tensor, value in expected.method.adapter_state().items():
+        assert torch.equal(found[tensor], value), tensor
+
+
+def test_dear_is_planned_as_adapt_trains_it() -> None:
+    """Few images: the same least number of steps, and the paper's ten epochs where its preset is named."""
+    images = few_shot(dear.open_data("world:textures"), 2, SEED)
+    request = Request(
+        "mini", "sha256:0", known_roles(dear.load("mini")), ["dear"], ["world:textures"], [SEED], [2]
+    )
+    (cell,) = plan("few-shot", request)
+    ours, theirs = (
+        completed(spec, images.labels) for spec in (cell.spec, Spec(method="dear", shots=2, seed=SEED))
+    )
+    assert ours[1] == theirs[1]
+    assert ours[1].epochs > 10
+    assert theirs[0].items() <= ours[0].items()
+    (paper,) = plan("few-shot", replace(request, methods=["dear@paper"]))
+    assert completed(paper.spec, images.labels)[1].epochs == 10
 
 
 def test_dear_is_the_recommended_preset_on_a_bench_too() -> None:

@@ -17,7 +17,7 @@ from dear.methods.base import Loss, in_precision
 from dear.runs.recipe import Recipe
 from dear.train.frozen import steps_at_once
 from dear.train.loop import optimizer_of, rates_of
-from dear.train.recording import Inputs, Recording, can_record
+from dear.train.recording import Inputs, StepRecording, can_record
 from measure.literal import LiteralStep
 
 
@@ -136,7 +136,7 @@ class SpeedTask:
             return list(zip(*(t.split(self.batch) for t in (*given, self.labels)), strict=True))
 
         assert can_record(optimizer)
-        replay = Recording(gradients, inputs()[0], learned, optimizer)
+        replay = StepRecording(gradients, inputs()[0], learned, optimizer)
 
         def run() -> None:
             for part in inputs():

@@ -28,12 +28,12 @@ def test_bench_writes_cells_tables_and_a_page_and_continues(dear, tmp_path):
     first = dear("bench", "base-to-novel", "--seeds", "1,2", "--json")
     assert first.exit_code == 0, first.output
     answer = json.loads(first.stdout)
-    assert (answer["computed"], answer["kept"], answer["failed"]) == (4, 0, {})
+    assert (answer["computed"], answer["cached"], answer["failed"]) == (4, 0, {})
     for name in ("base-to-novel.md", "base-to-novel.csv", "base-to-novel.tex", "base-to-novel.html"):
         assert (tmp_path / "grid" / name).stat().st_size > 100
     assert len(list((tmp_path / "grid" / "cells").iterdir())) == 4
     second = json.loads(dear("bench", "base-to-novel", "--seeds", "1,2,3", "--json").stdout)
-    assert (second["computed"], second["kept"]) == (2, 4)
+    assert (second["computed"], second["cached"]) == (2, 4)
 
 
 def test_a_failing_cell_gives_status_1_and_the_others_their_table(dear, tmp_path):
@@ -103,7 +103,7 @@ def test_a_grid_killed_in_the_middle_is_continued_with_the_same_numbers(
     killed = subprocess.run([sys.executable, "-c", code, *words], check=False, capture_output=True)
     assert killed.returncode == -9
     again = json.loads(CliRunner().invoke(build_app(), [*words, "--json"]).stdout)
-    assert (again["kept"], again["computed"]) == (2, 4)
+    assert (again["cached"], again["computed"]) == (2, 4)
     assert _modes(out) == _modes(tmp_path / "whole")
 
 

@@ -8,9 +8,8 @@ import pytest
 from made_cells import make_cell
 
 from dear.bench import engines
-from dear.bench.cells import Place
-from dear.bench.engines import Local, make_engine
-from dear.bench.on_ray import OnRay
+from dear.bench.cells import Environment
+from dear.bench.engines import Local, OnRay, make_engine
 from dear.bench.store import Grid
 from dear.errors import UsageError
 
@@ -64,7 +63,7 @@ def _numbers(folder, engine, place):
 
 
 def test_processes_write_the_same_bytes_as_one_process_and_survive_a_kill(tmp_path, work):
-    place = Place("mini", data_root=str(tmp_path))
+    place = Environment("mini", data_root=str(tmp_path))
     alone, _ = _numbers(tmp_path / "one", Local(work.value), place)
     several, summary = _numbers(tmp_path / "two", Local(work.fragile, workers=2), place)
     assert several == alone
@@ -75,7 +74,7 @@ def test_processes_write_the_same_bytes_as_one_process_and_survive_a_kill(tmp_pa
 
 
 def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):
-    _, summary = _numbers(tmp_path / "out", Local(work.doomed, workers=2), Place("mini", str(tmp_path)))
+    _, summary = _numbers(tmp_path / "out", Local(work.doomed, workers=2), Environment("mini", str(tmp_path)))
     assert [cell.seed for cell in summary.failed] == [3]
     assert "died 2 times" in summary.failed[CELLS[2]]
     assert len(summary.computed) == 5
@@ -85,7 +84,7 @@ def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):
 
 
 def test_ray_writes_the_same_bytes_and_survives_a_killed_worker(tmp_path, work, ray):
-    place = Place("mini", data_root=str(tmp_path))
+    place = Environment("mini", data_root=str(tmp_path))
     alone, _ = _numbers(tmp_path / "one", Local(work.value), place)
     import ray.cloudpickle as cloudpickle
 
@@ -100,7 +99,7 @@ def test_ray_reports_a_cell_whose_worker_is_always_lost(tmp_path, work, ray):
     import ray.cloudpickle as cloudpickle
 
     cloudpickle.register_pickle_by_value(work)
-    _, summary = _numbers(tmp_path / "out", OnRay(work.doomed, retries=0), Place("mini", str(tmp_path)))
+    _, summary = _numbers(tmp_path / "out", OnRay(work.doomed, retries=0), Environment("mini", str(tmp_path)))
     assert [cell.seed for cell in summary.failed] == [3]
     assert "lost" in summary.failed[CELLS[2]]
 
@@ -142,7 +141,7 @@ def test_real_cells_on_ray_agree_with_this_process(tmp_path, backbone, table, ro
         shots=[4],
         recipe={"epochs": 2},
     )
-    cells, place = plan("base-to-novel", request), Place(backbone, roles_file=roles_file)
+    cells, place = plan("base-to-novel", request), Environment(backbone, roles_file=roles_file)
     found = []
     for name, engine in (("here", Local(compute)), ("ray", OnRay(compute))):
         grid = Grid(tmp_path / name)

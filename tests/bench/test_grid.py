@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from made_cells import make_cell
 
-from dear.bench.cells import Cell, Place
+from dear.bench.cells import Cell, Environment
 from dear.bench.engines import Local
 from dear.bench.store import Grid
 from dear.errors import RunError
 
-PLACE = Place(backbone="none")
+PLACE = Environment(backbone="none")
 
 
 def make(seed=1, **changes):
@@ -74,7 +74,7 @@ def test_second_run_computes_only_what_is_missing(tmp_path):
     assert len(first.computed) == 2
     second = grid.run([make(1), make(2), make(3)], PLACE, Local(work))
     assert work.seen == [1, 2, 3]
-    assert [cell.seed for cell in second.kept] == [1, 2]
+    assert [cell.seed for cell in second.cached] == [1, 2]
     assert grid.read(make(3)) == {"modes": {"default": {"base": 0.3}}}
 
 

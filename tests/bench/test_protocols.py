@@ -11,7 +11,7 @@ from PIL import Image
 
 import dear
 from dear.bench.ablations import STUDIES, study
-from dear.bench.cells import Place
+from dear.bench.cells import Environment
 from dear.bench.engines import Local, compute
 from dear.bench.plan import Request, plan, plan_study
 from dear.bench.protocols import held_out
@@ -48,7 +48,7 @@ def asked(backbone, table, roles_file):
 
 @pytest.fixture
 def place(backbone, roles_file):
-    return Place(backbone, roles_file=roles_file)
+    return Environment(backbone, roles_file=roles_file)
 
 
 def run(cell, place):
@@ -126,7 +126,7 @@ def test_transfer_answers_among_the_targets_own_classes(backbone, table, place, 
         if test.classes[y] in ("blue", "grey")
     ]
     few.write_text("path,label,split\n" + "".join(row.replace(f"{test.root}/", "") for row in rows))
-    place = Place(place.backbone, roles_file=place.roles_file, data_root=str(test.root))
+    place = Environment(place.backbone, roles_file=place.roles_file, data_root=str(test.root))
     for protocol in ("cross-dataset", "domain-shift"):
         (cell,) = plan(protocol, asked(methods=["dear"], targets=[str(few)]))
         result = run(cell, place)
@@ -226,7 +226,7 @@ def test_imported_draws_are_used_and_bind_the_cell(table, place, asked, tmp_path
     file.write_text("".join(json.dumps({"path": key}) + "\n" for key in other))
     (bound,) = plan("few-shot", asked(methods=["zeroshot"], shots=[2], draws=str(tmp_path)))
     assert bound.key != cell.key
-    where = Place(place.backbone, roles_file=place.roles_file, draws=str(tmp_path))
+    where = Environment(place.backbone, roles_file=place.roles_file, draws=str(tmp_path))
     used = [json.loads(line)["path"] for line in run(bound, where)["draw"]["jsonl"].splitlines()]
     assert sorted(used) == other
     assert drawn != used
@@ -329,7 +329,7 @@ def test_a_cell_that_two_studies_share_is_computed_once(asked, tmp_path):
         seen.append(cell["roles"])
         return {"modes": {"fused": {"base": 0.5, "novel": 0.5, "hm": 0.5}}}
 
-    Grid(tmp_path).run(cells, Place("none"), Local(work))
+    Grid(tmp_path).run(cells, Environment("none"), Local(work))
     assert len(cells) == 7
     assert len(seen) == 6
     assert len({cell.key for cell in cells}) == 6

@@ -13,7 +13,7 @@ from dear.heads.contributions import decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
 from dear.heads.explain import attention_maps
-from dear.report.roles_facts import Evidence, map_quality
+from dear.report.roles_facts import HeadEvidence, map_quality
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -68,7 +68,7 @@ def test_roles_come_with_the_share_that_heads_explain(family: str) -> None:
     share = decompose(clip, pixels).explained
     assert share is not None
     assert roles.evidence["linear_share"] == pytest.approx(float(share.mean()), abs=1e-3)
-    said = " ".join(finding.sentence for finding in map_quality(roles, Evidence()))
+    said = " ".join(finding.sentence for finding in map_quality(roles, HeadEvidence()))
     assert "split among heads" in said
     assert "exact" not in said
 

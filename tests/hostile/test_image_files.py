@@ -16,7 +16,7 @@ from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear.data import open_data
 from dear.data.check import check_images
 from dear.errors import DataError, InputError
-from dear.studio.classify import open_uploads
+from dear.studio.classify import open_uploads, readable_uploads
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -78,6 +78,9 @@ def test_a_bomb_of_allowed_size_in_a_studio_upload_is_counted(tmp_path: Path) ->
     with pytest.raises(InputError, match="together"):
         open_uploads([str(tmp_path / "a.png")] * 3)
     assert 2 * side**2 < MAX_PIXELS < 3 * side**2
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="together"):  # one broken file does not lift the limit
+        readable_uploads([str(tmp_path / "broken.png"), *[str(tmp_path / "a.png")] * 3])
 
 
 def test_text_in_a_png_does_not_grow() -> None:

@@ -41,6 +41,7 @@ def test_this_computer_is_served(host: str) -> None:
         {"host": "evil.example:7860"},  # a name that was made to point at this computer
         {"host": "127.0.0.1.evil.example"},
         {"host": ""},
+        {"host": "["},  # no address at all
         {"host": "127.0.0.1:7860", "origin": "https://evil.example"},  # a page elsewhere that posts here
         {"host": "127.0.0.1:7860", "origin": "null"},
         {"host": "evil.example@127.0.0.1.evil.example"},
@@ -52,3 +53,9 @@ def test_other_names_and_other_pages_are_not(headers: dict[str, str]) -> None:
 
 def test_a_studio_for_others_is_for_others() -> None:
     assert answer(False, host="studio.example", origin="https://studio.example")[0] == 200
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("headers", [{"host": "["}, {"host": "localhost", "origin": "http://["}])
+def test_an_address_that_is_none_is_refused(local: bool, headers: dict[str, str]) -> None:
+    assert answer(local, **headers)[0] == 403

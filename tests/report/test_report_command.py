@@ -68,7 +68,7 @@ def test_a_run_finds_its_own_images_from_any_folder(run, tmp_path, monkeypatch):
 
 
 def test_a_run_without_its_images_asks_for_them(run, tmp_path):
-    from dear.studio.desk import open_desk
+    from dear.studio.state import open_state
 
     moved = tmp_path / "run"
     shutil.copytree(run, moved)
@@ -83,8 +83,8 @@ def test_a_run_without_its_images_asks_for_them(run, tmp_path):
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "page.html").exists()
     (tmp_path / config["dataset"]).mkdir()  # a folder of that bare name here is not the run's data
-    (tmp_path / "desk").mkdir()
-    assert open_desk(tmp_path / "desk", run=str(moved)).images.name == "examples of the attribute world"
+    (tmp_path / "studio").mkdir()
+    assert open_state(tmp_path / "studio", run=str(moved)).images.name == "examples of the attribute world"
 
 
 def test_an_exported_run_on_mini_equals_pytorch_without_importing_it(run, photos, tmp_path):

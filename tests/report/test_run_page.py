@@ -178,3 +178,17 @@ def test_purified_heads_get_their_image(clip, test_set):
     assert "Which heads were strengthened" in page
     assert "head 3" in page
     assert "epoch " in page
+
+
+def test_a_frozen_model_has_no_trained_classes(clip, test_set):
+    frozen = ZeroShot(clip, ["red", "green", "blue"])
+    page = run_page(examine(frozen, test_set))
+    assert "trained class" not in page
+    assert "Nothing was trained" in page
+    assert "decoupled" not in page
+
+
+def test_only_modes_of_the_method_are_explained(facts):
+    page = run_page(facts)
+    assert "<dt>decoupled</dt>" in page
+    assert "<dt>auto</dt>" not in page

@@ -10,7 +10,7 @@ import pytest
 import torch
 from made_cells import make_cell
 from PIL import Image
-from studio_desk import backbone, desk, images, model, roles
+from studio_state import backbone, images, model, roles, state
 
 from dear.data import open_data
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
@@ -31,23 +31,23 @@ from dear.studio.classify import (
     which_to_trust,
 )
 from dear.studio.compare import FROZEN, compare_models, model_names
-from dear.studio.desk import Stopped, open_desk
 from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
-from dear.studio.search import Search
+from dear.studio.search import ImageSearch
+from dear.studio.state import Stopped, open_state
 from dear.studio.training import Trainer
 
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-# --- the desk ------------------------------------------------------------------------------------------
+# --- the state ------------------------------------------------------------------------------------------
 
 
 def training(data, epochs=10, backbone="", **changes):
     return Spec().changed(data=data, recipe={"epochs": epochs}, backbone=backbone, **changes)
 
 
-def test_with_nothing_given_the_desk_has_the_embedded_backbone_and_examples(tmp_path):
-    opened = open_desk(tmp_path)
+def test_with_nothing_given_the_studio_has_the_embedded_backbone_and_examples(tmp_path):
+    opened = open_state(tmp_path)
     assert opened.clip.name == "mini"
     assert opened.model is None
     assert len(opened.images) >= 100
@@ -56,11 +56,11 @@ def test_with_nothing_given_the_desk_has_the_embedded_backbone_and_examples(tmp_
 
 def test_a_missing_run_is_a_sentence(tmp_path):
     with pytest.raises(DearError, match="not a run folder"):
-        open_desk(tmp_path, run=str(tmp_path / "nothing"))
+        open_state(tmp_path, run=str(tmp_path / "nothing"))
 
 
 def test_long_work_can_be_stopped_from_its_progress(tmp_path):
-    fresh = desk(tmp_path, trained=False)
+    fresh = state(tmp_path, trained=False)
 
     def stop(what, done, total):
         raise Stopped
@@ -82,7 +82,7 @@ def test_the_map_has_a_button_a_head_with_its_role_in_words():
 
 
 def test_a_head_is_shown_with_images_and_its_attention(tmp_path):
-    viewer = Viewer(desk(tmp_path))
+    viewer = Viewer(state(tmp_path))
     key = first_key(roles())
     view = viewer.view(key)
     assert view.role == roles()[key]
@@ -92,8 +92,8 @@ def test_a_head_is_shown_with_images_and_its_attention(tmp_path):
     assert viewer.look(key, Image.new("RGB", (300, 100), "red")).size == (224, 224)
 
 
-def test_other_images_on_the_desk_are_looked_at_anew(tmp_path):
-    opened = desk(tmp_path)
+def test_other_images_of_the_studio_are_looked_at_anew(tmp_path):
+    opened = state(tmp_path)
     viewer, key = Viewer(opened), first_key(roles())
     before = viewer.view(key).most_names
     opened.images = open_data("world:textures", "test").subset(range(0, 300, 10))
@@ -124,7 +124,7 @@ def test_heads_that_do_not_exist_are_refused():
 def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
     shown = [("one.png", images().image(0)), ("two.png", images().image(9))]
     classes = ["car", "house", "red star", "beach"]  # two of them never trained
-    verdicts = classify(desk(tmp_path), shown, classes, "a photo of a {}.")
+    verdicts = classify(state(tmp_path), shown, classes, "a photo of a {}.")
     batch = torch.stack([backbone().preprocess(image) for _, image in shown])
     other = model().with_classes(classes, "a photo of a {}.")
     frozen = ZeroShot(backbone(), classes, template="a photo of a {}.")
@@ -142,7 +142,7 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
 
 
 def test_names_of_images_and_classes_are_escaped(tmp_path):
-    verdicts = classify(desk(tmp_path), [(EVIL, images().image(0))], [EVIL, "car"], "a {}.")
+    verdicts = classify(state(tmp_path), [(EVIL, images().image(0))], [EVIL, "car"], "a {}.")
     html = verdicts_html(verdicts)
     assert "<img src=x" not in html
     assert "&lt;img src=x" in html
@@ -156,7 +156,7 @@ def test_the_answer_to_trust_depends_on_what_was_trained():
     assert "1 of the" in why
     assert "zeppelin" in why
     assert which_to_trust(Model(ZeroShot(backbone(), trained)), ["a", "b"])[0] == "default"
-    verdicts = classify(desk(Path("unused")), [("a.png", images().image(0))], trained, "a {}.")
+    verdicts = classify(state(Path("unused")), [("a.png", images().image(0))], trained, "a {}.")
     html = verdicts_html(verdicts, "fused", "Trust it.", ["b.png: is no image"])
     assert html.count("trust this one") == 1
     assert "b.png: is no image" in html
@@ -165,10 +165,10 @@ def test_the_answer_to_trust_depends_on_what_was_trained():
 def test_images_of_no_class_are_refused_with_the_nearest_class_beside(tmp_path):
     shown, classes, template = [("one.png", images().image(0))], list(model().classes), model().template
     with pytest.raises(UsageError, match="no calibration"):
-        classify(desk(tmp_path), shown, classes, template, reject=0.1)
+        classify(state(tmp_path), shown, classes, template, reject=0.1)
     high = {"fused": ModeCalibration(temperature=2.0, logits=(1e6,) * 40)}
     low = {"decoupled": ModeCalibration(temperature=2.0, logits=(-1e6,) * 40)}
-    opened = desk(tmp_path)
+    opened = state(tmp_path)
     opened.use(Model(model(), Calibration(modes={**high, **low})), "a calibrated model")
     verdict = classify(opened, shown, classes, template, reject=0.1)[0]
     assert verdict.refused == ("fused",)
@@ -189,6 +189,16 @@ def test_one_unreadable_file_is_one_sentence_among_answers(tmp_path):
     assert complaints[0].startswith("bad.png: ")
     for paths in ([bad], [bad, bad], [], [good] * (MOST_IMAGES + 1)):
         with pytest.raises(InputError):
+            readable_uploads(paths)
+
+
+def test_an_unreadable_file_does_not_lift_the_limit_on_pixels(tmp_path, monkeypatch):
+    monkeypatch.setattr("dear.studio.classify.MAX_PIXELS", 1000)
+    Image.new("RGB", (30, 20)).save(tmp_path / "large.png")
+    (tmp_path / "bad.png").write_text("no image")
+    large, bad = str(tmp_path / "large.png"), str(tmp_path / "bad.png")
+    for paths in ([large, large], [bad, large, large]):
+        with pytest.raises(InputError, match="pixels together"):
             readable_uploads(paths)
 
 
@@ -218,7 +228,7 @@ def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
 
 
 def test_the_query_itself_is_nearest_and_others_follow_by_cosine(tmp_path):
-    search = Search(desk(tmp_path))
+    search = ImageSearch(state(tmp_path))
     found = search.find(images().image(5), "color", top=4)
     cosines = [cosine for _, _, cosine in found]
     assert cosines[0] == pytest.approx(1.0, abs=1e-4)
@@ -238,21 +248,21 @@ def test_a_folder_can_be_searched_here_but_not_from_other_computers(tmp_path):
     gallery.mkdir()
     for number in range(3):
         images().image(number * 7).save(gallery / f"{number}.png")
-    found = Search(desk(tmp_path)).find(images().image(7), "shape", str(gallery), top=2)
+    found = ImageSearch(state(tmp_path)).find(images().image(7), "shape", str(gallery), top=2)
     assert found[0][1] == "1.png"
     with pytest.raises(UsageError, match="cannot be named"):
-        Search(desk(tmp_path, local=False)).find(images().image(7), "shape", str(gallery))
+        ImageSearch(state(tmp_path, local=False)).find(images().image(7), "shape", str(gallery))
     with pytest.raises(DataError, match="not a folder"):
-        Search(desk(tmp_path)).find(images().image(7), "shape", str(tmp_path / "none"))
+        ImageSearch(state(tmp_path)).find(images().image(7), "shape", str(tmp_path / "none"))
     with pytest.raises(UsageError, match="no attribute is called"):
-        Search(desk(tmp_path)).find(images().image(7), "smell")
+        ImageSearch(state(tmp_path)).find(images().image(7), "smell")
 
 
 # --- train ---------------------------------------------------------------------------------------------
 
 
 def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
-    opened = desk(tmp_path)
+    opened = state(tmp_path)
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no finished run"):
         trainer.download()
@@ -273,7 +283,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     assert done.lines[-1]["step"] == done.steps
     assert opened.model.classes == load_run(trainer.run, backbone=opened.clip).classes
     assert done.accuracy[-1][1].keys() == {"fused", "decoupled"}
-    again = open_desk(tmp_path, run=str(trainer.run))
+    again = open_state(tmp_path, run=str(trainer.run))
     assert again.model.classes == opened.model.classes
     assert again.images.name == "world:vehicles"
     with zipfile.ZipFile(trainer.download()) as archive:
@@ -298,7 +308,7 @@ def test_measuring_accuracy_while_training_leaves_the_trained_method_alone():
 
 
 def test_nothing_to_train_on_is_a_sentence(tmp_path):
-    trainer = Trainer(desk(tmp_path))
+    trainer = Trainer(state(tmp_path))
     for plan, message in (
         (training(""), "name the images"),
         (training(str(tmp_path / "none")), "not a folder"),
@@ -311,17 +321,17 @@ def test_nothing_to_train_on_is_a_sentence(tmp_path):
         trainer.resume()
     assert trainer.watched.state == "idle"
     with pytest.raises(UsageError, match="cannot be named"):
-        Trainer(desk(tmp_path, local=False)).start(training(str(tmp_path)))
+        Trainer(state(tmp_path, local=False)).start(training(str(tmp_path)))
 
 
 def test_a_training_takes_another_backbone_and_roles(tmp_path):
-    opened = desk(tmp_path)
+    opened = state(tmp_path)
     opened.roles.save(tmp_path / "roles.json")
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no such"):
         trainer.start(training("world:vehicles"), str(tmp_path / "none.json"))
     with pytest.raises(UsageError, match="its own backbone or mini"):
-        Trainer(desk(tmp_path, local=False)).start(training("world:vehicles", backbone="ViT-B-16"))
+        Trainer(state(tmp_path, local=False)).start(training("world:vehicles", backbone="ViT-B-16"))
     before = opened.version
     for choice, kinds in (("all heads mixed", {"mixed"}), (str(tmp_path / "roles.json"), {"core", "other"})):
         trainer.start(training("world:vehicles", shots=1, epochs=1), choice)
@@ -334,11 +344,11 @@ def test_a_training_takes_another_backbone_and_roles(tmp_path):
 
 
 def test_only_who_began_a_training_may_stop_it_on_an_open_studio(tmp_path):
-    trainer = Trainer(desk(tmp_path, local=False))
+    trainer = Trainer(state(tmp_path, local=False))
     trainer.owner = "anna"
     assert trainer.may_stop("anna")
     assert not trainer.may_stop("ben")
-    assert Trainer(desk(tmp_path)).may_stop("ben")
+    assert Trainer(state(tmp_path)).may_stop("ben")
 
 
 # --- visitors ------------------------------------------------------------------------------------------
@@ -349,13 +359,13 @@ def test_stop_ends_the_work_of_one_visitor_only():
     from dear.studio.parts import Work
 
     work = Work()
-    anna = work.tell(lambda *args, **options: None, "anna")
-    ben = work.tell(lambda *args, **options: None, "ben")
+    anna = work.callback(lambda *args, **options: None, "anna")
+    ben = work.callback(lambda *args, **options: None, "ben")
     work.stop("anna")
     with pytest.raises(Stopped):
         anna("images", 1, 2)
     ben("images", 1, 2)
-    again = work.tell(lambda *args, **options: None, "anna")
+    again = work.callback(lambda *args, **options: None, "anna")
     again("images", 1, 2)
     work.stop("nobody")
     again("images", 2, 2)
@@ -382,7 +392,7 @@ def test_an_error_takes_the_place_of_answers():
 
 
 def test_two_models_are_compared_on_the_same_images(tmp_path):
-    opened = desk(tmp_path)
+    opened = state(tmp_path)
     names = model_names(opened)
     assert names == [FROZEN, "1. a model of the tests"]
     html = compare_models(opened, names[0], names[1], "world:vehicles")
@@ -401,7 +411,7 @@ def test_two_models_are_compared_on_the_same_images(tmp_path):
     with pytest.raises(DearError, match="not a folder"):
         compare_models(opened, names[0], str(tmp_path / "none"), "")
     with pytest.raises(UsageError, match="cannot be named"):
-        compare_models(desk(tmp_path, local=False), FROZEN, str(tmp_path), "")
+        compare_models(state(tmp_path, local=False), FROZEN, str(tmp_path), "")
 
 
 # --- results --------------------------------------------------------------------------------------------
@@ -426,7 +436,7 @@ def test_result_files_become_tables_and_plots(tmp_path):
     assert "80.00" in shown.table
     assert "coop" in shown.table
     assert len(shown.figures) >= 2
-    opened = desk(tmp_path)
+    opened = state(tmp_path)
     assert comparing.result_files(opened, [], str(tmp_path)) == sorted(files)
     with pytest.raises(UsageError, match="choose result files"):
         comparing.result_files(opened, [], "")
@@ -450,7 +460,7 @@ def test_a_image_is_written_once_for_everybody(tmp_path):
     pytest.importorskip("gradio", reason="the extra `studio` is not installed")
     from dear.studio.parts import shown  # needs gradio
 
-    own = desk(tmp_path)
+    own = state(tmp_path)
     red, same, blue = (Image.new("RGB", (30, 20), color) for color in ("red", "red", "blue"))
     first = shown(own, red)
     before = Path(first).stat()

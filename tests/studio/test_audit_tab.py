@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from studio_desk import backbone, desk
+from studio_state import backbone, state
 
 from dear import world
 from dear.data import few_shot
@@ -14,7 +14,7 @@ from dear.studio.audit import Auditor, answers_html, audit_html
 
 @pytest.fixture
 def auditor(tmp_path):
-    opened = desk(tmp_path, trained=False)
+    opened = state(tmp_path, trained=False)
     images = few_shot(world.task("shortcut-place", "train"), 4, 1)
     model = build_method("zeroshot", backbone(), images.classes, template=images.template)
     opened.use(model, "zero-shot", images)
@@ -46,6 +46,6 @@ def test_own_images_with_and_without(auditor):
 
 
 def test_folders_cannot_be_named_from_other_computers(auditor):
-    auditor.desk = dataclasses.replace(auditor.desk, local=False)
+    auditor.state = dataclasses.replace(auditor.state, local=False)
     with pytest.raises(UsageError, match="cannot be named"):
         auditor.find("location", "/etc")

@@ -17,11 +17,11 @@ from PIL import Image
 pytest.importorskip("gradio", reason="the extra `studio` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from studio_desk import desk, images  # noqa: E402
+from studio_state import images, state  # noqa: E402
 from test_actions import cell_file  # noqa: E402
 
-from dear.studio.app import private_folder, serving_desk  # noqa: E402
-from dear.studio.desk import examples  # noqa: E402
+from dear.studio.app import private_folder, serving_state  # noqa: E402
+from dear.studio.state import examples  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(
@@ -40,7 +40,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def url():
-    with private_folder() as folder, serving_desk(desk(folder), max_upload_mb=1) as address:
+    with private_folder() as folder, serving_state(state(folder), max_upload_mb=1) as address:
         yield address
 
 
@@ -266,10 +266,10 @@ def take_screenshots(folder):
 
     folder.mkdir(parents=True, exist_ok=True)
     with private_folder() as private, browser() as opened:
-        own = desk(private, trained=False)
+        own = state(private, trained=False)
         own.images = examples()
         own.find_model()
-        with serving_desk(own) as address:
+        with serving_state(own) as address:
             page = opened.new_page(viewport={"width": 1120, "height": 860})
             page.set_default_timeout(PATIENCE)
             page.goto(address)

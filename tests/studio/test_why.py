@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from studio_desk import desk
+from studio_state import state
 
 from dear.errors import InputError, UsageError
 from dear.studio.why import where_html, why_html
 
 
 def test_the_first_image_is_explained_among_the_given_classes(tmp_path: Path) -> None:
-    own = desk(tmp_path)
+    own = state(tmp_path)
     images = [("a.png", own.images.image(0))]
     page = why_html(own, images, ["car", "<i>boat</i>"], "a {}.")
     assert "<i>boat" not in page
@@ -22,7 +22,7 @@ def test_the_first_image_is_explained_among_the_given_classes(tmp_path: Path) ->
 
 
 def test_where_shows_one_heatmap(tmp_path: Path) -> None:
-    own = desk(tmp_path)
+    own = state(tmp_path)
     images = [("a.png", own.images.image(0))]
     assert where_html(own, images, "a wheel").count("data:image/jpeg") == 1
     with pytest.raises(UsageError):

@@ -23,7 +23,7 @@ from dear.runs.spec import Spec
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.prepare import prepare
 from dear.workflows.adapt import adapt
-from dear.workflows.choose import Candidate, Choice, ChooseOptions, choose
+from dear.workflows.choose import Candidate, ChooseOptions, Recommendation, _best, choose
 from dear.workflows.classifier import Classifier
 from dear.workflows.evaluate import evaluate_run
 from dear.workflows.predict import predict_run
@@ -241,9 +241,18 @@ def test_a_winner_is_named_with_those_that_chance_does_not_tell_from_it() -> Non
         return Candidate(name, name, trained=torch.arange(100) < hits, seconds=1.0)
 
     best, near, far = one("a", 90), one("b", 88), one("c", 60)
-    said = Choice((best, near, far), best, None, (), 1.0).sentence
+    said = Recommendation((best, near, far), best, None, (), 1.0).sentence
     assert "b" in said.split("tell it from")[1]
     assert "c" not in said.split("tell it from")[1].replace("a", "")
+
+
+def test_training_that_gains_nothing_is_not_recommended() -> None:
+    def one(name: str, hits: int, seconds: float) -> Candidate:
+        return Candidate(name, name, trained=torch.arange(1000) < hits, seconds=seconds)
+
+    quick, slow, better = one("quick", 900, 1.0), one("slow", 905, 85.0), one("better", 950, 85.0)
+    assert _best([quick, slow], "trained") is quick
+    assert _best([quick, slow, better], "trained") is better
 
 
 def test_shared_views_train_as_a_trainings_own_views_and_as_images_do() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from dear.bench import published
 from dear.bench.protocols import SEEDS_NOTE
 from dear.bench.protocols.base_to_novel import column_headings, column_notes, entries, paper_entries
-from dear.bench.tables import Line, Row, Sheet, average
+from dear.bench.tables import Line, Sheet, SheetRow, average
 from dear.clip.config import last_third
 from dear.errors import UsageError
 
@@ -111,8 +111,8 @@ THRESHOLD = Study(
     "threshold",
     "Entropy threshold (rule `quantile`)",
     "How many heads should be specialized, and how many isolated?",
-    tuple(Variant(f"{percent} %", roles=f"quantile:{percent / 100}") for percent in (10, 20, 30, 40)),
-    "Flat from 10 to 30 %, a drop of 3.6 HM at 40 % (supplement Table 6, ImageNet).",
+    tuple(Variant(f"{percent}%", roles=f"quantile:{percent / 100}") for percent in (10, 20, 30, 40)),
+    "Flat from 10% to 30%, a drop of 3.6 HM at 40% (supplement Table 6, ImageNet).",
 )
 CONCEPTS = Study(
     "concepts",
@@ -211,11 +211,11 @@ def table(study: Study, lines: Sequence[Line]) -> Sheet:
     datasets = list(dict.fromkeys(line.dataset for line in lines))
     paper = published.for_study(study.name)
     chosen = study.shown(lines)
-    rows: list[Row] = []
+    rows: list[SheetRow] = []
     for variant in study.variants:
         own = [line for line in chosen if line.method == variant.name]
         shown = ([average(own)] if len(own) == len(datasets) > 1 else []) + own
-        rows += [Row((line.dataset, variant.name), entries(line, chosen)) for line in shown]
+        rows += [SheetRow((line.dataset, variant.name), entries(line, chosen)) for line in shown]
     order = {name: place for place, name in enumerate(["Average", *datasets])}
     rows.sort(key=lambda row: order[row.labels[0]])  # stable: variants keep their order
     notes = [SEEDS_NOTE, study.question, *column_notes(chosen)]
@@ -226,5 +226,5 @@ def table(study: Study, lines: Sequence[Line]) -> Sheet:
         where = next(iter(row.cells))[0]
         set_name = "eleven sets" if where == "Average" else where
         numbers = paper_entries(row, where, len(headings))
-        rows.append(Row((f"paper: {set_name}", row.variant or row.label), numbers, True))
+        rows.append(SheetRow((f"paper: {set_name}", row.variant or row.label), numbers, True))
     return Sheet(study.title, ("Dataset", "Variant"), headings, tuple(rows), tuple(notes))

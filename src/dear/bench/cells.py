@@ -16,7 +16,9 @@ from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
 from dear.errors import RunError
-from dear.runs.spec import Name, Spec, digest
+from dear.methods import find_method
+from dear.runs.spec import Name, Spec, digest, plain
+from dear.train.prepare import said_recipe, settings
 
 
 class Cell(Strict, frozen=True, eq=False, dict=True):
@@ -93,6 +95,19 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
         return f"{self.method} on {self.dataset}{extra}, {self.shots or 'all'} shots, seed {self.seed}"
 
 
+def written_out(spec: Spec) -> Spec:
+    """A Spec with its options and its recipe in full, as `dear adapt` would train.
+
+    What depends on the number of images or on the processor stays open unless it was said.
+    """
+    kind = find_method(spec.method)
+    options, recipe = settings(spec)
+    values = plain(asdict(recipe))
+    for name in {"epochs", "views", "precision"} - set(said_recipe(spec)):
+        del values[name]
+    return msgspec.structs.replace(spec, options=plain(asdict(kind.configure(options))), recipe=values)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a cell, or the error that stopped it."""
@@ -103,7 +118,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """Where and how a cell is computed; none of it may change a result."""
 
     backbone: str  #: name, folder or file to load

@@ -17,19 +17,22 @@ from typing import Any
 import msgspec
 import torch
 
-from dear.bench.cells import Cell, Outcome, Place
+from dear import cluster
+from dear.bench.cells import Cell, Environment, Outcome
 from dear.bench.plan import PROTOCOLS
 from dear.bench.session import Session
-from dear.bench.store import Engine, Report
+from dear.bench.store import CellEngine, Report
 from dear.errors import DearError, UsageError
 from dear.train.run import Paused
 
-Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]  #: (cell, place) -> result, plain JSON
+Work = Callable[
+    [dict[str, Any], dict[str, Any]], Mapping[str, Any]
+]  #: (cell, environment) -> result, plain JSON
 
 
-def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+def compute(cell: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     """Compute a cell: plain values in, plain values out, the same on every engine."""
-    task, where = msgspec.convert(cell, Cell), Place(**place)
+    task, where = msgspec.convert(cell, Cell), Environment(**environment)
     before = torch.get_num_threads()
     torch.set_num_threads(where.threads)  # the order of sums depends on it
     try:
@@ -40,14 +43,14 @@ def compute(cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(before)
 
 
-def attempt(work: Work, cell: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+def attempt(work: Work, cell: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     """Run `work` and return its result, or its error as data: {"result"} or {"error"}.
 
-    >>> attempt(lambda cell, place: {"accuracy": 0.5}, {}, {})
+    >>> attempt(lambda cell, environment: {"accuracy": 0.5}, {}, {})
     {'result': {'accuracy': 0.5}}
     """
     try:
-        return {"result": dict(work(cell, place))}
+        return {"result": dict(work(cell, environment))}
     except Exception as error:  # any fault of one cell must leave the others alone
         known = isinstance(error, DearError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
@@ -79,20 +82,22 @@ class Local:
             raise UsageError(f"workers = {workers}: at least one is needed")
         self.work, self.workers, self.retries = work, workers, retries
 
-    def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
+    def run(self, cells: Sequence[Cell], environment: Environment, report: Report) -> None:
         """Compute every cell and report each once."""
         if self.workers == 1:
             for cell in cells:
-                report(outcome(cell, attempt(self.work, cell.document(), place.plain())))
+                report(outcome(cell, attempt(self.work, cell.document(), environment.plain())))
             return
         todo = list(cells)
         while todo:
-            lost = self._compute(todo, place, report, min(self.workers, len(todo)))
+            lost = self._compute(todo, environment, report, min(self.workers, len(todo)))
             todo = todo[todo.index(lost[-1]) + 1 :] if lost else []
             for cell in lost:  # one of them ended its process: alone, it is known which
-                self._alone(cell, place, report)
+                self._alone(cell, environment, report)
 
-    def _compute(self, cells: Sequence[Cell], place: Place, report: Report, workers: int) -> list[Cell]:
+    def _compute(
+        self, cells: Sequence[Cell], environment: Environment, report: Report, workers: int
+    ) -> list[Cell]:
         """Compute cells in order; returns those that were begun when a process died."""
         running: dict[Future[dict[str, Any]], Cell] = {}
         waiting = iter(cells)
@@ -101,7 +106,7 @@ class Local:
                 with _interrupts_held():  # the first submission starts the processes
                     for cell in islice(waiting, workers - len(running)):
                         try:
-                            future = pool.submit(attempt, self.work, cell.document(), place.plain())
+                            future = pool.submit(attempt, self.work, cell.document(), environment.plain())
                         except BrokenProcessPool:  # a process died just now
                             return [*running.values(), cell]
                         running[future] = cell
@@ -114,12 +119,44 @@ class Local:
                 if len(whole) < len(done):
                     return list(running.values())
 
-    def _alone(self, cell: Cell, place: Place, report: Report) -> None:
+    def _alone(self, cell: Cell, environment: Environment, report: Report) -> None:
         """Compute a cell whose process may have died, as often as is allowed."""
         for _ in range(self.retries):
-            if not self._compute([cell], place, report, 1):
+            if not self._compute([cell], environment, report, 1):
                 return
         report(died(cell, f"its process died {self.retries + 1} times"))
+
+
+class OnRay:
+    """A Ray cluster, or a Ray started on this machine: cells as tasks with CPU and GPU resources.
+
+    A killed worker loses the cell it was computing, which Ray starts again elsewhere.
+
+    Args:
+        work: computes one cell; importable on every node.
+        address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
+        cpus: CPUs a cell takes.
+        gpus: GPUs a cell takes; parts of one are allowed.
+        retries: how often a cell is started again whose worker died.
+
+    Raises:
+        UsageError: Ray is not installed.
+    """
+
+    def __init__(
+        self, work: Work, address: str | None = None, cpus: float = 1, gpus: float = 0, retries: int = 3
+    ) -> None:
+        cluster.check_installed()
+        self.work, self.address = work, address
+        self.cpus, self.gpus, self.retries = cpus, gpus, retries
+
+    def run(self, cells: Sequence[Cell], environment: Environment, report: Report) -> None:
+        """Compute every cell and report each once."""
+        tasks = [(self.work, cell.document(), environment.plain()) for cell in cells]
+        with cluster.connected(self.address):
+            for number, answer, lost in cluster.run_tasks(attempt, tasks, self.cpus, self.gpus, self.retries):
+                cell = cells[number]
+                report(died(cell, lost) if lost else outcome(cell, answer))
 
 
 @contextmanager
@@ -176,7 +213,7 @@ def make_engine(
     address: str | None = None,
     cpus: float = 1,
     gpus: float | None = None,
-) -> Engine:
+) -> CellEngine:
     """An engine by name: "local" or "ray".
 
     Args:
@@ -195,7 +232,5 @@ def make_engine(
     if name == "ray":
         if workers is not None:
             raise UsageError("a number of workers belongs to the engine local; Ray has its own")
-        from dear.bench.on_ray import OnRay
-
         return OnRay(work, address, cpus, gpus or 0)
     raise UsageError(f"no engine is called {name!r}; choose local or ray")

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from dear.bench.ablations import Study, Variant
-from dear.bench.cells import Cell, Data, draw_path
+from dear.bench.cells import Cell, Data, draw_path, written_out
 from dear.bench.protocols import Protocol
 from dear.bench.protocols.base_to_novel import BaseToNovel
 from dear.bench.protocols.few_shot import FewShot
-from dear.bench.protocols.held_out import HeldOut
+from dear.bench.protocols.held_out import HeldOutDomain
 from dear.bench.protocols.transfer import CROSS_DATASET, DOMAIN_SHIFT
 from dear.data.check import check_images
 from dear.data.images import check_template
@@ -22,12 +22,12 @@ from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.methods import find_method
 from dear.methods.base import Method
-from dear.runs.recipe import Recipe
-from dear.runs.spec import Spec, data_digest, digest, plain, roles_digest
+from dear.runs.spec import Spec, data_digest, digest, roles_digest
 from dear.train.focus import can_focus
 
 PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOut())
+    protocol.name: protocol
+    for protocol in (BaseToNovel(), FewShot(), CROSS_DATASET, DOMAIN_SHIFT, HeldOutDomain())
 }
 """Every protocol by name."""
 
@@ -56,8 +56,8 @@ class Request:
     templates: Mapping[str, str] = field(default_factory=dict)  #: by dataset, where it is not its own
     data_root: str | None = None  #: where benchmark datasets are kept
     draws: str | None = None  #: folder of imported few-shot draws; None: they are drawn
-    #: the rest of every training: the field's protocols show each image once and calibrate nothing
-    training: Spec = field(default_factory=lambda: Spec(balance=False, calibrate=False))
+    #: the rest of every training, as `dear adapt` has it; probabilities are not asked for
+    training: Spec = field(default_factory=lambda: Spec(calibrate=False))
 
     def options_of(self, method: str) -> Mapping[str, Any]:
         """Options for a method; upper and lower case are the same."""
@@ -155,9 +155,6 @@ class _Planner:
     ) -> Cell:
         """One cell with the method's options and the recipe written out in full."""
         request = self.request
-        preset = kind.preset(variant.preset)
-        options = {**preset.options, **request.options_of(kind.name), **variant.options}
-        changes = {**preset.recipe, **request.recipe, **variant.recipe, "seed": seed}
         extra = dict(setting)
         if dataset in request.templates:
             extra["template"] = request.templates[dataset]
@@ -168,8 +165,8 @@ class _Planner:
             request.training,
             method=kind.name,
             preset=variant.preset,
-            options=plain(asdict(kind.configure(options))),
-            recipe=plain(asdict(Recipe.of(kind, **changes))),
+            options={**request.options_of(kind.name), **variant.options},
+            recipe={**request.recipe, **variant.recipe},
             seed=seed,
             shots=shots,
             data=dataset,
@@ -180,7 +177,11 @@ class _Planner:
             **self._training(data, shots),
         )
         return Cell(
-            protocol=self.protocol.name, spec=spec, setting=extra, roles=how, tested=self._testing(data)
+            protocol=self.protocol.name,
+            spec=written_out(spec),
+            setting=extra,
+            roles=how,
+            tested=self._testing(data),
         )
 
     def _roles(self, how: str) -> str:

@@ -23,7 +23,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """A row of a published table."""
 
     label: str  #: the name in the paper
@@ -45,7 +45,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """A published table: `name` as in "main-2" or "supplement-5", its columns and its rows."""
 
     name: str
@@ -53,9 +53,9 @@ class Table:
     protocol: str
     study: str | None
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
 
-    def row(self, label: str) -> Row:
+    def row(self, label: str) -> PublishedRow:
         """The row with that label in the paper."""
         for row in self.rows:
             if row.label == label:
@@ -81,7 +81,7 @@ def claims() -> tuple[Mapping[str, Any], ...]:
 
 
 @cache
-def table(name: str) -> Table:
+def table(name: str) -> PublishedTable:
     """A published table with its slips corrected and noted.
 
     >>> dear = table("main-2").row("DeAR")
@@ -109,20 +109,22 @@ def table(name: str) -> Table:
                     else Number(slip["corrected"], value, slip["note"], std)
                 )
         names = (entry["label"], entry.get("method"), entry.get("variant"), entry.get("venue", ""))
-        rows.append(Row(*names, cells, entry.get("mode", "")))
-    return Table(name, raw["title"], raw["protocol"], raw.get("study"), tuple(raw["columns"]), tuple(rows))
+        rows.append(PublishedRow(*names, cells, entry.get("mode", "")))
+    return PublishedTable(
+        name, raw["title"], raw["protocol"], raw.get("study"), tuple(raw["columns"]), tuple(rows)
+    )
 
 
-def tables() -> tuple[Table, ...]:
+def tables() -> tuple[PublishedTable, ...]:
     """All stored tables, in the order of the paper."""
     return tuple(table(name) for name in _document()["tables"])
 
 
-def for_protocol(protocol: str) -> Table | None:
+def for_protocol(protocol: str) -> PublishedTable | None:
     """The main table of a protocol (not of an ablation), or None where the paper has none."""
     return next((found for found in tables() if found.protocol == protocol and found.study is None), None)
 
 
-def for_study(study: str) -> Table | None:
+def for_study(study: str) -> PublishedTable | None:
     """The published table of an ablation study, or None where the paper has none."""
     return next((found for found in tables() if found.study == study), None)

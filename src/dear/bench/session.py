@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from dear._io.files import read_safetensors, write_safetensors
-from dear.bench.cells import Cell, Data, Place, Pool, draw_path
+from dear.bench.cells import Cell, Data, Environment, Pool, draw_path
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -46,19 +46,19 @@ class Session:
 
     Args:
         cell: what to compute.
-        place: where data and backbone are.
+        environment: where data and backbone are.
     """
 
-    def __init__(self, cell: Cell, place: Place) -> None:
-        self.cell, self.place = cell, place
-        self.clip = backbone(place.backbone, place.device)
+    def __init__(self, cell: Cell, environment: Environment) -> None:
+        self.cell, self.environment = cell, environment
+        self.clip = backbone(environment.backbone, environment.device)
         if self.clip.identity != cell.spec.identity:
             raise RunError(
-                f"{place.backbone}: this is {self.clip.identity[:19]}…, but the cell was planned for "
+                f"{environment.backbone}: this is {self.clip.identity[:19]}…, but the cell was planned for "
                 f"{cell.spec.identity[:19]}…; start the grid again with one backbone"
             )
         template = cell.setting.get("template")
-        self.data = Data(cell.dataset, cell.setting, cell.seed, template, place.data_root)
+        self.data = Data(cell.dataset, cell.setting, cell.seed, template, environment.data_root)
         self.record: dict[str, Any] = {}  #: what is to be known of the cell beside its accuracies
         self.seconds = {"train": 0.0, "evaluate": 0.0}
 
@@ -69,8 +69,8 @@ class Session:
     def draw(self, pool: Pool) -> ImageSet:
         """The images to train on, which are recorded."""
         cell, imported = self.cell, None
-        if self.place.draws is not None:
-            imported = draw_path(self.place.draws, cell.dataset, cell.shots, cell.seed)
+        if self.environment.draws is not None:
+            imported = draw_path(self.environment.draws, cell.dataset, cell.shots, cell.seed)
         drawn = pool.draw(cell.shots, cell.seed, imported)
         lines = [
             json.dumps({"path": drawn.key(i), "label": y, "class": drawn.classes[y]}, ensure_ascii=False)
@@ -88,7 +88,7 @@ class Session:
         wanted = self.cell.spec.roles_digest
         if wanted is None:
             return None
-        start = starting_roles(self.clip, self.place.roles_file)
+        start = starting_roles(self.clip, self.environment.roles_file)
         if start is None:
             raise RoleError(
                 f"{self.clip.name} needs a role map: compute one with discover_roles", hint="roles"
@@ -118,7 +118,7 @@ class Session:
         began = time.perf_counter()
         trained = fit(job)
         self.seconds["train"] += time.perf_counter() - began
-        self.record["steps"] = trained.steps
+        self.record |= {"steps": trained.steps, "epochs": job.recipe.epochs}
         path = self._adapter(job)
         if keep and path is not None:
             facts = {"steps": str(trained.steps), "seconds": f"{self.seconds['train']:.3f}"}
@@ -127,9 +127,9 @@ class Session:
 
     def _adapter(self, job: Job) -> Path | None:
         """Where an adapter is cached for other protocols that train the same."""
-        if self.place.adapters is None:
+        if self.environment.adapters is None:
             return None
-        return Path(self.place.adapters) / f"{self.cell.method}-{job.spec.key}.safetensors"
+        return Path(self.environment.adapters) / f"{self.cell.method}-{job.spec.key}.safetensors"
 
     def _take(self, job: Job) -> bool:
         """Load the adapter that another protocol trained, bit for bit; False where there is none."""
@@ -180,15 +180,15 @@ class Session:
             "modes": {mode: dict(values) for mode, values in modes.items()},
             **self.record,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            "made_with": made_with(self.place),
+            "made_with": made_with(self.environment),
         }
 
 
-def made_with(place: Place) -> dict[str, Any]:
+def made_with(environment: Environment) -> dict[str, Any]:
     """Versions and machine: what a reader needs to judge a difference in the last digits."""
     from dear import __version__
 
-    device = torch.device(place.device)
+    device = torch.device(environment.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "dear": __version__,
@@ -197,5 +197,5 @@ def made_with(place: Place) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": device.type,
         "hardware": name,
-        "threads": place.threads,
+        "threads": environment.threads,
     }

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from dear._io.files import read_json, require_writable, write_atomic, write_json
 from dear._io.text import Strict, Whole, check
-from dear.bench.cells import Cell, Outcome, Place
+from dear.bench.cells import Cell, Environment, Outcome
 from dear.bench.plan import PROTOCOLS
 from dear.errors import DearError, RunError
 from dear.runs.spec import Name, digest
@@ -89,10 +89,10 @@ def _check_columns(cell: Cell, result: Result, source: str) -> None:
 Report = Callable[[Outcome], None]  #: called when a cell is done or has failed
 
 
-class Engine(Interface):
+class CellEngine(Interface):
     """Computes cells, in any order, on any machine."""
 
-    def run(self, cells: Sequence[Cell], place: Place, report: Report) -> None:
+    def run(self, cells: Sequence[Cell], environment: Environment, report: Report) -> None:
         """Compute every cell and report each once; a failed one must not stop the others."""
 
 
@@ -100,7 +100,7 @@ class Engine(Interface):
 class Summary:
     """What a run of a grid did."""
 
-    kept: list[Cell] = field(default_factory=list)  #: cells that were there already
+    cached: list[Cell] = field(default_factory=list)  #: cells that were there already
     computed: list[Cell] = field(default_factory=list)  #: cells computed now
     failed: dict[Cell, str] = field(default_factory=dict)  #: message of each failed cell
     notices: list[str] = field(default_factory=list)  #: sentences the user should see
@@ -172,15 +172,15 @@ class Grid:
     def run(
         self,
         cells: Iterable[Cell],
-        place: Place,
-        engine: Engine,
+        environment: Environment,
+        engine: CellEngine,
         watch: Callable[[Outcome | None, int, int], None] = lambda outcome, done, total: None,
     ) -> Summary:
         """Compute the cells that are missing and write each the moment it is done.
 
         Args:
             cells: what the grid should hold; repeated ones count once.
-            place: where data and backbone are.
+            environment: where data and backbone are.
             engine: who computes.
             watch: called with (outcome, done, total); outcome is None for the first call.
 
@@ -198,8 +198,8 @@ class Grid:
             if found is None:
                 missing.append(cell)
             else:
-                summary.kept.append(cell)
-        done = len(summary.kept)
+                summary.cached.append(cell)
+        done = len(summary.cached)
         watch(None, done, len(wanted))
 
         def report(outcome: Outcome) -> None:
@@ -214,5 +214,5 @@ class Grid:
 
         if missing:
             require_writable(self.folder / "cells")
-            engine.run(missing, place, report)
+            engine.run(missing, environment, report)
         return summary

@@ -12,14 +12,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from dear._io.files import write_atomic
-from dear.bench.cells import Cell
+from dear.bench.cells import Cell, written_out
 from dear.bench.published import Number
-from dear.runs.spec import plain
+from dear.runs.spec import Spec
 
 Result = Mapping[str, Any]
 Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value
@@ -69,14 +69,14 @@ class Line:
 
 def gather(
     results: Iterable[tuple[Cell, Result]],
-    place: Callable[[Cell, str, Mapping[str, str]], tuple[str, str]],
+    column_of: Callable[[Cell, str, Mapping[str, str]], tuple[str, str]],
     names: Mapping[str, str],
 ) -> list[Line]:
     """Lines of cells of one protocol, in the order in which they come.
 
     Args:
         results: cells with their results.
-        place: the protocol's (dataset, column) under which a value of a cell is shown.
+        column_of: the protocol's (dataset, column) under which a value of a cell is shown.
         names: name of the method or variant by cell key.
     """
     results = list(results)
@@ -91,7 +91,7 @@ def gather(
             for column, value in row.items():
                 if value is None:
                     continue
-                where, heading = place(cell, column, shown)
+                where, heading = column_of(cell, column, shown)
                 found[names[cell.key], mode, where, cell.shots][heading][cell.seed] = float(value)
     return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in found.items()]
 
@@ -143,15 +143,12 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
 def preset_of(cell: Cell) -> str | None:
     """The preset whose options and recipe a cell has, as in METHOD@PRESET; None where it is none."""
     from dear.methods import METHODS
-    from dear.runs.recipe import Recipe
 
     if cell.method not in METHODS:
         return None
-    kind = METHODS[cell.method]
-    for name, chosen in kind.presets.items():
-        recipe = plain(asdict(Recipe.of(kind, **{**chosen.recipe, "seed": cell.seed})))
-        options = plain(asdict(kind.configure(chosen.options)))
-        if (options, recipe) == (cell.spec.options, cell.spec.recipe):
+    for name in METHODS[cell.method].presets:
+        alone = written_out(Spec(method=cell.method, preset=name, seed=cell.seed))
+        if (alone.options, alone.recipe) == (cell.spec.options, cell.spec.recipe):
             return str(name)
     return None
 
@@ -223,7 +220,7 @@ Entry = Figure | Number | float | None  #: ours over seeds, the paper's, a deriv
 
 
 @dataclass(frozen=True)
-class Row:
+class SheetRow:
     """A row: its labels, one entry per column, and whether it is the paper's."""
 
     labels: tuple[str, ...]
@@ -238,7 +235,7 @@ class Sheet:
     title: str  #: heading
     labels: tuple[str, ...]  #: headings of the label columns
     columns: tuple[str, ...]  #: headings of the number columns
-    rows: tuple[Row, ...]  #: rows; consecutive rows with the same first label belong together
+    rows: tuple[SheetRow, ...]  #: rows; consecutive rows with the same first label belong together
     notes: tuple[str, ...] = ()  #: sentences below the table
 
 
@@ -280,7 +277,7 @@ def _cell(label: str) -> str:
     return label.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
-def _labels(row: Row) -> list[str]:
+def _labels(row: SheetRow) -> list[str]:
     """The labels, the last one saying that the row is the paper's."""
     labels = list(row.labels)
     if row.published:

@@ -14,24 +14,33 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-#: Modules of the commands, in the order of `dear --help`.
-GROUPS = (
-    *(
-        "demo",
-        "zeroshot",
-        "roles",
-        "choose",
-        "adapt",
-        "audit",
-        "evaluate",
-        "predict",
-        "explain",
-        "retrieve",
-        "embed",
-    ),
-    *("bench", "export", "report", "studio", "serve", "pretrain", "backbones", "methods", "data", "cache"),
-    *("drift", "share", "speed"),
-)
+#: Modules and their commands, in the order of `dear --help`.
+COMMANDS = {
+    "demo": ("demo",),
+    "zeroshot": ("zeroshot",),
+    "roles": ("roles",),
+    "choose": ("choose",),
+    "adapt": ("adapt",),
+    "audit": ("audit", "repair"),
+    "evaluate": ("evaluate",),
+    "predict": ("predict",),
+    "explain": ("explain",),
+    "retrieve": ("retrieve",),
+    "embed": ("embed",),
+    "bench": ("bench", "ablate"),
+    "export": ("export",),
+    "report": ("report",),
+    "studio": ("studio",),
+    "serve": ("serve",),
+    "pretrain": ("pretrain", "mini"),
+    "backbones": ("backbones",),
+    "methods": ("methods",),
+    "data": ("data",),
+    "cache": ("cache",),
+    "drift": ("drift",),
+    "share": ("push", "pull", "bundle"),
+    "speed": ("speed",),
+}
 
 
 def main() -> None:
@@ -70,8 +79,13 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for name in GROUPS:
-        importlib.import_module(f"dear.cli.{name}").add_to(app)
+    for name, commands in COMMANDS.items():
+        module = importlib.import_module(f"dear.cli.{name}")
+        for command in commands:
+            if hasattr(module, "group"):
+                app.add_typer(module.group, name=command)
+            else:
+                app.command(command, epilog=getattr(module, "EPILOG", None))(getattr(module, command))
     return app
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dear.cli.audit import Examples, Way, asked_without
+from dear.cli.audit import Examples, Way, removal_options
 from dear.cli.common import (
     Backbone,
     Data,
@@ -34,20 +34,18 @@ if TYPE_CHECKING:
     from dear.runs.model import Model
     from dear.train.estimate import Estimate
     from dear.train.prepare import Job
-    from dear.workflows.evaluate import HeldOut
+    from dear.workflows.evaluate import HeldOutAccuracy
 
-_METHODS = "; ".join(f"{name}: {line}" for name, line in METHODS.items())
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("adapt")(adapt)
+#: below the options of `dear adapt --help`
+EPILOG = "**Methods**\n\n" + "\n".join(f"- `{name}`: {line}" for name, line in METHODS.items())
 
 
 def adapt(
     data: Data,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
-    method: Annotated[str, typer.Option("--method", "-m", help=_METHODS)] = "dear",
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="What is trained; the methods are listed below.")
+    ] = "dear",
     backbone: Backbone = "mini",
     roles: Annotated[
         str | None,
@@ -163,12 +161,12 @@ def adapt(
         calibrate=calibrate,
         focus=focus,
     )
-    removed = asked_without(without, way, examples)
+    removed = removal_options(without, way, examples)
     check_folder(out, resume)
     held_out = open_held_out(data, data_root)
     with stages() as progress:
         job = prepare(spec, without=removed, device=device_named(device), progress=progress)
-    _tell_plan(job, held_out, None if resume else estimate(job))
+    _print_plan(job, held_out, None if resume else estimate(job))
     began = time.perf_counter()
     with stages() as progress, logged(tensorboard) as log:
         trained = fit(job, out, resume=resume, progress=progress, log=log)
@@ -184,7 +182,7 @@ def adapt(
     if as_json:
         print_json(_facts(job, trained, found, held_out, out))
         return
-    _tell_result(trained, found, f"dear evaluate {out} --data {data}", out, seconds)
+    _print_result(trained, found, f"dear evaluate {out} --data {data}", out, seconds)
 
 
 def _recipe(
@@ -205,7 +203,7 @@ def _recipe(
     return preset, changes
 
 
-def _tell_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) -> None:
+def _print_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) -> None:
     """What is about to be done, what to know before, and how long it will take."""
     for reason in job.unreadable:
         say(f"left out: {reason}")
@@ -224,7 +222,9 @@ def _tell_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) -
         say(f"time, measured on the first batch: training about {duration(expected.training)}{more}")
 
 
-def _tell_result(trained: Model, found: HeldOut | None, command: str, out: Path, seconds: float) -> None:
+def _print_result(
+    trained: Model, found: HeldOutAccuracy | None, command: str, out: Path, seconds: float
+) -> None:
     """What came out, and what to do next."""
     method = trained.method
     say(
@@ -250,7 +250,7 @@ def _tell_result(trained: Model, found: HeldOut | None, command: str, out: Path,
 
 
 def _facts(
-    job: Job, trained: Model, found: HeldOut | None, held_out: ImageSet | None, out: Path
+    job: Job, trained: Model, found: HeldOutAccuracy | None, held_out: ImageSet | None, out: Path
 ) -> dict[str, Any]:
     """The same as plain values."""
     facts: dict[str, Any] = {

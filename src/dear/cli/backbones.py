@@ -7,11 +7,6 @@ import typer
 from dear.cli.common import Json, print_json, say
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("backbones")(backbones)
-
-
 def backbones(as_json: Json = False) -> None:
     """List the backbones known by name. A folder or a checkpoint file can be given instead of a name.
 

@@ -28,9 +28,9 @@ from dear.cli.common import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dear.bench.cells import Cell, Outcome, Place
+    from dear.bench.cells import Cell, Environment, Outcome
     from dear.bench.plan import Request
-    from dear.bench.store import Engine, Grid, Summary
+    from dear.bench.store import CellEngine, Grid, Summary
 
 Out = Annotated[
     Path, typer.Option("--out", "-o", help="Folder of the grid; what is there is not computed again.")
@@ -76,12 +76,6 @@ Gpus = Annotated[float | None, typer.Option("--gpus", help="GPUs per cell on Ray
 Draws = Annotated[
     str | None, typer.Option("--draws", help="Folder of few-shot draws to use: DATASET-16shot-seed1.jsonl.")
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command("bench")(bench)
-    app.command("ablate")(ablate)
 
 
 def bench(
@@ -140,21 +134,21 @@ def bench(
     from dear.train.focus import can_focus
 
     find_protocol(protocol)
-    asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
+    given = _GridOptions(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
     preset, values = read_recipe(recipe)
     names = _with_preset(_names(methods), preset)
     if focus is not None and not any(can_focus(find_method(name.partition("@")[0])) for name in names):
         raise UsageError(f"--focus {focus}: none of the methods ({', '.join(names)}) can focus on heads")
-    engines = _engine(asked, engine, address, workers, gpus)
-    request, place = _prepare(asked, names, options, values, template)
+    engines = _engine(given, engine, address, workers, gpus)
+    request, environment = _prepare(given, names, options, values, template)
     wanted = None if targets is None else _datasets(targets)
     training = request.training.changed(focus=focus)
     request = replace(request, methods=names, targets=wanted, training=training)
-    place = replace(place, adapters=str((out / "adapters").resolve()))
+    environment = replace(environment, adapters=str((out / "adapters").resolve()))
     cells = plan(protocol, request)
-    grid, summary = _compute(out, cells, place, engines, protocol, tensorboard)
+    grid, summary = _compute(out, cells, environment, engines, protocol, tensorboard)
     files = write_protocol(grid, protocol, cells, _command(), _failures(summary))
-    _tell(summary, files, as_json)
+    _print_summary(summary, files, as_json)
 
 
 def ablate(
@@ -199,20 +193,20 @@ def ablate(
 
     names = list(STUDIES) if study == "all" else _names(study)
     methods = [find(name).method for name in names]
-    asked = _Asked(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
-    engines = _engine(asked, engine, address, workers, gpus)
+    given = _GridOptions(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
+    engines = _engine(given, engine, address, workers, gpus)
     values = parse_pairs(recipe, "--recipe")
-    request, place = _prepare(asked, methods, options, values, template)
-    layers = open_backbone(place.backbone, place.device).config.vision.layers
+    request, environment = _prepare(given, methods, options, values, template)
+    layers = open_backbone(environment.backbone, environment.device).config.vision.layers
     studies = [(found, plan_study(found, request)) for found in (find(name, layers) for name in names)]
     cells = [cell for _, planned in studies for _, own in planned for cell in own]
-    grid, summary = _compute(out, cells, place, engines, study)
+    grid, summary = _compute(out, cells, environment, engines, study)
     files = write_studies(grid, studies, _command(), _failures(summary))
-    _tell(summary, files, as_json)
+    _print_summary(summary, files, as_json)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _GridOptions:
     """What both commands take, as it was typed."""
 
     backbone: str
@@ -242,57 +236,57 @@ def _with_preset(methods: Sequence[str], preset: str | None) -> list[str]:
 
 
 def _prepare(
-    asked: _Asked,
+    given: _GridOptions,
     methods: Sequence[str],
     options: Sequence[str] | None,
     recipe: Mapping[str, Any],
     templates: Sequence[str] | None,
-) -> tuple[Request, Place]:
-    """What is asked for, and where it is computed; wrong use is refused before the backbone is loaded."""
-    from dear.bench.cells import Place
+) -> tuple[Request, Environment]:
+    """The request, and where it is computed; wrong use is refused before the backbone is loaded."""
+    from dear.bench.cells import Environment
     from dear.bench.plan import Request
     from dear.bench.session import backbone as open_backbone
     from dear.bench.session import starting_roles
     from dear.errors import UsageError
     from dear.methods import find_method
 
-    if asked.roles is not None and not any(
+    if given.roles is not None and not any(
         find_method(name.partition("@")[0]).uses_roles for name in methods
     ):
-        raise UsageError(f"--roles {asked.roles}: none of the methods ({', '.join(methods)}) uses roles")
-    seeds, shots = _numbers(asked.seeds, "--seeds"), asked.shots and _numbers(asked.shots, "--shots")
+        raise UsageError(f"--roles {given.roles}: none of the methods ({', '.join(methods)}) uses roles")
+    seeds, shots = _numbers(given.seeds, "--seeds"), given.shots and _numbers(given.shots, "--shots")
     by_method: dict[str, dict[str, Any]] = {}
     for name, value in parse_pairs(options, "--set").items():
         method, dot, option = name.partition(".")
         if not dot:
             raise UsageError(f"--set {name}={value}: write METHOD.OPTION=VALUE, as in dear.beta=0.8")
         by_method.setdefault(method.lower(), {})[option] = value
-    place = Place(
-        backbone=_path(asked.backbone) if Path(asked.backbone).exists() else asked.backbone,
-        data_root=None if asked.data_root is None else _path(asked.data_root),
-        roles_file=asked.roles if asked.roles in (None, "table2") else _path(asked.roles),
-        device=device_named(asked.device),
-        threads=asked.threads,
-        draws=None if asked.draws is None else _path(asked.draws),
+    environment = Environment(
+        backbone=_path(given.backbone) if Path(given.backbone).exists() else given.backbone,
+        data_root=None if given.data_root is None else _path(given.data_root),
+        roles_file=given.roles if given.roles in (None, "table2") else _path(given.roles),
+        device=device_named(given.device),
+        threads=given.threads,
+        draws=None if given.draws is None else _path(given.draws),
     )
-    clip = open_backbone(place.backbone, place.device)
+    clip = open_backbone(environment.backbone, environment.device)
     typed = [pair.partition("=") for pair in templates or ()]
     if not all(name and value for name, _, value in typed):
         raise UsageError("--template: write DATASET=TEMPLATE")
     request = Request(
         backbone=clip.name,
         identity=clip.identity,
-        roles=starting_roles(clip, place.roles_file),
-        datasets=_datasets(asked.datasets),
+        roles=starting_roles(clip, environment.roles_file),
+        datasets=_datasets(given.datasets),
         seeds=seeds,
         shots=shots or None,
         options=by_method,
         recipe=recipe,
         templates={_datasets(name)[0]: value for name, _, value in typed},
-        data_root=place.data_root,
-        draws=place.draws,
+        data_root=environment.data_root,
+        draws=environment.draws,
     )
-    return request, place
+    return request, environment
 
 
 def _datasets(text: str | None) -> list[str]:
@@ -327,28 +321,35 @@ def _numbers(text: str, option: str) -> list[int]:
     return numbers
 
 
-def _engine(asked: _Asked, name: str, address: str | None, workers: int | None, gpus: float | None) -> Engine:
+def _engine(
+    given: _GridOptions, name: str, address: str | None, workers: int | None, gpus: float | None
+) -> CellEngine:
     from dear.bench.engines import compute, make_engine
     from dear.errors import UsageError
 
-    if asked.threads < 1:
-        raise UsageError(f"--threads {asked.threads}: at least one is needed")
-    if name == "ray" and gpus is None and device_named(asked.device).startswith("cuda"):
+    if given.threads < 1:
+        raise UsageError(f"--threads {given.threads}: at least one is needed")
+    if name == "ray" and gpus is None and device_named(given.device).startswith("cuda"):
         gpus = 1.0
-    return make_engine(name, compute, workers, address, cpus=asked.threads, gpus=gpus)
+    return make_engine(name, compute, workers, address, cpus=given.threads, gpus=gpus)
 
 
 def _compute(
-    out: Path, cells: list[Cell], place: Place, engine: Engine, title: str, tensorboard: str | None = None
+    out: Path,
+    cells: list[Cell],
+    environment: Environment,
+    engine: CellEngine,
+    title: str,
+    tensorboard: str | None = None,
 ) -> tuple[Grid, Summary]:
-    """Run the grid with a progress bar; failures and notices are told as they come."""
+    """Run the grid with a progress bar; failures and notices are printed as they come."""
     from dear.bench.store import Grid
     from dear.data.open import check_data
     from dear.train.tensorboard import Board
 
     named = [name for cell in cells for name in (cell.dataset, *cell.setting.get("targets", ()))]
-    for name in dict.fromkeys(named):  # what is not there is told now, and once
-        check_data(name, place.data_root)
+    for name in dict.fromkeys(named):  # what is missing is said now, and once
+        check_data(name, environment.data_root)
     grid = Grid(out)
     board = None if tensorboard is None else Board(tensorboard)
     there = 0
@@ -368,7 +369,7 @@ def _compute(
                 cell = outcome.cell
                 board.result(cell.method, cell.dataset, cell.seed, outcome.result["modes"])
 
-        summary = grid.run(cells, place, engine, watch)
+        summary = grid.run(cells, environment, engine, watch)
     if board is not None:
         board.close()
     for notice in summary.notices:
@@ -384,12 +385,12 @@ def _command() -> str:
     return shlex.join(["dear", *sys.argv[1:]])
 
 
-def _tell(summary: Summary, files: Sequence[Path], as_json: bool) -> None:
+def _print_summary(summary: Summary, files: Sequence[Path], as_json: bool) -> None:
     """Say what was done; exit status 1 if a cell failed."""
     if as_json:
         print_json(
             {
-                "kept": len(summary.kept),
+                "cached": len(summary.cached),
                 "computed": len(summary.computed),
                 "failed": _failures(summary),
                 "files": [str(path) for path in files],
@@ -397,7 +398,7 @@ def _tell(summary: Summary, files: Sequence[Path], as_json: bool) -> None:
         )
     else:
         typer.echo(files[0].read_text(encoding="utf-8"))
-        counts = f"{len(summary.computed)} computed, {len(summary.kept)} already there"
+        counts = f"{len(summary.computed)} computed, {len(summary.cached)} already there"
         say(f"{counts}, {len(summary.failed)} failed; page: {files[-1]}")
     if summary.failed:
         raise typer.Exit(1)

@@ -12,11 +12,6 @@ group = typer.Typer(
 )
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.add_typer(group, name="cache")
-
-
 @group.callback(invoke_without_command=True)
 def cache(context: typer.Context, as_json: Json = False) -> None:
     """Show what is kept between commands: image features, answers of runs, role maps.

@@ -22,12 +22,7 @@ from dear.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from dear.workflows.choose import Choice
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("choose")(choose)
+    from dear.workflows.choose import Recommendation
 
 
 def choose(
@@ -85,9 +80,9 @@ def choose(
         root=data_root,
         unreadable=unreadable,
     )
-    with stages() as told:
+    with stages() as progress:
         found = compare(
-            data, ChooseOptions(names, folds, minutes), spec, device=device_named(device), progress=told
+            data, ChooseOptions(names, folds, minutes), spec, device=device_named(device), progress=progress
         )
     if as_json:
         print_json({"data": data, **found.report(), "run": None if out is None else str(out)})
@@ -96,12 +91,12 @@ def choose(
     if adapt and out is not None:
         from dear.workflows.adapt import adapt as train
 
-        with stages() as told:
-            train(data, out, spec, method=found.pick.method, device=device_named(device), progress=told)
+        with stages() as progress:
+            train(data, out, spec, method=found.pick.method, device=device_named(device), progress=progress)
         say(f"{out}: {found.pick.title} trained on all images; next: dear predict {out} IMAGE")
 
 
-def _print(found: Choice) -> None:
+def _print(found: Recommendation) -> None:
     """The table, the notes and the recommendation."""
     from rich.console import Console
     from rich.table import Table
@@ -122,8 +117,8 @@ def _print(found: Choice) -> None:
             if figures is None:
                 cells.append("–")
             else:
-                low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
-                cells.append(f"{100 * figures['accuracy']:.1f}% ({low} to {high})")
+                low, high = (f"{100 * figures[end]:.1f}" for end in ("low", "high"))
+                cells.append(f"{100 * figures['accuracy']:.1f}% ({low}% to {high}%)")
         table.add_row(name, *cells, f"{one.seconds:.1f} s")
     Console().print(table)
     for note in found.notes:

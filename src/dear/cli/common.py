@@ -103,16 +103,16 @@ def stages() -> Iterator[Progress]:
     with Bars(*columns, console=console(), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
-        def told(stage: str, done: int, total: int | None) -> None:
+        def report(stage: str, done: int, total: int | None) -> None:
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, total=total)
             bar.update(tasks[stage], completed=done, total=total)
 
-        yield told
+        yield report
 
 
 class ProgressLines:
-    """Progress where no bar can be drawn: work of a few seconds is silent, long work tells every half minute.
+    """Progress where no bar can be drawn: nothing for a few seconds of work, then a line every half minute.
 
     The first line comes when enough is done to say how long the rest will take.
     """
@@ -135,7 +135,7 @@ class ProgressLines:
             return
         self._next[stage] = now + self.NEXT
         left = (now - began) / (done - first) * (total - done)
-        say(f"{stage}: {done} of {total} ({done / total:.0%}), about {duration(left)} left")
+        say(f"{stage}: {done} of {total} ({done / total:.1%}), about {duration(left)} left")
 
 
 def duration(seconds: float) -> str:
@@ -179,10 +179,10 @@ def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> No
     if "worst_group" in report:
         worst = report["worst_group"]
         group = f"{shown(worst['group'])} (worst of {worst['groups']} groups of class and value)"
-        typer.echo(f"worst group: {worst['accuracy']:.2%}, {group}")
+        typer.echo(f"worst group: {worst['accuracy']:.1%}, {group}")
     for name, accuracy in report["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
-        typer.echo(f"{label}: {accuracy:.2%} of {report['images']} images")
+        typer.echo(f"{label}: {accuracy:.1%} of {report['images']} images")
     line = f"calibration error: {report['ece']:.1%}"
     if report["ece_trained"] is not None and report["ece_new"] is not None:
         line += f"; {report['ece_trained']:.1%} for trained classes, {report['ece_new']:.1%} for new ones"
@@ -265,7 +265,7 @@ def class_names(classes: str | None, file: Path | None) -> list[str] | None:
     return names
 
 
-def tell_unreadable(found: Evaluation) -> None:
+def print_unreadable(found: Evaluation) -> None:
     """Say which images were left out."""
     if found.unreadable:
         say(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.labels)} images cannot be read:")

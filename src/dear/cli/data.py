@@ -13,11 +13,6 @@ from dear.cli.common import DataRoot, Device, Json, device_named, print_json, sa
 group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.add_typer(group, name="data")
-
-
 @group.command("list")
 def names(as_json: Json = False) -> None:
     """List the datasets known by name. A folder or a table can be given instead.

@@ -1,4 +1,4 @@
-"""`dear demo`: roles, adaptation and comparison on the embedded backbone and world."""
+"""`dear demo`: what the package does, on the embedded backbone and world."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from typing import Annotated
 import typer
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("demo")(demo)
-
-
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results and the page.")] = Path(
         "demo"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="One task, fewer images and epochs.")] = False,
 ) -> None:
-    """Roles, adaptation, comparison and a page, on what comes with the package; minutes on two cores.
+    """See what the package does: a page about heads, adaptation, shortcuts, focus; minutes on two cores.
 
     Example: `dear demo --out demo`
     """

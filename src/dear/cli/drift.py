@@ -10,11 +10,6 @@ from dear._io.text import shown
 from dear.cli.common import Device, Json, OwnBackbone, Run, print_json, stages
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("drift")(drift)
-
-
 def drift(
     run: Run,
     images: Annotated[list[str], typer.Argument(help="New images: files, folders or patterns; no labels.")],

@@ -10,11 +10,6 @@ import typer
 from dear.cli.common import Device, OwnBackbone, device_named, run_folder, say, stages
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("embed")(embed)
-
-
 def embed(
     data: Annotated[
         Path,

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from dear.methods import Method
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("export")(export)
-
-
 def export(
     run: Run,
     onnx: Annotated[str | None, typer.Option("--onnx", help="The ONNX file to write.")] = None,

@@ -35,11 +35,6 @@ METHODS: dict[str, str] = {
 """One line per method, for people who choose."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("methods")(methods)
-
-
 def methods(as_json: Json = False) -> None:
     """List the methods that `dear adapt --method` takes, one line each.
 

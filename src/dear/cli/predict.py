@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from dear.runs.answer import Answer
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("predict")(predict)
-
-
 def predict(
     run: Annotated[
         Path | None,

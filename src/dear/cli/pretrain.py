@@ -10,12 +10,6 @@ import typer
 from dear.cli.common import Device, Json, device_named, print_json, say
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command("pretrain")(pretrain)
-    app.command("mini")(mini)
-
-
 def pretrain(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the checkpoint (Hugging Face layout).")

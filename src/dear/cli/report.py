@@ -9,11 +9,6 @@ import typer
 from dear.cli.common import DataRoot, Device, OwnBackbone, Run, device_named, say, stages
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("report")(report)
-
-
 def report(
     run: Run,
     out: Annotated[str, typer.Option("--out", "-o", help="The page to write.")] = "report.html",

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from dear.workflows.retrieve import Found
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("retrieve")(retrieve)
-
-
 def retrieve(
     query: Annotated[Path, typer.Option("--query", "-q", help="The image to compare with.")],
     gallery: Annotated[
@@ -77,7 +72,7 @@ def retrieve(
     if run is None and (by == "features" or backbone is None):
         raise UsageError("name a run folder, or a backbone to search by heads with --backbone")
     found: Sequence[Found]
-    with stages() as told:
+    with stages() as progress:
         clip = None if by == "features" else _searched(run, backbone, roles, device_named(device), by)
         notice = None
         if clip is not None:
@@ -92,7 +87,7 @@ def retrieve(
                 top=top,
                 out=out,
                 root=data_root,
-                progress=told,
+                progress=progress,
             )
             found, notice = near.found, near.notice
         else:
@@ -106,7 +101,7 @@ def retrieve(
                 backbone=backbone,
                 device=device_named(device),
                 root=data_root,
-                progress=told,
+                progress=progress,
             )
     if notice is not None:
         say(f"notice: {notice}")

@@ -22,15 +22,11 @@ from dear.cli.common import (
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
+    from dear.clip.model import Clip
     from dear.heads.roles import RoleMap
 
 group = typer.Typer(no_args_is_help=True, help="What each attention head does: discover, show, report.")
 File = Annotated[Path, typer.Argument(help="A role map, roles.json; or the name table2.", show_default=False)]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.add_typer(group, name="roles")
 
 
 @group.command("discover")
@@ -93,8 +89,11 @@ def discover(
     else:
         image_set = open_data(images, split, root=data_root)
         clip = load(backbone, device=device_named(device))
-        kept = resume_path(out)
-        with stages() as told, stoppable(lambda: "; the same command continues" if kept.exists() else ""):
+        partial = resume_path(out)
+        with (
+            stages() as progress,
+            stoppable(lambda: "; the same command continues" if partial.exists() else ""),
+        ):
             found = discover_roles(
                 clip,
                 image_set,
@@ -106,13 +105,13 @@ def discover(
                 concepts=concepts,
                 batch_size=batch,
                 sentences=sentences or DEFAULT,
-                progress=told,
-                keep=kept,
+                progress=progress,
+                keep=partial,
             )
     found.save(out)
     counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
     say(f"{out}: {len(found)} heads, {counts}")
-    _tell_quality(found)
+    _print_quality(found)
 
 
 @group.command("show")
@@ -184,7 +183,6 @@ def report(
 
     Example: `dear roles report roles.json --images world:mixed --out page.html`
     """
-    from dear.clip.factory import load
     from dear.data import open_data
     from dear.report.roles_page import write_roles_page
     from dear.workflows.head_evidence import measure_heads
@@ -193,10 +191,10 @@ def report(
     clip = image_set = None
     if images is not None:
         image_set = open_data(images, "test", root=data_root)
-        clip = load(backbone or roles.backbone or "mini", device=device_named(device))
-    with stages() as told:
+        clip = _load(backbone, roles, file, device_named(device))
+    with stages() as progress:
         evidence = measure_heads(
-            roles, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=told
+            roles, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=progress
         )
     name = backbone or roles.backbone or "BACKBONE"
     steps = {
@@ -209,20 +207,38 @@ def report(
     say(f"{out}: written")
 
 
-def _tell_quality(roles: RoleMap) -> None:
+def _load(backbone: str | None, roles: RoleMap, file: Path, device: str) -> Clip:
+    """The backbone that was named, or the one that the map was made on."""
+    from dear.clip.factory import load
+    from dear.errors import DearError
+
+    if backbone is None and roles.backbone is None:
+        raise UsageError(f"{file}: does not say on which backbone it was made", hint="backbone")
+    try:
+        return load(backbone or roles.backbone or "", device=device)
+    except DearError as error:
+        if backbone is not None:
+            raise
+        raise UsageError(
+            f"{file}: was made on the backbone {roles.backbone!r}, which cannot be loaded here ({error})",
+            hint="backbone",
+        ) from None
+
+
+def _print_quality(roles: RoleMap) -> None:
     """How steady a map is that was just found."""
     from dear.heads.stability import warnings_about
 
     stability = roles.evidence.get("stability")
     if isinstance(stability, dict):
         say(
-            f"stability: {stability['share']:.0%} of the heads keep their role when the images are drawn "
-            f"again ({stability['chance']:.0%} by chance)"
+            f"stability: {stability['share']:.1%} of the heads keep their role when the images are drawn "
+            f"again ({stability['chance']:.1%} by chance)"
         )
     share = roles.evidence.get("linear_share")
     if isinstance(share, float):
         say(
-            f"attention pooling: {share:.0%} of the image feature is split among heads; the rest passes the "
+            f"attention pooling: {share:.1%} of the image feature is split among heads; the rest passes the "
             "pooling MLP and belongs to none"
         )
     for sentence in warnings_about(roles) if roles.evidence else []:

@@ -234,8 +234,3 @@ def _galleries(given: list[str]) -> dict[str, ImageSet]:
             raise UsageError(f"--gallery {one}: give NAME=FOLDER, every name once")
         found[name] = gallery_of(source)
     return found
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command()(serve)

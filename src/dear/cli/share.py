@@ -10,13 +10,6 @@ import typer
 from dear.cli.common import OwnBackbone, Run, say
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command("push")(push)
-    app.command("pull")(pull)
-    app.command("bundle")(bundle)
-
-
 def push(
     run: Run,
     name: Annotated[str, typer.Argument(help="Where to: owner/name on the Hugging Face hub.")],

@@ -16,11 +16,6 @@ _TITLES = {
 }
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("speed")(speed)
-
-
 def speed(
     device: Device = "auto",
     shape: Annotated[str, typer.Option("--shape", help="A model's shape: ViT-B-16, ViT-B-32 …")] = "ViT-B-16",

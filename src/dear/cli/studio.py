@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
-from dear.cli.common import Device, console, device_named
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("studio")(studio)
+from dear.cli.common import Device, device_named, say
 
 
 def studio(
@@ -41,6 +37,8 @@ def studio(
     """
     from dear.errors import UsageError
 
+    if port and find_spec("gradio") is not None:
+        say(f"starting the studio at http://{host}:{port} …")  # the imports below take seconds
     try:
         from dear.studio.app import is_local, serving
     except ImportError as error:
@@ -50,18 +48,13 @@ def studio(
     import signal
     import time
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end: closes as after Ctrl-C
-    screen = console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
     with serving(run, backbone, data, host, port, max_upload_mb, device_named(device), service) as url:
-        screen.print(
-            f"The studio is at {url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True
-        )
+        say(f"The studio is at {url} (Ctrl-C ends it)")
         if not is_local(host):
-            screen.print(
-                "It is open to other computers; there is no password.", highlight=False, markup=False
-            )
+            say("It is open to other computers; there is no password.")
         try:
             while True:
                 time.sleep(3600)
         except KeyboardInterrupt:
-            screen.print("\nThe studio is closed.", highlight=False, markup=False)
+            say("\nThe studio is closed.")

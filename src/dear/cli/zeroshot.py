@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.audit import Examples, Way, asked_without
+from dear.cli.audit import Examples, Way, removal_options
 from dear.cli.common import (
     Backbone,
     Data,
@@ -19,18 +19,13 @@ from dear.cli.common import (
     device_named,
     print_accuracy,
     print_json,
+    print_unreadable,
     say,
     stages,
-    tell_unreadable,
 )
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command("zeroshot")(zeroshot)
 
 
 def zeroshot(
@@ -75,7 +70,7 @@ def zeroshot(
 
     images = open_data(data, split, root=data_root, template=template)
     images = _half(images, half)
-    removed = asked_without(without, way, examples)
+    removed = removal_options(without, way, examples)
     clip = load(backbone, device=device_named(device))
     if removed is not None:
         training = open_data(data, "train", root=data_root, template=template)
@@ -83,9 +78,9 @@ def zeroshot(
     elif roles is not None:
         raise UsageError("--roles: the frozen model uses no role map; it is for --without")
     method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
-    with stages() as told:
-        found = evaluate_run(method, images, unreadable=unreadable, progress=told)
-    tell_unreadable(found)
+    with stages() as progress:
+        found = evaluate_run(method, images, unreadable=unreadable, progress=progress)
+    print_unreadable(found)
     gone = {} if clip.correction is None else {"removed": clip.correction.note}
     if as_json:
         print_json({**gone, "backbone": clip.name, "data": images.name, **found.report()})

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from dear._io.image_file import Size, side_of, threaded
-from dear.data.images import ImageSet, natural_key
+from dear.data.images import ImageSet, Wrapped, natural_key
 from dear.data.layouts import Benchmark
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark
 from dear.errors import DataError, InputError, UsageError
@@ -205,7 +204,7 @@ def _parts(benchmark: Benchmark) -> list[str]:
             return list(benchmark.domains)
 
 
-class Readable:
+class Readable(Wrapped):
     """An image set whose damaged images are found while the others are used: each is decoded once.
 
     Under "stop" the first damaged image ends the work; the remaining images are then checked, so that the
@@ -221,11 +220,6 @@ class Readable:
             raise UsageError(f"unreadable images: the policy is stop or skip, not {policy!r}")
         self.images, self.policy = images, policy
         self.problems: dict[int, str] = {}  #: place of an image -> why it cannot be read
-        self.name, self.classes, self.template = images.name, images.classes, images.template
-        self.labels, self.domains = images.labels, images.domains
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """The evaluation view, uint8 [b, 3, size, size]."""
@@ -258,19 +252,3 @@ class Readable:
                 f"{self.name}: none of its {len(self)} images can be read; the first: {self.problems[0]}"
             )
         return [index for index in range(len(self)) if index not in self.problems]
-
-    def image(self, index: int) -> Image.Image:
-        """A whole image, RGB."""
-        return self.images.image(index)
-
-    def key(self, index: int) -> str:
-        """A name of the image that does not change when others come or go."""
-        return self.images.key(index)
-
-    def subset(self, indices: Sequence[int]) -> ImageSet:
-        """The images at `indices`, in that order, with the same classes."""
-        return self.images.subset(indices)
-
-    def select_classes(self, names: Sequence[str]) -> ImageSet:
-        """The images of some classes; labels count into `names`."""
-        return self.images.select_classes(names)

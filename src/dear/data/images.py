@@ -9,14 +9,13 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from natsort import natsort_keygen, ns
 from PIL import Image
 from torch import Tensor
 
@@ -25,13 +24,23 @@ from dear._io.image_open import open_image
 from dear._io.text import check_name, check_shown
 from dear.errors import DataError, InputError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 TEMPLATE = "a photo of a {}."
 MAX_TEMPLATE = 1000
 _WORDNET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
 _CAMEL = re.compile(r"[A-Z][a-z]{2,}(?:[A-Z][a-z]+)+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_NATURAL = natsort_keygen(alg=ns.IGNORECASE)
+
+
+@lru_cache(maxsize=1)
+def _natural() -> Callable[[str], Any]:
+    """A key that sorts names as people do; its library is loaded when names are sorted."""
+    from natsort import natsort_keygen, ns
+
+    return natsort_keygen(alg=ns.IGNORECASE)
 
 
 @runtime_checkable
@@ -85,10 +94,92 @@ class Source:
     root: str | None = None
 
 
+class Rows:
+    """Base of image sets that are dataclasses with one entry per image in some of their fields."""
+
+    per_image: ClassVar[tuple[str, ...]]  #: names of those fields, beside labels, domains and groups
+    classes: tuple[str, ...]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: Sequence[int]) -> Self:
+        """The images at `indices`, in that order, with the same classes."""
+        order = [int(index) for index in indices]
+        fields: dict[str, Any] = {"labels": self.labels[torch.tensor(order, dtype=torch.int64)]}
+        for name in (*self.per_image, "domains", "groups"):
+            values = getattr(self, name)
+            fields[name] = None if values is None else tuple(values[index] for index in order)
+        return replace(self, **fields)  # type: ignore[type-var]
+
+    def select_labels(self, labels: Sequence[int]) -> Self:
+        """The images of the classes with these labels, renumbered in the order given."""
+        chosen, renumbered = renumber(self.labels, labels)
+        names = tuple(self.classes[label] for label in labels)
+        return replace(self.subset(chosen.tolist()), labels=renumbered, classes=names)  # type: ignore[type-var]
+
+    def select_classes(self, names: Sequence[str]) -> Self:
+        """The images of some classes; labels count into `names`."""
+        return self.select_labels(find_classes(self, names))  # type: ignore[arg-type]
+
+
+class Wrapped:
+    """Base of image sets that change something of another one, `images`."""
+
+    same_content: ClassVar[bool] = True  #: whether the images show what those of the other set show
+    images: ImageSet
+
+    @property
+    def name(self) -> str:
+        """See `ImageSet`."""
+        return self.images.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """See `ImageSet`."""
+        return self.images.classes
+
+    @property
+    def template(self) -> str:
+        """See `ImageSet`."""
+        return self.images.template
+
+    @property
+    def labels(self) -> Tensor:
+        """See `ImageSet`."""
+        return self.images.labels
+
+    @property
+    def domains(self) -> tuple[str, ...] | None:
+        """See `ImageSet`."""
+        return self.images.domains
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def image(self, index: int) -> Image.Image:
+        """See `ImageSet`."""
+        return self.images.image(index)
+
+    def key(self, index: int) -> str:
+        """See `ImageSet`."""
+        return self.images.key(index)
+
+    def subset(self, indices: Sequence[int]) -> ImageSet:
+        """See `ImageSet`."""
+        return self.images.subset(indices)
+
+    def select_classes(self, names: Sequence[str]) -> ImageSet:
+        """See `ImageSet`."""
+        return self.images.select_classes(names)
+
+
 @dataclass(frozen=True, eq=False)
-class FileImages:
+class FileImages(Rows):
     """Images that lie in files and are decoded when they are asked for."""
 
+    per_image: ClassVar[tuple[str, ...]] = ("paths",)
     name: str  #: of the dataset
     classes: tuple[str, ...]  #: readable names, one per label
     template: str  #: prompt with `{}`
@@ -111,9 +202,6 @@ class FileImages:
         if self.groups is not None and len(self.groups) != len(self.paths):
             raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.groups)} groups")
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
     def path(self, index: int) -> Path:
         """Where an image lies."""
         return self.root / self.paths[index]
@@ -133,27 +221,6 @@ class FileImages:
     def key(self, index: int) -> str:
         """The path relative to the dataset's folder."""
         return self.paths[index]
-
-    def subset(self, indices: Sequence[int]) -> FileImages:
-        """The images at `indices`, in that order, with the same classes."""
-        order = [int(index) for index in indices]
-        return replace(
-            self,
-            paths=tuple(self.paths[index] for index in order),
-            labels=self.labels[torch.tensor(order, dtype=torch.int64)],
-            domains=None if self.domains is None else tuple(self.domains[index] for index in order),
-            groups=None if self.groups is None else tuple(self.groups[index] for index in order),
-        )
-
-    def select_labels(self, labels: Sequence[int]) -> FileImages:
-        """The images of the classes with these labels, renumbered in the order given."""
-        chosen, renumbered = renumber(self.labels, labels)
-        taken = self.subset(chosen.tolist())
-        return replace(taken, labels=renumbered, classes=tuple(self.classes[label] for label in labels))
-
-    def select_classes(self, names: Sequence[str]) -> FileImages:
-        """The images of some classes; labels count into `names`."""
-        return self.select_labels(find_classes(self, names))
 
 
 def is_utf8(name: str) -> bool:
@@ -245,7 +312,7 @@ def content_digest(images: ImageSet, index: int) -> bytes:
 
     A file that cannot be read has the digest of its error's kind: it is no image of anything.
     """
-    inner = getattr(images, "images", images)  # a set that wraps another
+    inner = images.images if isinstance(images, Wrapped) and images.same_content else images
     path: Any = inner.path(index) if hasattr(inner, "path") else getattr(inner, "items", {index: None})[index]
     if isinstance(path, str | os.PathLike):
         try:
@@ -343,16 +410,17 @@ def natural_key(text: str) -> tuple[object, ...]:
     >>> sorted(["b10", "B2", "a"], key=natural_key)
     ['a', 'B2', 'b10']
     """
-    return (_NATURAL(text), text)
+    return (_natural()(text), text)
 
 
 ImageLike = str | os.PathLike[str] | Image.Image
 
 
 @dataclass(frozen=True, eq=False)
-class ListedImages:
+class ListedImages(Rows):
     """An image set made of files (or Pillow images) and labels in lists."""
 
+    per_image: ClassVar[tuple[str, ...]] = ("items",)
     items: tuple[ImageLike, ...]  #: files or Pillow images
     labels: Tensor  #: int64 [n]
     classes: tuple[str, ...]  #: names of the classes
@@ -360,9 +428,6 @@ class ListedImages:
     name: str = "images"
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None  #: a value beside the class, one per image, or None
-
-    def __len__(self) -> int:
-        return len(self.items)
 
     def image(self, index: int) -> Image.Image:
         """A whole image, RGB, upright."""
@@ -376,19 +441,3 @@ class ListedImages:
         """The file's path as given; the place in the list for an image in memory."""
         item = self.items[index]
         return f"item {index}" if isinstance(item, Image.Image) else Path(item).as_posix()
-
-    def subset(self, indices: Sequence[int]) -> ListedImages:
-        """The images at `indices`, with the same classes."""
-        chosen = [int(i) for i in indices]
-        return replace(
-            self,
-            items=tuple(self.items[i] for i in chosen),
-            labels=self.labels[chosen],
-            domains=None if self.domains is None else tuple(self.domains[i] for i in chosen),
-            groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
-        )
-
-    def select_classes(self, names: Sequence[str]) -> ListedImages:
-        """The images of some classes; labels count into `names`."""
-        chosen, labels = renumber(self.labels, find_classes(self, names))
-        return replace(self.subset(chosen.tolist()), labels=labels, classes=tuple(names))

@@ -31,7 +31,7 @@ RELIES = 0.05  #: share of the margin, or of the answers, that goes with the con
 SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE = (
     "shortcut", "associated", "goes with another", "unused", "about the classes", "none"
 )  # fmt: skip
-"""Verdicts: suspected shortcut; associated (no model was asked); the same, but only as a stronger concept is
+"""Verdicts: suspected shortcut; associated (no model was tested); the same, but only as a stronger concept is
 (`dear.heads.explain_away`); associated but not used; what the classes are about; not associated."""
 
 
@@ -84,7 +84,7 @@ class Finding:
     """What an audit says of one concept."""
 
     association: Association  #: with the labels
-    reliance: Reliance | None  #: of the model; None where no model was asked
+    reliance: Reliance | None  #: of the model; None where no model was tested
     heads: tuple[Key, ...]  #: the heads with that role
     verdict: str  #: one of the verdicts above
     sentence: str  #: the verdict for people
@@ -165,8 +165,8 @@ def natural_information(features: Tensor, labels: Tensor, kinds: int, seed: int 
         rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)
         scores = centered @ rows.T  # [n, K]
         values = (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
-        told, drawn = against_chance(values, labels, permutations=20, seed=seed)
-        found.append(told - float(drawn.mean()))
+        information, drawn = against_chance(values, labels, permutations=20, seed=seed)
+        found.append(information - float(drawn.mean()))
     return sum(found) / len(found)
 
 
@@ -211,9 +211,9 @@ def against_chance(
     both = (values * (int(within.max()) + 1) + within).unique(return_inverse=True)[1]
     kinds, groups, classes = (int(part.max()) + 1 for part in (both, within, labels))
 
-    def told(rows: Tensor) -> Tensor:
-        whole = mutual_information(both, rows, kinds, classes)
-        return whole - mutual_information(within, rows, groups, classes)
+    def beyond(rows: Tensor) -> Tensor:
+        both_together = mutual_information(both, rows, kinds, classes)
+        return both_together - mutual_information(within, rows, groups, classes)
 
     generator, own = torch.Generator().manual_seed(seed), within.argsort(stable=True)
     drawn, at_once = [], max(1, 2_000_000 // max(len(labels), kinds * classes))
@@ -222,10 +222,10 @@ def against_chance(
         keys = torch.rand(shape, generator=generator, dtype=torch.float64)
         rows = torch.empty(keys.shape, dtype=torch.int64)
         rows[:, own] = labels[(keys + within).argsort(dim=1)]  # keys are below 1: groups stay together
-        drawn.append(told(rows))
+        drawn.append(beyond(rows))
     share = torch.bincount(labels).double() / len(labels)
     entropy = max(float(-(share * share.clamp(min=1e-300).log()).sum()), 1e-12)
-    return float(told(labels[None])) / entropy, torch.cat(drawn) / entropy
+    return float(beyond(labels[None])) / entropy, torch.cat(drawn) / entropy
 
 
 def about_classes(directions: Tensor, class_features: Tensor) -> float:

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.options import Count, Positive
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha
 _ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part
@@ -38,16 +38,9 @@ _MOMENTUM = 0.9
 class LPPlusPlusConfig(FocusConfig):
     """Options of LP++."""
 
-    steps: int = 300  #: steps of gradient descent
-    views: int = 1  #: random views per image to fit on; 0: the whole image once
-    images: float | None = None  #: per class that the start of w counts; none: as many as there are
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.views < 0 or self.steps < 0:
-            raise UsageError(f"views = {self.views} and steps = {self.steps} cannot be negative")
-        if self.images is not None and not self.images > 0:
-            raise UsageError(f"images = {self.images} must be positive")
+    steps: Count = 300  #: steps of gradient descent
+    views: Count = 1  #: random views per image to fit on; 0: the whole image once
+    images: Positive | None = None  #: per class that the start of w counts; none: as many as there are
 
 
 @torch.no_grad()

@@ -5,22 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from dear._io.image_file import Size, read_views
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, Wrapped
 from dear.photos.edits import random_edit, transfer
 from dear.photos.shortcuts import Shortcut
 
 
 @dataclass(frozen=True, eq=False)
-class EditedImages:
+class EditedImages(Wrapped):
     """One copy of every image of a set, edited at random or given what the images of a class have."""
 
-    originals: ImageSet
+    same_content: ClassVar[bool] = False
+    images: ImageSet  #: the originals
     #: of the edits
     kind: str
     #: copies get what the images of its class have; None: edits are random
@@ -29,41 +31,13 @@ class EditedImages:
     donors: ImageSet | None = None
     seed: int = 1
 
-    @property
-    def name(self) -> str:
-        """Name of the originals."""
-        return self.originals.name
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Those of the originals."""
-        return self.originals.classes
-
-    @property
-    def template(self) -> str:
-        """That of the originals."""
-        return self.originals.template
-
-    @property
-    def labels(self) -> Tensor:
-        """Those of the originals."""
-        return self.originals.labels
-
-    @property
-    def domains(self) -> tuple[str, ...] | None:
-        """Those of the originals."""
-        return self.originals.domains
-
-    def __len__(self) -> int:
-        return len(self.originals)
-
     def image(self, index: int) -> Image.Image:
         """The edited copy; always the same one."""
-        rng = random.Random(f"{self.seed} {self.kind} {self.originals.key(index)}")
-        image = self.originals.image(index)
+        rng = random.Random(f"{self.seed} {self.kind} {self.images.key(index)}")
+        image = self.images.image(index)
         if self.shortcut is None:
             return random_edit(self.kind, image, rng)
-        donors = self.originals if self.donors is None else self.donors
+        donors = self.images if self.donors is None else self.donors
         members = (donors.labels == self.shortcut.label).nonzero()[:, 0].tolist()
         mask = None if self.shortcut.mark is None else self.shortcut.mark.mask
         donor = donors.image(rng.choice(members))
@@ -75,17 +49,17 @@ class EditedImages:
 
     def key(self, index: int) -> str:
         """The original's key and the edit."""
-        return f"{self.originals.key(index)} ({self.kind} edited)"
+        return f"{self.images.key(index)} ({self.kind} edited)"
 
     def subset(self, indices: Sequence[int]) -> EditedImages:
         """Copies of some of the originals."""
-        donors = self.originals if self.donors is None else self.donors
-        return replace(self, originals=self.originals.subset(indices), donors=donors)
+        donors = self.images if self.donors is None else self.donors
+        return replace(self, images=self.images.subset(indices), donors=donors)
 
     def select_classes(self, names: Sequence[str]) -> EditedImages:
         """Copies of the images of some classes."""
-        donors = self.originals if self.donors is None else self.donors
-        return replace(self, originals=self.originals.select_classes(names), donors=donors)
+        donors = self.images if self.donors is None else self.donors
+        return replace(self, images=self.images.select_classes(names), donors=donors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dear.heads.audit import Finding
 from dear.heads.roles import RoleMap
+from dear.report.explain_page import ImageFacts
 from dear.report.page import Thumbnail
+from dear.report.run_facts import Compared, RunFacts
 
 
 @dataclass(frozen=True)
@@ -26,87 +29,94 @@ class AccuracyRow:
     title: str
     trained: float
     new: float
-    harmonic_mean: float
     recommended: bool = False
 
-
-@dataclass(frozen=True)
-class Changed:
-    """What adaptation changed on the test images of some classes."""
-
-    fixed: tuple[Thumbnail, ...]  #: images that zero-shot answered wrongly and the adapted model rightly
-    broken: tuple[Thumbnail, ...]  #: the other way round
-    counts: tuple[int, int]  #: how many images were fixed and broken in all
-    #: (class, accuracy before, accuracy after), the largest loss first
-    classes: tuple[tuple[str, float, float], ...]
-
     @property
-    def worse(self) -> tuple[tuple[str, float, float], ...]:
-        """The classes that lost."""
-        return tuple(row for row in self.classes if row[2] < row[1])
+    def harmonic_mean(self) -> float:
+        """Of both accuracies."""
+        both = self.trained + self.new
+        return 2 * self.trained * self.new / both if both else 0.0
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What happened on one task."""
+    """DeAR on one task, as `examine` found it."""
 
     name: str  #: of the task
     about: str  #: what its images show
-    classes: tuple[int, int]  #: numbers of trained and of new classes
-    images: tuple[int, int]  #: numbers of test images of trained and of new classes
     shots: int  #: training images per class
     seconds: float  #: of training
-    rows: tuple[AccuracyRow, ...]  #: ways to answer, zero-shot first
-    weights: Mapping[str, float]  #: fusion weights. trained, new: what changed, on trained and on new classes
-    trained: Changed
-    new: Changed
+    run: RunFacts
 
+    @property
+    def trained(self) -> Compared:
+        """Answers on trained classes."""
+        return self.run.trained
 
-@dataclass(frozen=True)
-class ConceptRow:
-    """What the audit of the training images says of one concept."""
+    @property
+    def new(self) -> Compared:
+        """Answers on new classes."""
+        assert self.run.new is not None
+        return self.run.new.alone
 
-    concept: str
-    information: float  #: mutual information with the labels over the labels' entropy
-    expected: float  #: the same with labels dealt out at random
-    verdict: str
+    @property
+    def rows(self) -> tuple[AccuracyRow, ...]:
+        """Zero-shot, then every mode of the adapted model."""
+        trained, new = self.trained.accuracies(), self.new.accuracies()
+        return tuple(
+            AccuracyRow(
+                name if name == "zero-shot" else f"{self.run.method}, {name}",
+                trained[name],
+                new[name],
+                name == self.trained.mode,
+            )
+            for name in trained
+        )
 
-
-@dataclass(frozen=True)
-class RemovalRow:
-    """A classifier after a removal."""
-
-    title: str  #: what was removed
-    worst: float  #: accuracy in the worst group of class and place
-    everywhere: float  #: accuracy on all test images
-    at_home: float  #: accuracy on images of a class at its place of training
-    #: (lowest, highest) accuracy in the worst group over draws; None where there is one
-    spread: tuple[float, float] | None = None
-    recommended: bool = False  #: whether this is the repair
+    @property
+    def used(self) -> AccuracyRow:
+        """The row of the recommended mode."""
+        return next(row for row in self.rows if row.recommended)
 
 
 @dataclass(frozen=True)
 class ShortcutFacts:
-    """A shortcut in the training images, found and removed."""
+    """A shortcut in the training images, found by an audit and removed by a repair."""
 
-    images: tuple[int, int]  #: numbers of training and of test images
+    images: int  #: number of training images
     groups: int  #: number of groups of class and place in the test
-    concepts: tuple[ConceptRow, ...]  #: verdicts of the audit, suspects first
-    sentence: str  #: what the audit says of the planted concept
+    findings: tuple[Finding, ...]  #: of the audit, suspects first
+    concept: str  #: what was removed
     heads: int  #: number of heads removed
-    rows: tuple[RemovalRow, ...]  #: accuracies
+    #: "accuracy" and "worst_group" of the run, of the repaired run, and of runs without random heads
+    untouched: Mapping[str, float]
+    repaired: Mapping[str, float]
+    random: tuple[Mapping[str, float], ...]
+    at_home: tuple[float, float]  #: accuracy at the places of training, before and after
     examples: tuple[Thumbnail, ...]  #: a training image per class
-    fixed: tuple[Thumbnail, ...]  #: test images that only the repaired classifier answers rightly
+    compared: Compared  #: answers of the repaired run, beside those of the run
 
     @property
-    def repaired(self) -> RemovalRow:
-        """The row of the repair."""
-        return next(row for row in self.rows if row.recommended)
+    def random_mean(self) -> dict[str, float]:
+        """Means over the draws of random heads."""
+        return {key: sum(draw[key] for draw in self.random) / len(self.random) for key in self.untouched}
+
+
+@dataclass(frozen=True)
+class FocusFacts:
+    """Learning with the heads of one role, from one image per class."""
+
+    data: str
+    role: str
+    heads: int  #: number of heads with that role
+    classes: int
+    test_images: int
+    accuracies: Mapping[str, tuple[float, ...]]  #: what was learned with -> accuracy, one per draw of images
 
     @property
-    def random(self) -> RemovalRow:
-        """The row of random heads."""
-        return next(row for row in self.rows if row.spread is not None)
+    def means(self) -> dict[str, float]:
+        """Mean accuracy over the draws."""
+        return {name: sum(draws) / len(draws) for name, draws in self.accuracies.items()}
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,8 @@ class DemoFacts:
     truth: tuple[TruthRow, ...]
     tasks: tuple[TaskFacts, ...]
     shortcut: ShortcutFacts
+    explained: tuple[ImageFacts, ...]  #: one right and one wrong answer
+    focus: FocusFacts
     retrieval: RetrievalFacts
     quick: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)  #: per part of the demo

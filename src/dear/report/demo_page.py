@@ -1,17 +1,27 @@
-"""The page of `dear demo`: four claims, each with the figures measured for it."""
+"""The page of `dear demo`: six claims, each with the figures measured for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dear._io.files import write_atomic
-from dear.heads.audit import ABOUT_CLASSES, ASSOCIATED, NONE, SHORTCUT, UNUSED
+from dear.heads.audit import SHORTCUT
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.report import figures
-from dear.report.demo_facts import AccuracyRow, DemoFacts, RetrievalFacts, ShortcutFacts, TaskFacts, TruthRow
+from dear.report.demo_facts import (
+    AccuracyRow,
+    DemoFacts,
+    FocusFacts,
+    RetrievalFacts,
+    ShortcutFacts,
+    TaskFacts,
+    TruthRow,
+)
 from dear.report.headmap import KIND_MEANINGS, head_map
-from dear.report.page import Table, percent, render
+from dear.report.page import MODE_TERMS, Table, percent, render
+from dear.report.run_facts import Compared
+from dear.report.run_page import gallery
 
 TERMS = {
     "head": "one of the parallel attention units of a layer; each adds a vector to the image feature",
@@ -19,8 +29,7 @@ TERMS = {
     "trained classes": "the classes DeAR was trained on, here with 16 images each",
     "new classes": "classes it was not trained on; it knows only their names",
     "zero-shot": "the frozen model before adaptation: it compares an image with a prompt for each class",
-    "fused": "the class token and all attribute tokens score together",
-    "decoupled": "the class token scores alone",
+    **{mode: MODE_TERMS[mode] for mode in ("fused", "decoupled")},
     "token": "a vector that a tower reads beside the patches of an image; DeAR learns one per attribute",
     "accuracy": "the share of test images with the right answer; points are differences in percent",
     "harmonic mean": "of the accuracies on trained and on new classes; high only when both are",
@@ -28,13 +37,7 @@ TERMS = {
 }
 """Words of the page, in the order in which they are explained."""
 
-_VERDICTS = {
-    SHORTCUT: "suspected shortcut",
-    ASSOCIATED: "goes with the classes",
-    UNUSED: "goes with the classes, not used",
-    ABOUT_CLASSES: "what the classes are about",
-    NONE: "does not go with the classes",
-}
+CHANGED = 5  #: images in a row whose answers changed
 
 
 def write_demo_page(path: str | os.PathLike[str], facts: DemoFacts) -> None:
@@ -56,6 +59,9 @@ def demo_page(facts: DemoFacts) -> str:
         tasks=[_task(task) for task in facts.tasks],
         shortcut=_shortcut(facts.shortcut),
         concepts=_concepts(facts.shortcut),
+        now_right=_changed(facts.shortcut.compared)["fixed"],
+        focus=_focus(facts.focus),
+        focus_figure=figures.accuracy_bars({"one image per place": _focus_bars(facts.focus)}),
         precision=_precision(facts.retrieval),
         precision_figure=_precision_figure(facts.retrieval),
     )
@@ -74,18 +80,22 @@ def _tiles(facts: DemoFacts) -> list[tuple[str, str]]:
             )
         )
     for task in facts.tasks:
-        frozen, used = task.rows[0], _used(task)
         tiles.append(
             (
-                percent(used.harmonic_mean),
-                f"harmonic mean on {task.name} after adaptation; zero-shot: {percent(frozen.harmonic_mean)}",
+                percent(task.used.harmonic_mean),
+                f"harmonic mean on {task.name} after adaptation; zero-shot: "
+                f"{percent(task.rows[0].harmonic_mean)}",
             )
         )
-    before, after = facts.shortcut.rows[0], facts.shortcut.repaired
+    before, after = (part["worst_group"] for part in (facts.shortcut.untouched, facts.shortcut.repaired))
+    tiles.append(
+        (percent(after), f"in the worst group without the shortcut's heads; before: {percent(before)}")
+    )
+    whole, focused, _ = facts.focus.means.values()
     tiles.append(
         (
-            percent(after.worst),
-            f"in the worst group without the shortcut's heads; before: {percent(before.worst)}",
+            percent(focused),
+            f"from one image per place, with the {facts.focus.role} heads; without: {percent(whole)}",
         )
     )
     if facts.retrieval.rows:
@@ -100,10 +110,6 @@ def _tiles(facts: DemoFacts) -> list[tuple[str, str]]:
     return tiles
 
 
-def _used(task: TaskFacts) -> AccuracyRow:
-    return next(row for row in task.rows if row.recommended)
-
-
 def _truth(rows: Sequence[TruthRow]) -> Table:
     return Table(
         ("attribute", "heads with this role", "explained in these heads", "explained in all other heads"),
@@ -113,8 +119,7 @@ def _truth(rows: Sequence[TruthRow]) -> Table:
 
 def _task(task: TaskFacts) -> dict[str, object]:
     """What the template shows of one task."""
-    frozen, used = task.rows[0], _used(task)
-    names = {row: row.title.removeprefix("DeAR, ") for row in task.rows}
+    names = {row: row.title.rpartition(", ")[2] for row in task.rows}
     bars = figures.accuracy_bars(
         {
             "trained classes": {names[row]: row.trained for row in task.rows},
@@ -123,18 +128,30 @@ def _task(task: TaskFacts) -> dict[str, object]:
         }
     )
     worse = [
-        (f"{name} ({'trained' if part is task.trained else 'new'})", percent(before), percent(after))
-        for part in (task.trained, task.new)
-        for name, before, after in part.worse
+        (f"{name} ({kind})", percent(before), percent(after))
+        for kind, part in (("trained", task.trained), ("new", task.new))
+        for name, before, after in part.class_changes()
+        if after < before
     ]
     return {
         "facts": task,
-        "frozen": frozen,
-        "used": used,
+        "frozen": task.rows[0],
+        "used": task.used,
         "bars": bars,
         "table": _accuracies(task.rows),
-        "worse": Table(("class", "zero-shot", "DeAR, fused"), tuple(worse)),
-        "weights": figures.fusion_weights(task.weights),
+        "parts": {"trained": _changed(task.trained), "new": _changed(task.new)},
+        "worse": Table(("class", "zero-shot", task.used.title), tuple(worse)),
+        "weights": figures.fusion_weights(task.run.fusion_weights),
+    }
+
+
+def _changed(compared: Compared) -> dict[str, object]:
+    """How many images were fixed and broken, and a few of them."""
+    groups = compared.changes()
+    some = {name: rows[:: max(1, len(rows) // CHANGED)][:CHANGED] for name, rows in groups.items()}
+    return {
+        "counts": (len(groups["fixed"]), len(groups["broken"])),
+        **{name: gallery(compared, some[name], before=True) for name in ("fixed", "broken")},
     }
 
 
@@ -157,30 +174,57 @@ def _accuracies(rows: Sequence[AccuracyRow]) -> Table:
     )
 
 
+def shortcut_rows(facts: ShortcutFacts) -> list[tuple[str, Mapping[str, float]]]:
+    """What was removed, and the figures of the classifier then."""
+    return [
+        ("nothing removed", facts.untouched),
+        (f"the {facts.heads} {facts.concept} heads removed", facts.repaired),
+        (f"{facts.heads} random heads removed ({len(facts.random)} draws)", facts.random_mean),
+    ]
+
+
 def _shortcut(facts: ShortcutFacts) -> Table:
-    texts = []
-    for row in facts.rows:
-        worst = percent(row.worst)
-        if row.spread is not None:
-            worst += f" ({percent(row.spread[0])} to {percent(row.spread[1])})"
-        texts.append((row.title, worst, percent(row.everywhere), percent(row.at_home)))
-    return Table(
-        ("classifier with", "worst group", "all test images", "animals at their place of training"),
-        tuple(texts),
-        classes=tuple("best" if row.recommended else "" for row in facts.rows),
-    )
+    rows = [
+        (title, percent(found["worst_group"]), percent(found["accuracy"]))
+        for title, found in shortcut_rows(facts)
+    ]
+    worst = [draw["worst_group"] for draw in facts.random]
+    spread = f" ({percent(min(worst))} to {percent(max(worst))})"
+    rows[-1] = (rows[-1][0], rows[-1][1] + spread, rows[-1][2])
+    return Table(("classifier with", "worst group", "all test images"), tuple(rows), classes=("", "best", ""))
 
 
 def _concepts(facts: ShortcutFacts) -> Table:
     return Table(
         ("concept", "verdict", "association with the classes", "by chance"),
         tuple(
-            (row.concept, _VERDICTS[row.verdict], f"{row.information:.2f}", f"{row.expected:.2f}")
-            for row in facts.concepts
+            (
+                one.association.concept,
+                one.title,
+                f"{one.association.information:.2f}",
+                f"{one.association.expected:.2f}",
+            )
+            for one in facts.findings
         ),
         labels=2,
-        classes=tuple("best" if row.verdict == SHORTCUT else "" for row in facts.concepts),
+        classes=tuple("best" if one.verdict == SHORTCUT else "" for one in facts.findings),
     )
+
+
+def _focus(facts: FocusFacts) -> Table:
+    return Table(
+        ("a linear probe learns from", "accuracy", "each draw"),
+        tuple(
+            (name, percent(facts.means[name]), ", ".join(percent(draw) for draw in draws))
+            for name, draws in facts.accuracies.items()
+        ),
+        classes=("", "best", ""),
+    )
+
+
+def _focus_bars(facts: FocusFacts) -> dict[str, float]:
+    names = ("whole feature", "heads", "random heads")
+    return dict(zip(names, facts.means.values(), strict=True))
 
 
 def _precision(facts: RetrievalFacts) -> Table:

@@ -15,6 +15,13 @@ from PIL.Image import Image, Resampling
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+MODE_TERMS = {
+    "fused": "the class token and all other learned tokens score together",
+    "decoupled": "the class token scores alone",
+    "auto": "fused for classes that were trained, decoupled for new ones",
+}
+"""What the modes of a method mean, in all pages."""
+
 
 @dataclass(frozen=True)
 class Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dear.report.page import Table, render
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from dear.bench.tables import Sheet
 
 TERMS = {
     "base": "trained classes: the half of the classes that was trained on",
@@ -20,47 +22,11 @@ TERMS = {
 }
 
 
-class ResultRow(Protocol):
-    """A row of results."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What names the row."""
-
-    @property
-    def published(self) -> bool:
-        """Whether the numbers are a paper's."""
-
-
-class ResultSheet(Protocol):
-    """A table of results, without the texts of its numbers."""
-
-    @property
-    def title(self) -> str:
-        """Heading."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Headings of the label columns."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Headings of the number columns."""
-
-    @property
-    def rows(self) -> Sequence[ResultRow]:
-        """Rows; consecutive ones with the same first label belong together."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences below the table."""
-
-
 def results_page(
     title: str,
     lead: str,
     figures: Sequence[tuple[str, str, go.Figure]],
-    tables: Sequence[tuple[ResultSheet, Sequence[Sequence[str]]]],
+    tables: Sequence[tuple[Sheet, Sequence[Sequence[str]]]],
     facts: Mapping[str, str],
     failed: Mapping[str, str] | None = None,
 ) -> str:
@@ -86,7 +52,7 @@ def results_page(
     )
 
 
-def sheet_table(sheet: ResultSheet, cells: Sequence[Sequence[str]]) -> Table:
+def sheet_table(sheet: Sheet, cells: Sequence[Sequence[str]]) -> Table:
     """A sheet as a table: published rows are marked, groups of rows are separated."""
     rows, classes, before = [], [], None
     for row, numbers in zip(sheet.rows, cells, strict=True):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dear.report.look import FAINT, INK, PALETTE, apply_style
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+    from dear.bench.tables import Figure, Line
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon")
@@ -20,41 +22,6 @@ HEADINGS = {
     "accuracy": "Accuracy (%)",
     "target": "Accuracy on the unseen domain (%)",
 }
-
-
-class Measured(Protocol):
-    """A mean over seeds."""
-
-    @property
-    def mean(self) -> float:
-        """The mean."""
-
-    @property
-    def std(self) -> float | None:
-        """Sample standard deviation over seeds; None for one seed."""
-
-
-class Line(Protocol):
-    """What one method, in one mode, reached on one dataset."""
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-
-    @property
-    def mode(self) -> str:
-        """Its mode."""
-
-    @property
-    def dataset(self) -> str:
-        """Name of the dataset."""
-
-    @property
-    def shots(self) -> int:
-        """Training images per class."""
-
-    def figure(self, column: str) -> Measured | None:
-        """The accuracy named `column`; None where it was not measured."""
 
 
 def series_name(line: Line) -> str:
@@ -76,7 +43,7 @@ def short_name(dataset: str) -> str:
     return escape(dataset.removeprefix("world:"))
 
 
-def _spreads(there: Sequence[tuple[object, Measured]]) -> list[float | None]:
+def _spreads(there: Sequence[tuple[object, Figure]]) -> list[float | None]:
     """Standard deviations in percent; None, drawn as nothing, where there is one seed."""
     return [None if value.std is None else 100 * value.std for _, value in there]
 

@@ -14,8 +14,8 @@ from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
 from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, role_title
-from dear.report.page import Table, render
-from dear.report.roles_facts import Evidence, map_quality
+from dear.report.page import Table, percent, render
+from dear.report.roles_facts import HeadEvidence, map_quality
 
 _AGREEMENT = {
     "same_name": "phrases whose concept is the one they were written for",
@@ -29,7 +29,7 @@ _AGREEMENT = {
 def write_roles_page(
     roles: RoleMap,
     out: str | os.PathLike[str],
-    evidence: Evidence | None = None,
+    evidence: HeadEvidence | None = None,
     next_steps: Mapping[str, str] | None = None,
 ) -> None:
     """Write the page about `roles` to the file `out`, whole or not at all; arguments as in `roles_page`."""
@@ -37,7 +37,7 @@ def write_roles_page(
 
 
 def roles_page(
-    roles: RoleMap, evidence: Evidence | None = None, next_steps: Mapping[str, str] | None = None
+    roles: RoleMap, evidence: HeadEvidence | None = None, next_steps: Mapping[str, str] | None = None
 ) -> str:
     """The page as HTML text.
 
@@ -50,7 +50,7 @@ def roles_page(
     >>> page.startswith("<!doctype html>"), "Photo taken in Namib Desert" in page
     (True, True)
     """
-    evidence = evidence or Evidence()
+    evidence = evidence or HeadEvidence()
     return render(
         "roles.html",
         title=f"What the heads of {roles.backbone or 'this backbone'} do",
@@ -68,7 +68,7 @@ def roles_page(
     )
 
 
-def _concepts(roles: RoleMap, evidence: Evidence) -> dict[str, Any]:
+def _concepts(roles: RoleMap, evidence: HeadEvidence) -> dict[str, Any]:
     """The section about concepts; empty for a map without any."""
     found = roles.evidence.get("concepts")
     if not isinstance(found, dict):
@@ -100,14 +100,14 @@ def _how_named(found: Mapping[str, Any]) -> str:
         return "each counts for the concept that the corpus was written for."
     if way == "fixed":
         return "each counts for the nearest of the concepts that were given."
-    noise = f"{100 * float(found.get('noise', 0)):.0f}%"
+    noise = percent(float(found.get("noise", 0)))
     return (
         f"they form {int(found.get('clusters', 0))} clusters ({noise} of the phrases belonged to none and "
         "went to the nearest one). Clusters of one name count as one concept."
     )
 
 
-def _effects(roles: RoleMap, evidence: Evidence) -> dict[str, Any]:
+def _effects(roles: RoleMap, evidence: HeadEvidence) -> dict[str, Any]:
     """What replacing layers and roles by their mean costs; empty without labeled images."""
     if not evidence.layers or evidence.accuracy is None:
         return {}
@@ -149,7 +149,7 @@ def _provenance(roles: RoleMap) -> str:
     return "; ".join(parts)
 
 
-def _data(roles: RoleMap, evidence: Evidence) -> str:
+def _data(roles: RoleMap, evidence: HeadEvidence) -> str:
     """What the script shows, as JSON that cannot end its own element."""
     explained = roles.evidence.get("explained") or {}
     colors = colors_of(roles)

@@ -114,3 +114,4 @@ class RunFacts:
     fusion_weights: Mapping[str, float] = field(default_factory=dict)
     #: gates of the heads after each epoch [epochs, L, H]; None for methods without gates
     gates: Tensor | None = None
+    zero_shot: bool = False  #: nothing was adapted: it is the frozen model itself

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dear._io.files import write_atomic
 from dear.report import figures
 from dear.report.head_figures import gates_figure
-from dear.report.page import Table, Thumbnail, percent, render, thumbnail
+from dear.report.page import MODE_TERMS, Table, Thumbnail, percent, render, thumbnail
 from dear.report.run_facts import Compared, RunFacts
 
 WRONG, CHANGED, CLASSES = 18, 8, 5
@@ -16,8 +16,7 @@ TERMS = {
     "trained classes": "the classes the adapter was trained on",
     "new classes": "classes it was not trained on; the model knows only their names",
     "zero-shot": "the frozen backbone, before adaptation: it compares an image with a prompt for each class",
-    "fused": "the class token and all attribute tokens decide together",
-    "decoupled": "the class token alone decides",
+    **MODE_TERMS,
     "accuracy": "the share of images with the right answer",
     "points": "differences of accuracies in percent",
 }
@@ -54,12 +53,12 @@ def run_page(
         facts=facts,
         trained=trained,
         tiles=_tiles(facts),
-        terms=TERMS,
+        terms=_terms(facts),
         modes=_modes(facts),
         accuracy=figures.class_accuracy(
             trained.frozen.per_class["default"], trained.adapted.per_class[trained.mode]
         ),
-        classes=_class_table(trained),
+        classes=_class_table(trained, facts.zero_shot),
         gained=changed_classes(trained, better=True),
         lost=changed_classes(trained, better=False),
         changes={name: len(rows) for name, rows in groups.items()},
@@ -85,9 +84,20 @@ def run_page(
     )
 
 
+def _terms(facts: RunFacts) -> dict[str, str]:
+    """The words that the page uses: no modes that the method does not have."""
+    unused = set(MODE_TERMS) - set(facts.trained.adapted.answers)
+    if facts.zero_shot:
+        unused |= {"trained classes", "new classes", "points"}
+    return {word: meaning for word, meaning in TERMS.items() if word not in unused}
+
+
 def _tiles(facts: RunFacts) -> list[tuple[str, str]]:
     """The key figures."""
     accuracy, mode = facts.trained.accuracies(), facts.trained.mode
+    if facts.zero_shot:
+        images = len(facts.trained.labels)
+        return [(percent(accuracy[mode]), "accuracy of the frozen model"), (f"{images:,}", "test images")]
     gain = 100 * (accuracy[mode] - accuracy["zero-shot"])
     tiles = [
         (percent(accuracy[mode]), "accuracy on trained classes"),
@@ -105,7 +115,7 @@ def _modes(facts: RunFacts) -> Table:
     """Accuracy of zero-shot and every mode; recommended modes are marked."""
     trained = facts.trained.accuracies()
     new = facts.new.alone.accuracies() if facts.new else {}
-    good_for = {facts.trained.mode: ["trained"]}
+    good_for: dict[str, list[str]] = {facts.trained.mode: ["trained"]}
     if facts.new:
         good_for.setdefault(facts.new.alone.mode, []).append("new")
     rows, classes = [], []
@@ -118,10 +128,10 @@ def _modes(facts: RunFacts) -> Table:
     return Table(columns, tuple(rows), classes=tuple(classes))
 
 
-def _class_table(trained: Compared) -> Table:
+def _class_table(trained: Compared, zero_shot: bool) -> Table:
     before, counts = trained.frozen.per_class["default"], trained.confusion().sum(dim=1).tolist()
     places = {name: place for place, name in enumerate(trained.adapted.classes)}
-    modes = trained.adapted.per_class
+    modes = {} if zero_shot else trained.adapted.per_class
     rows = tuple(
         (
             name,
@@ -167,7 +177,7 @@ def gallery(compared: Compared, rows: Sequence[int], before: bool = False) -> li
             ("name", truth),
             (
                 "right" if good else "wrong",
-                f"{'✓' if good else '✗'} {answer} ({100 * float(sure[row]):.0f}%)",
+                f"{'✓' if good else '✗'} {answer} ({percent(float(sure[row]))})",
             ),
         ]
         if before:

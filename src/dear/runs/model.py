@@ -51,12 +51,11 @@ from dear.runs.folder import (
     write_spec,
 )
 from dear.runs.recipe import Line
-from dear.runs.reference import FILE as REFERENCE
-from dear.runs.reference import Reference
+from dear.runs.reference import REFERENCE, Reference
 from dear.runs.spec import Spec, digest, plain
 
 if TYPE_CHECKING:
-    from dear.runs.explain import Explanation
+    from dear.runs.explanation import Explanation
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ from torch import Tensor
 from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.errors import RunError
 
-FILE = "reference.safetensors"
+REFERENCE = "reference.safetensors"
 NEIGHBORS = 5
 PER_CLASS = 64  #: images that are kept
 MOST = 16_384  #: of all classes together, but for one of each
@@ -67,12 +67,12 @@ class Reference:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the run folder's file."""
         tensors = {"features": self.features, "labels": self.labels}
-        write_safetensors(Path(folder) / FILE, tensors, {"dear": "features of training images"})
+        write_safetensors(Path(folder) / REFERENCE, tensors, {"dear": "features of training images"})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], width: int | None = None) -> Reference | None:
         """What a run folder holds, for features of a width; None: nothing."""
-        path = Path(folder) / FILE
+        path = Path(folder) / REFERENCE
         if not path.is_file():
             return None
         tensors, _ = read_safetensors(path, "file of training features")

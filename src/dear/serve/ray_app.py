@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from dear.cluster import serve_replicas
 from dear.errors import UsageError
 from dear.serve.settings import ServeSettings
 
@@ -67,30 +69,16 @@ def start(service: RayService, host: str, port: int, address: str | None = None)
         port: its port.
         address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
     """
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise UsageError(
-            "the engine ray needs Ray Serve, which is not installed; add it with "
-            "pip install '.[cluster,serve]' in your clone"
-        ) from error
-    if not ray.is_initialized():
-        ray.init(address=address, include_dashboard=False, log_to_driver=False)
-    serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
-
-    def application() -> Any:
-        return build(service)
-
-    replica: Any = serve.ingress(application)()
-    limits = service.settings.limits
-    deployment: Any = serve.deployment(
-        replica,
-        name="replica",
-        num_replicas=service.replicas,
-        max_ongoing_requests=limits.queued_images,
-        ray_actor_options={"num_cpus": service.cpus, "num_gpus": service.gpus},
-        health_check_period_s=2,
-        graceful_shutdown_timeout_s=service.settings.drain_seconds,
+    return serve_replicas(
+        partial(build, service),
+        service.name,
+        service.route,
+        host,
+        port,
+        replicas=service.replicas,
+        cpus=service.cpus,
+        gpus=service.gpus,
+        most_requests=service.settings.limits.queued_images,
+        drain_seconds=service.settings.drain_seconds,
+        address=address,
     )
-    return serve.run(deployment.bind(), name=service.name, route_prefix=service.route, blocking=False)

@@ -1,4 +1,4 @@
-"""The studio's page and its server: six tabs on one desk, for this computer unless told otherwise."""
+"""The studio's page and its server: six tabs, for this computer unless another host is named."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import gradio as gr
 
 from dear._io.memory import given_back
 from dear.errors import UsageError
+from dear.methods.zeroshot import ZeroShot
 from dear.report.page import asset, render
 from dear.studio import tabs_look, tabs_work
 from dear.studio.classify import check_service
-from dear.studio.desk import Desk, open_desk
 from dear.studio.parts import Samples
+from dear.studio.state import StudioState, open_state
 from dear.studio.training import Trainer
 
 # The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
@@ -48,16 +49,14 @@ class OwnServerOnly:
         self.app, self.local = app, local
 
     def is_strange(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a request to a local studio comes from elsewhere, by its Host or its Origin."""
+        """Whether Host or Origin are no addresses, or, for a local studio, those of another page."""
         given = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
-        if not self.local:
-            return False
         try:
             host = urlsplit(f"//{given.get(b'host', '')}").hostname or ""
             origin = urlsplit(given[b"origin"]).hostname or "" if b"origin" in given else host
         except ValueError:  # a bracket that is not closed, say
             return True
-        return not (is_local(host) and is_local(origin))
+        return self.local and not (is_local(host) and is_local(origin))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Refuse requests from elsewhere, and add the policy to every answer."""
@@ -79,39 +78,39 @@ class OwnServerOnly:
         await self.app(scope, receive, answer if scope["type"] == "http" else send)
 
 
-def build(desk: Desk, trainer: Trainer | None = None) -> Any:
+def build(state: StudioState, trainer: Trainer | None = None) -> Any:
     """The page as gradio Blocks."""
-    samples = Samples(desk)
+    samples = Samples(state)
     with gr.Blocks(title="dear studio", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        version = gr.State(desk.version)  # of the desk, as this visitor's page shows it
-        header = gr.HTML(header_html(desk), elem_id="studio-header")
+        version = gr.State(state.version)  # of the state, as this visitor's page shows it
+        header = gr.HTML(header_html(state), elem_id="studio-header")
         with gr.Tabs():
             with gr.Tab("Heads", id="heads"):
-                fill_heads, heads = tabs_look.heads_tab(desk)
+                fill_heads, heads = tabs_look.heads_tab(state)
             with gr.Tab("Classify", id="classify"):
-                classify = tabs_look.classify_tab(desk, samples, version)
+                classify = tabs_look.classify_tab(state, samples, version)
             with gr.Tab("Retrieve", id="retrieve"):
-                retrieve = tabs_look.retrieve_tab(desk, samples, version)
+                retrieve = tabs_look.retrieve_tab(state, samples, version)
             with gr.Tab("Audit", id="audit"):
-                audited = tabs_look.audit_tab(desk)
+                audited = tabs_look.audit_tab(state)
             with gr.Tab("Train", id="train"):
-                trained = tabs_work.train_tab(desk, trainer or Trainer(desk), page)
+                trained = tabs_work.train_tab(state, trainer or Trainer(state), page)
             with gr.Tab("Compare", id="compare"):
-                compare = tabs_work.compare_tab(desk)
+                compare = tabs_work.compare_tab(state)
         parts = (classify, retrieve, audited, compare)
         outputs = [version, header, *(one for part in parts for one in part.components)]
 
         def refresh(seen: int) -> list[Any]:
-            """Show the desk's new model; a page that shows it already stays as it is."""
-            if seen == desk.version:
+            """Show the studio's new model; a page that shows it already stays as it is."""
+            if seen == state.version:
                 return [gr.skip()] * len(outputs)
-            return [desk.version, header_html(desk), *(value for part in parts for value in part.values())]
+            return [state.version, header_html(state), *(value for part in parts for value in part.values())]
 
         def fill_new_heads(seen: int, shown: int, request: gr.Request) -> list[Any]:
             return [gr.skip()] * (len(heads) + 1) if seen == shown else [seen, *fill_heads(request)]
 
         quiet: dict[str, Any] = {"show_progress": "hidden"}
-        shown = gr.State(desk.version)  # of the desk, as the Heads tab shows it
+        shown = gr.State(state.version)  # of the state, as the Heads tab shows it
         page.load(refresh, version, outputs, **quiet)
         page.load(fill_heads, None, heads, show_progress_on=[heads[2]], api_name="heads")
         for event in trained:
@@ -121,10 +120,16 @@ def build(desk: Desk, trainer: Trainer | None = None) -> Any:
     return page
 
 
-def header_html(desk: Desk) -> str:
+def header_html(state: StudioState) -> str:
     """What the studio works on, in words."""
-    classes = desk.model.classes if desk.model is not None else ()
-    return render("studio/header.html", backbone=desk.clip.name, source=desk.source, classes=classes)
+    model = state.model
+    return render(
+        "studio/header.html",
+        backbone=state.clip.name,
+        source=state.source,
+        classes=() if model is None else model.classes,
+        trained=model is not None and not isinstance(model.method, ZeroShot),
+    )
 
 
 def is_local(host: str) -> bool:
@@ -168,11 +173,11 @@ def serving(
         raise UsageError(f"max_upload_mb = {max_upload_mb}: choose between 1 and 1000")
     if not 0 <= port <= 65535:
         raise UsageError(f"port = {port}: choose between 1 and 65535, or 0 for a free one")
-    asked = None if service is None else check_service(service)
+    address = None if service is None else check_service(service)
     with private_folder() as folder:
-        desk = open_desk(folder, run, backbone, data, device, local=is_local(host))
-        desk.service = asked
-        with serving_desk(desk, host, port, max_upload_mb) as url:
+        state = open_state(folder, run, backbone, data, device, local=is_local(host))
+        state.service = address
+        with serving_state(state, host, port, max_upload_mb) as url:
             yield url
 
 
@@ -187,14 +192,14 @@ def private_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def serving_desk(
-    desk: Desk, host: str = "127.0.0.1", port: int = 0, max_upload_mb: int = 20
+def serving_state(
+    state: StudioState, host: str = "127.0.0.1", port: int = 0, max_upload_mb: int = 20
 ) -> Iterator[str]:
-    """Serve the studio on a desk that is set already; yields its address."""
+    """Serve the studio on a state that is there already; yields its address."""
     before = os.environ.get("GRADIO_TEMP_DIR")
-    os.environ["GRADIO_TEMP_DIR"] = str(desk.folder / "uploads")  # gradio keeps uploads and answers there
-    trainer = Trainer(desk)
-    page = build(desk, trainer)
+    os.environ["GRADIO_TEMP_DIR"] = str(state.folder / "uploads")  # gradio keeps uploads and answers there
+    trainer = Trainer(state)
+    page = build(state, trainer)
     try:
         with given_back():
             yield _launch(page, host, port, max_upload_mb)

@@ -17,80 +17,81 @@ from dear.heads.values import find_concept
 from dear.heads.without import role_map, ways_to_remove
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
-from dear.studio.desk import EXAMPLE, Desk
-from dear.workflows.audit import Audit, AuditOptions, audit, without
+from dear.studio.state import EXAMPLE, StudioState
+from dear.workflows.audit import Audit, AuditOptions, audit
 from dear.workflows.audit_evidence import evidence
+from dear.workflows.audit_model import without
 
 SHOTS = 16  #: images per class that are looked at
 CHOICES = CONCEPTS
 
 
 class Auditor:
-    """Audits the model on the desk."""
+    """Audits the model of the studio."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, state: StudioState) -> None:
+        self.state = state
 
     def images(self, data: str, model: Model) -> ImageSet:
-        """The images to audit: named by the visitor, else those on the desk whose classes the model knows."""
+        """The images to audit: named by the visitor, else those of the studio that it has classes of."""
         name = data.strip()
         if name:
-            if not self.desk.local and not name.startswith("world:"):
+            if not self.state.local and not name.startswith("world:"):
                 raise UsageError(
                     "this studio is open to other computers, so its folders cannot be named here"
                 )
             return open_data(name, "train")
-        if self.desk.example:
+        if self.state.example:
             return open_data(EXAMPLE, "train").select_classes(model.classes)
-        known = [each for each in self.desk.images.classes if each in set(model.classes)]
+        known = [each for each in self.state.images.classes if each in set(model.classes)]
         if len(known) < 2:
             raise UsageError("name the images that the model was trained on: a folder, a table or world:NAME")
-        return self.desk.images.select_classes(known)
+        return self.state.images.select_classes(known)
 
-    def find(self, concept: str, data: str = "", tell: Progress | None = None) -> Audit:
+    def find(self, concept: str, data: str = "", progress: Progress | None = None) -> Audit:
         """The audit of one concept."""
-        model = self.desk.find_model(tell)
+        model = self.state.find_model(progress)
         find_concept(concept)
-        asked = AuditOptions(concepts=(concept,), shots=SHOTS, roles=self.desk.roles)
-        return audit(self.images(data, model), model.method, asked, tell)
+        options = AuditOptions(concepts=(concept,), shots=SHOTS, roles=self.state.roles)
+        return audit(self.images(data, model), model.method, options, progress)
 
     def answers(
         self,
         images: Sequence[tuple[str, Image.Image]],
         concept: str,
         data: str = "",
-        tell: Progress | None = None,
+        progress: Progress | None = None,
         without_it: bool = True,
     ) -> list[Thumbnail]:
-        """The model's answers for a visitor's images, and if asked those without the concept."""
-        model = self.desk.find_model(tell)
+        """The model's answers for a visitor's images, and if wanted those without the concept."""
+        model = self.state.find_model(progress)
         opened = [image for _, image in images]
         answers = [model.probabilities(opened)]
         if without_it:
-            answers.append(self._without(model, concept, data, tell).probabilities(opened))
+            answers.append(self._without(model, concept, data, progress).probabilities(opened))
         shown = []
         for (name, image), *rows in zip(images, *answers, strict=True):
             best = [(model.classes[int(row.argmax())], float(row.max())) for row in rows]
-            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.0%}")]
+            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.1%}")]
             if without_it:
                 same = best[0][0] == best[1][0]
-                told = f"without: {best[1][0]} {best[1][1]:.0%}{'' if same else ' (changed)'}"
-                lines.append(("soft" if same else "wrong", told))
+                line = f"without: {best[1][0]} {best[1][1]:.1%}{'' if same else ' (changed)'}"
+                lines.append(("soft" if same else "wrong", line))
             shown.append(Thumbnail(thumbnail(image), name, tuple(lines)))
         return shown
 
-    def _without(self, model: Model, concept: str, data: str, tell: Progress | None) -> Model:
+    def _without(self, model: Model, concept: str, data: str, progress: Progress | None) -> Model:
         """The model with the concept removed, as the audit removes it; nothing is trained."""
         training = few_shot(self.images(data, model), SHOTS, AuditOptions().seed)
-        chart = role_map(self.desk.roles, model.clip)
-        layers = model.clip.config.vision.last_third if chart is None else chart.layers
+        roles = role_map(self.state.roles, model.clip)
+        layers = model.clip.config.vision.last_third if roles is None else roles.layers
 
-        def told(done: int) -> None:
-            if tell is not None:
-                tell("images", done, len(training))
+        def images_done(done: int) -> None:
+            if progress is not None:
+                progress("images", done, len(training))
 
-        seen = collect(model.clip, training, layers, progress=told)
-        ways = ways_to_remove(model.clip, find_concept(concept), seen, chart)
+        seen = collect(model.clip, training, layers, progress=images_done)
+        ways = ways_to_remove(model.clip, find_concept(concept), seen, roles)
         if not ways:
             raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
         return Model(without(model.method, next(iter(ways.values()))), model.calibration)
@@ -102,6 +103,6 @@ def audit_html(found: Audit) -> str:
 
 
 def answers_html(concept: str, images: Sequence[Thumbnail], without_it: bool = True) -> str:
-    """Answers with a concept, and without it if they were asked for."""
+    """Answers with a concept, and without it if they are wanted."""
     title = f"Your images with and without {concept}" if without_it else "Your images as the model answers"
     return render("studio/gallery.html", title=title, images=images)

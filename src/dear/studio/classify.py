@@ -21,10 +21,11 @@ from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear._io.progress import Progress
 from dear.errors import InputError, UsageError
 from dear.methods.dear import DeAR
+from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail
 from dear.runs.batches import image_set, pixels_for
 from dear.runs.model import Model
-from dear.studio.desk import Desk
+from dear.studio.state import StudioState
 from dear.workflows.examine import recommended_modes
 
 _SECONDS = 30.0
@@ -49,8 +50,8 @@ class Verdict:
     image: Image.Image  #: itself
     #: model or mode -> (class, probability), likeliest first
     answers: Mapping[str, tuple[tuple[str, float], ...]]
-    #: class token or attribute -> its part of the margin of the fused answer over the runner-up; empty for
-    #: methods without attributes
+    #: class token or attribute with heads of its own -> its part of the margin of the fused answer over the
+    #: runner-up; empty where no attribute has heads
     shares: Mapping[str, float]
     runner_up: str  #: the class the margin is over
     refused: tuple[str, ...] = ()  #: modes for which the image is none of the classes
@@ -117,7 +118,7 @@ def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]
 
 @torch.no_grad()
 def classify(
-    desk: Desk,
+    state: StudioState,
     images: Sequence[tuple[str, Image.Image]],
     classes: Sequence[str],
     template: str,
@@ -128,7 +129,7 @@ def classify(
     """Classify images with the frozen and the adapted model.
 
     Args:
-        desk: the studio's desk.
+        state: the studio's state.
         images: names and images.
         classes: any class names; the adapter is put on them.
         template: prompt with `{}`.
@@ -136,14 +137,14 @@ def classify(
         progress: called with what is being done.
         reject: share of images of trained classes that may be refused; None refuses none.
     """
-    trained = desk.find_model(progress)
+    trained = state.find_model(progress)
     same = tuple(classes) == trained.classes and template == trained.template
     model = trained if same else trained.with_classes(classes, template)
     limits = {} if reject is None else {mode: model.threshold(reject, mode) for mode in model.modes}
     opened = [image for _, image in images]
     logits = {"zero-shot": model.frozen().logits(opened)["default"]}
     logits |= {mode: model.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
-    remote = [] if desk.service is None else ask_service(desk.service, opened, classes, top)
+    remote = [] if state.service is None else ask_service(state.service, opened, classes, top)
     near = None
     if limits and model.needs_nearness:
         near = model.nearness(model.features(opened, cached=False))
@@ -151,7 +152,10 @@ def classify(
         mode: (model.score(logits[mode], near, mode) < limit.value).tolist() for mode, limit in limits.items()
     }
     votes, method = None, model.bound
-    if isinstance(method, DeAR):
+    with_heads: list[str] = []
+    if isinstance(method, DeAR) and method.roles is not None:
+        with_heads = [name for name in method.attributes if method.roles.select("core", name)]
+    if isinstance(method, DeAR) and with_heads:  # else the attributes' tokens stand for nothing
         votes = method.votes(pixels_for(method.clip, image_set(opened), range(len(opened))))  # [B, 1 + A, C]
     verdicts = []
     for row, (name, image) in enumerate(images):
@@ -163,7 +167,10 @@ def classify(
         if votes is not None and isinstance(method, DeAR):
             first, second = logits["fused"][row].topk(2).indices.tolist()
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
-            shares = dict(zip(("class", *method.attributes), parts, strict=True))
+            shares = dict(zip(method.voters, parts, strict=True))
+            hidden = [name for name in method.attributes if name not in with_heads]
+            if hidden:  # no head has their role, so one bar stands for all of them
+                shares["others"] = sum(shares.pop(name) for name in hidden)
             runner_up = classes[second]
         none = tuple(mode for mode, rows in refused.items() if rows[row])
         verdicts.append(Verdict(name, image, answers, shares, runner_up, none))
@@ -213,6 +220,8 @@ def verdicts_html(
 def which_to_trust(model: Model, classes: Sequence[str]) -> tuple[str, str]:
     """The mode to trust for these classes, and a sentence that says why."""
     trained, new = recommended_modes(model.method)
+    if isinstance(model.method, ZeroShot):
+        return trained, "The model is zero-shot CLIP itself: nothing was trained."
     unknown = [name for name in classes if name not in set(model.classes)]
     if not unknown:
         return trained, f"Trust “{TITLES.get(trained, trained)}”: the model was trained on all these classes."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dear._io.progress import Progress
+from dear._io.progress import Progress, silent
 from dear.bench.cells import Cell
 from dear.bench.outputs import figures_of, texts_of
 from dear.bench.plan import PROTOCOLS
@@ -23,8 +23,8 @@ from dear.report.run_facts import Compared
 from dear.report.run_page import changed_classes, gallery, spread_rows
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
-from dear.studio.desk import Desk
 from dear.studio.search import check_folder
+from dear.studio.state import StudioState
 from dear.workflows.examine import recommended_modes
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class Shown:
     cells: int
 
 
-def result_files(desk: Desk, uploads: Sequence[str], folder: str) -> list[Path]:
+def result_files(state: StudioState, uploads: Sequence[str], folder: str) -> list[Path]:
     """The files to read: uploads, or those of a grid's folder on this computer."""
     if folder.strip():
-        root = check_folder(desk, folder.strip())
+        root = check_folder(state, folder.strip())
         inside = root / "cells" if (root / "cells").is_dir() else root
         files = [path for path in sorted(inside.glob("*.json")) if not path.name.endswith(".error.json")]
     else:
@@ -91,32 +91,34 @@ def sheet_html(sheet: Sheet) -> str:
     return render("studio/sheet.html", title=sheet.title, table=table, notes=sheet.notes)
 
 
-def model_names(desk: Desk) -> list[str]:
+def model_names(state: StudioState) -> list[str]:
     """Models that can be chosen by name."""
-    return [FROZEN, *desk.models]
+    return [FROZEN, *state.models]
 
 
-def compare_models(desk: Desk, first: str, second: str, data: str, tell: Progress | None = None) -> str:
+def compare_models(
+    state: StudioState, first: str, second: str, data: str, progress: Progress | None = None
+) -> str:
     """The comparison as HTML.
 
     Args:
-        desk: the studio's desk.
+        state: the studio's state.
         first: name of a model, or a run folder on this computer.
         second: the same.
-        data: labeled images, as for `open_data`; empty: the images on the desk.
-        tell: called with what is being done.
+        data: labeled images, as for `open_data`; empty: the images of the studio.
+        progress: called with what is being done.
     """
     if not first or not second or first == second:
         raise UsageError("choose two different models to compare")
-    images = _images(desk, data)
-    models = [_model(desk, name, images) for name in (first, second)]
-    told = tell or (lambda stage, done, total: None)
+    images = _images(state, data)
+    models = [_model(state, name, images) for name in (first, second)]
+    report = progress or silent
     found: list[Evaluation] = []
     for name, model in zip((first, second), models, strict=True):
         fitting = _with_classes(model, images.classes, name)
 
         def progress(stage: str, done: int, total: int | None, name: str = name) -> None:
-            told(f"asking {name}", done, total)
+            report(f"asking {name}", done, total)
 
         found.append(fitting.evaluate(images, progress=progress))
     modes = [_mode(model, images.classes) for model in models]
@@ -143,24 +145,24 @@ def compare_models(desk: Desk, first: str, second: str, data: str, tell: Progres
     )
 
 
-def _images(desk: Desk, data: str) -> ImageSet:
+def _images(state: StudioState, data: str) -> ImageSet:
     name = data.strip()
     if not name:
-        images = desk.images
+        images = state.images
     else:
-        images = open_data(name if name.startswith("world:") else str(check_folder(desk, name)), "test")
+        images = open_data(name if name.startswith("world:") else str(check_folder(state, name)), "test")
     if len(images.classes) < 2:
         raise DataError(f"{images.name}: comparing needs labeled images of at least two classes")
     step = -(-len(images) // _TESTED)
     return images.subset(range(0, len(images), step)) if step > 1 else images
 
 
-def _model(desk: Desk, name: str, images: ImageSet) -> Model:
-    if name in desk.models:
-        return desk.models[name]
+def _model(state: StudioState, name: str, images: ImageSet) -> Model:
+    if name in state.models:
+        return state.models[name]
     if name == FROZEN:
-        return Model(ZeroShot(desk.clip, images.classes, template=images.template))
-    return Model.load(check_folder(desk, name))
+        return Model(ZeroShot(state.clip, images.classes, template=images.template))
+    return Model.load(check_folder(state, name))
 
 
 def _with_classes(model: Model, classes: Sequence[str], name: str) -> Model:

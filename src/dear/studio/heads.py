@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dear._io.progress import Progress
+from dear._io.progress import Progress, silent
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
@@ -21,7 +21,8 @@ from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
 from dear.report.headmap import KIND_MEANINGS, head_map, role_title
 from dear.report.page import render
-from dear.studio.desk import Desk, gallery_html, name_of, pixels_of
+from dear.report.roles_facts import specialization_notice
+from dear.studio.state import StudioState, gallery_html, name_of, pixels_of
 
 Key = tuple[int, int]
 _LOOKED_AT, _SHOWN = 400, 6
@@ -30,32 +31,35 @@ _LOOKED_AT, _SHOWN = 400, 6
 class Viewer:
     """Computes what the tab shows; the images run through the backbone once."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self._kept: tuple[RoleMap, ImageSet, Collected] | None = None
+    def __init__(self, state: StudioState) -> None:
+        self.state = state
+        self._cached: tuple[RoleMap, ImageSet, Collected] | None = None
         self._looked_at: ImageSet | None = None
 
-    def collected(self, tell: Progress | None = None) -> tuple[RoleMap, ImageSet, Collected]:
+    def collected(self, progress: Progress | None = None) -> tuple[RoleMap, ImageSet, Collected]:
         """The role map, the images looked at, and what every head adds to each of them."""
-        with self.desk.lock:
-            roles = self.desk.find_roles(tell)
-            every = self.desk.images
-            if self._kept is None or self._kept[0] is not roles or self._looked_at is not every:
+        with self.state.lock:
+            roles = self.state.find_roles(progress)
+            every = self.state.images
+            if self._cached is None or self._cached[0] is not roles or self._looked_at is not every:
                 some = every.subset(_spread(len(every), _LOOKED_AT))
-                say = tell or (lambda what, done, total: None)
-                kept = collect(
-                    self.desk.clip, some, roles.layers, progress=lambda done: say("images", done, len(some))
+                report = progress or silent
+                collected = collect(
+                    self.state.clip,
+                    some,
+                    roles.layers,
+                    progress=lambda done: report("images", done, len(some)),
                 )
-                self._kept, self._looked_at = (roles, some, kept), every
-            return self._kept
+                self._cached, self._looked_at = (roles, some, collected), every
+            return self._cached
 
-    def view(self, key: Key, tell: Progress | None = None) -> HeadView:
+    def view(self, key: Key, progress: Progress | None = None) -> HeadView:
         """Everything the tab shows about one head."""
-        roles, images, kept = self.collected(tell)
-        role, clip = roles[key], self.desk.clip
+        roles, images, collected = self.collected(progress)
+        role, clip = roles[key], self.state.clip
         phrase = role.phrases[0] if role.phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
-        found = activating_images(kept, key, text, phrase, _SHOWN)
+        found = activating_images(collected, key, text, phrase, _SHOWN)
         rows = [*found.most, *found.least]
         looks = torch.cat(
             [attention_maps(clip, part, [key])[0].cpu() for part in batches(clip, images.subset(rows))]
@@ -70,9 +74,9 @@ class Viewer:
 
     def look(self, key: Key, image: Image.Image) -> Image.Image:
         """Where a head looks in a given image."""
-        self.desk.find_roles()[key]  # raises for a head that does not exist
+        self.state.find_roles()[key]  # raises for a head that does not exist
         return overlay(
-            image, attention_maps(self.desk.clip, pixels_of(self.desk.clip, [image]), [key])[0, 0].cpu()
+            image, attention_maps(self.state.clip, pixels_of(self.state.clip, [image]), [key])[0, 0].cpu()
         )
 
 
@@ -131,7 +135,9 @@ def map_html(roles: RoleMap, chosen: Key | None = None) -> str:
     """The map as a table of buttons that carry `data-head`, with a legend; arrow keys move between them."""
     name = "" if chosen is None else f"{chosen[0]}-{chosen[1]}"
     kinds = {KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS}
-    return render("studio/map.html", map=head_map(roles), chosen=name, kinds=kinds)
+    return render(
+        "studio/map.html", map=head_map(roles), chosen=name, kinds=kinds, notice=specialization_notice(roles)
+    )
 
 
 def describe_html(view: HeadView) -> str:

@@ -18,7 +18,7 @@ from dear._io.files import write_atomic
 from dear._io.progress import Progress
 from dear.errors import DearError
 from dear.report.page import render
-from dear.studio.desk import Desk, Stopped, name_of
+from dear.studio.state import Stopped, StudioState, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_VISITORS = 1000
@@ -79,7 +79,7 @@ class Work:
         self._stops: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
 
-    def tell(self, progress: Any, visitor: str) -> Progress:
+    def callback(self, progress: Any, visitor: str) -> Progress:
         """A callback for work that begins now; earlier work of the same visitor in this tab ends."""
         stop = threading.Event()
         with self._lock:
@@ -90,12 +90,12 @@ class Work:
         if before is not None:
             before.set()
 
-        def told(what: str, done: int, total: int | None) -> None:
+        def report(what: str, done: int, total: int | None) -> None:
             if stop.is_set():
                 raise Stopped
             progress((done, total) if total else None, desc=what)
 
-        return told
+        return report
 
     def stop(self, visitor: str) -> None:
         """End the work of one visitor at its next step."""
@@ -120,7 +120,7 @@ def visitor_of(request: Any) -> str:
     return str(getattr(request, "session_hash", None) or "")
 
 
-def shown(desk: Desk, image: Image.Image) -> str:
+def shown(state: StudioState, image: Image.Image) -> str:
     """An image as a file to show, written once and whole.
 
     gradio, given an image, writes over the file of an equal one even while it is sent to somebody else.
@@ -128,23 +128,23 @@ def shown(desk: Desk, image: Image.Image) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=90)
     content = buffer.getvalue()
-    path = desk.folder / "shown" / f"{hashlib.sha256(content).hexdigest()[:32]}.webp"
+    path = state.folder / "shown" / f"{hashlib.sha256(content).hexdigest()[:32]}.webp"
     if not path.exists():
         write_atomic(path, content)
     return str(path)
 
 
 class Samples:
-    """Images to click on, with their names, of every version of the desk that a page may still show."""
+    """Images to click on, with their names, of every version of the state that a page may still show."""
 
-    def __init__(self, desk: Desk, count: int = 12) -> None:
-        self.desk, self.count = desk, count
+    def __init__(self, state: StudioState, count: int = 12) -> None:
+        self.state, self.count = state, count
         self._kept: dict[int, list[tuple[Image.Image, str]]] = {}
 
     def at(self, version: int) -> list[tuple[Image.Image, str]]:
-        """Images spread over those that are, or were, on the desk."""
+        """Images spread over those that are, or were, of the studio."""
         if version not in self._kept:
-            images = self.desk.images
+            images = self.state.images
             count = min(self.count, len(images))
             chosen = [(place * 2 + 1) * len(images) // (2 * count) for place in range(count)]
             self._kept[version] = [(images.image(i), name_of(images, i)) for i in chosen]
@@ -152,7 +152,7 @@ class Samples:
 
     def shown(self, version: int) -> list[tuple[str, str]]:
         """The same as files, for gradio's gallery; the names are the alternative texts."""
-        return [(shown(self.desk, image), name) for image, name in self.at(version)]
+        return [(shown(self.state, image), name) for image, name in self.at(version)]
 
 
 def gallery_look(columns: int, name: str) -> dict[str, Any]:

@@ -12,25 +12,25 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
-from dear.studio.desk import Desk, name_of
+from dear.studio.state import StudioState, name_of
 from dear.workflows.retrieve import gallery_features, gallery_of, rank
 
 MOST = 20_000
 
 
-class Search:
-    """Retrieval on the desk; a gallery's features are computed once for a model."""
+class ImageSearch:
+    """Retrieval of the studio; a gallery's features are computed once for a model."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, state: StudioState) -> None:
+        self.state = state
         self._cached: tuple[Method, str, ImageSet, Tensor] | None = None
 
     def gallery(self, folder: str) -> ImageSet:
-        """The images to search: a folder of this computer, or without one those on the desk."""
+        """The images to search: a folder of this computer, or without one the images of the studio."""
         name = folder.strip()
         if not name:
-            return self.desk.images
-        check_folder(self.desk, name)
+            return self.state.images
+        check_folder(self.state, name)
         found = gallery_of(Path(name).expanduser())
         if len(found) > MOST:
             raise DataError(f"{name}: holds {len(found):,} images; the studio searches up to {MOST:,}")
@@ -45,7 +45,7 @@ class Search:
         progress: Progress | None = None,
     ) -> list[tuple[Image.Image, str, float]]:
         """The nearest images of the gallery: (image, name, cosine), nearest first."""
-        model = self.desk.find_model(progress).method
+        model = self.state.find_model(progress).method
         if not isinstance(model, DeAR):
             raise UsageError(f"{model.title} has no features of its own for attributes; load or train a DeAR")
         wanted = model.attributes[model.attribute_index(attribute)]
@@ -71,9 +71,9 @@ class Search:
         return images, features
 
 
-def check_folder(desk: Desk, name: str) -> Path:
+def check_folder(state: StudioState, name: str) -> Path:
     """A folder of this computer that the page's visitor may name."""
-    if not desk.local:
+    if not state.local:
         raise UsageError(
             "this studio is open to other computers, so folders of this one cannot be named here"
         )

@@ -15,9 +15,9 @@ from dear.studio import classify as asking
 from dear.studio import heads as watching
 from dear.studio import why as reasons
 from dear.studio.audit import CHOICES, Auditor, answers_html, audit_html
-from dear.studio.desk import Desk, gallery_html
 from dear.studio.parts import Samples, Work, errors_as_output, gallery_look, plot_look, visitor_of
-from dear.studio.search import Search
+from dear.studio.search import ImageSearch
+from dear.studio.state import StudioState, gallery_html
 
 _CLICK = """
 element.addEventListener('click', (event) => {
@@ -45,15 +45,15 @@ _AUDIT_HINT = (
 
 @dataclass(frozen=True)
 class Refreshed:
-    """Components of a tab that change when the desk takes another model, and their new values."""
+    """Components of a tab that change when the studio takes another model, and their new values."""
 
     components: list[Any]
     values: Callable[[], list[Any]]
 
 
-def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
+def heads_tab(state: StudioState) -> tuple[Callable[..., list[Any]], list[Any]]:
     """Build the tab Heads. Returns the function that fills the tab, and its outputs."""
-    viewer, work = watching.Viewer(desk), Work()
+    viewer, work = watching.Viewer(state), Work()
     chosen = gr.State("")
     gr.Markdown(
         "Each cell is one attention head. Choose one (mouse, or Tab and the arrow keys) to see what it does."
@@ -73,15 +73,15 @@ def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
         looked = gr.HTML(elem_id="look-answer")
 
     def show(key_text: str, progress: Any, visitor: str) -> list[Any]:
-        tell = work.tell(progress, visitor)
-        roles = desk.find_roles(tell)
+        callback = work.callback(progress, visitor)
+        roles = state.find_roles(callback)
         key = watching.parse_key(key_text, roles) if key_text else watching.first_key(roles)
-        view = viewer.view(key, tell)
+        view = viewer.view(key, callback)
         return [f"{key[0]}-{key[1]}", watching.describe_html(view), *watching.galleries_html(view)]
 
     def begin(request: gr.Request, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008 (gradio's way)
         first = show("", progress, visitor_of(request))
-        roles = desk.find_roles()
+        roles = state.find_roles()
         return [watching.map_html(roles, watching.parse_key(first[0], roles)), *first]
 
     def select(
@@ -94,7 +94,7 @@ def heads_tab(desk: Desk) -> tuple[Callable[..., list[Any]], list[Any]]:
     def look(path: str | None, key_text: str) -> list[Any]:
         if not path:
             return [""]
-        roles = desk.find_roles()
+        roles = state.find_roles()
         key = watching.parse_key(key_text, roles) if key_text else watching.first_key(roles)
         name, image = asking.open_uploads([path])[0]
         return [gallery_html(f"Where head {key[0]}-{key[1]} looks", [(viewer.look(key, image), name)])]
@@ -130,26 +130,26 @@ class _ClassifyParts:
     reason: Any
 
 
-def _classify_layout(desk: Desk, samples: Samples, work: Work) -> _ClassifyParts:
+def _classify_layout(state: StudioState, samples: Samples, work: Work) -> _ClassifyParts:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             files = gr.File(label="Drop images here", file_count="multiple", elem_id="classify-files")
             with gr.Accordion("Camera", open=False):
                 camera = gr.Image(label="Camera", sources=["webcam"], type="pil", elem_id="classify-camera")
             example = gr.Gallery(
-                samples.shown(desk.version),
+                samples.shown(state.version),
                 label="… or click an example",
                 allow_preview=False,
                 **gallery_look(6, "classify-examples"),
             )
             names = gr.Textbox(
-                "\n".join(desk.classes),
+                "\n".join(state.classes),
                 label="Class names, one per line; any words will do",
                 lines=6,
                 max_lines=14,
                 elem_id="classify-names",
             )
-            template = gr.Textbox(desk.template, label="Prompt around a name", elem_id="classify-template")
+            template = gr.Textbox(state.template, label="Prompt around a name", elem_id="classify-template")
             refuse = gr.Slider(
                 0,
                 50,
@@ -169,7 +169,7 @@ def _classify_layout(desk: Desk, samples: Samples, work: Work) -> _ClassifyParts
                 **plot_look("classify-shares"),
             )
             source = gr.Markdown(elem_id="classify-source")
-            asked = gr.State([])
+            classified = gr.State([])
             with gr.Accordion("Why?", open=False, elem_id="classify-why-panel"):
                 why = gr.Button("Why this answer for the first image?", elem_id="classify-why")
                 with gr.Row():
@@ -178,38 +178,38 @@ def _classify_layout(desk: Desk, samples: Samples, work: Work) -> _ClassifyParts
                     )
                     where = gr.Button("Show where", elem_id="classify-where")
                 reason = gr.HTML("", elem_id="classify-reason", elem_classes=["dear-room"])
-    outputs = [cards, shares, source, asked]
+    outputs = [cards, shares, source, classified]
     inputs = (files, camera, example, names, template, refuse, go)
     return _ClassifyParts(*inputs, outputs, why, phrase, where, reason)
 
 
 def _classified(
-    desk: Desk,
+    state: StudioState,
     images: list[tuple[str, Any]],
     complaints: list[str],
     text: str,
     prompt: str,
     percent: float,
-    tell: Any,
+    callback: Any,
 ) -> list[Any]:
     classes = asking.parse_classes(text)
     reject = percent / 100 if percent else None
-    verdicts = asking.classify(desk, images, classes, prompt, progress=tell, reject=reject)
-    trusted, advice = asking.which_to_trust(desk.find_model(), classes)
+    verdicts = asking.classify(state, images, classes, prompt, progress=callback, reject=reject)
+    trusted, advice = asking.which_to_trust(state.find_model(), classes)
     rows = asking.share_rows(verdicts)
     figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
     html = asking.verdicts_html(verdicts, trusted, advice, complaints)
-    return [html, figure, f"Adapted model: {desk.source}.", images[:1]]
+    return [html, figure, f"Adapted model: {state.source}.", images[:1]]
 
 
-def _why_panel(desk: Desk, parts: _ClassifyParts) -> None:
+def _why_panel(state: StudioState, parts: _ClassifyParts) -> None:
     """What the buttons of the panel Why do with the first image that was classified."""
 
     def why(images: list[tuple[str, Any]], text: str, prompt: str) -> list[Any]:
-        return [reasons.why_html(desk, images, asking.parse_classes(text), prompt)]
+        return [reasons.why_html(state, images, asking.parse_classes(text), prompt)]
 
     def where(images: list[tuple[str, Any]], phrase: str) -> list[Any]:
-        return [reasons.where_html(desk, images, phrase)]
+        return [reasons.where_html(state, images, phrase)]
 
     last = parts.outputs[-1]
     parts.why.click(
@@ -227,10 +227,10 @@ def _why_panel(desk: Desk, parts: _ClassifyParts) -> None:
     )
 
 
-def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
+def classify_tab(state: StudioState, samples: Samples, version: Any) -> Refreshed:
     """Build the tab Classify: any images and any class names."""
     work = Work()
-    parts = _classify_layout(desk, samples, work)
+    parts = _classify_layout(state, samples, work)
 
     def run(
         paths: list[str] | None,
@@ -243,8 +243,8 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     ) -> list[Any]:
         shots = [] if photo is None else [("camera", open_image(photo))]
         found, complaints = asking.readable_uploads(paths or []) if paths or not shots else ([], [])
-        tell = work.tell(progress, visitor_of(request))
-        return _classified(desk, [*found, *shots], complaints, text, prompt, percent, tell)
+        callback = work.callback(progress, visitor_of(request))
+        return _classified(state, [*found, *shots], complaints, text, prompt, percent, callback)
 
     def pick(
         event: gr.SelectData,
@@ -256,26 +256,26 @@ def classify_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
         image, name = samples.at(seen)[event.index]
-        tell = work.tell(progress, visitor_of(request))
-        return _classified(desk, [(name, image)], [], text, prompt, percent, tell)
+        callback = work.callback(progress, visitor_of(request))
+        return _classified(state, [(name, image)], [], text, prompt, percent, callback)
 
     def empty(problem: str) -> list[Any]:
         return [problem, gr.update(value=None, visible=False), "", []]
 
     outputs, shown = parts.outputs, {"show_progress_on": parts.outputs[:1]}
-    asked = [parts.names, parts.template, parts.refuse]
+    options = [parts.names, parts.template, parts.refuse]
     parts.go.click(
         errors_as_output(run, empty),
-        [parts.files, parts.camera, *asked],
+        [parts.files, parts.camera, *options],
         outputs,
         api_name="classify",
         **shown,
     )
-    parts.example.select(errors_as_output(pick, empty), [*asked, version], outputs, **shown)
-    _why_panel(desk, parts)
+    parts.example.select(errors_as_output(pick, empty), [*options, version], outputs, **shown)
+    _why_panel(state, parts)
 
     def values() -> list[Any]:
-        return ["\n".join(desk.classes), desk.template, samples.shown(desk.version), *empty(_HINT)]
+        return ["\n".join(state.classes), state.template, samples.shown(state.version), *empty(_HINT)]
 
     return Refreshed([parts.names, parts.template, parts.example, *outputs], values)
 
@@ -292,8 +292,8 @@ class _RetrieveParts:
     outputs: list[Any]  # the query, what was found
 
 
-def _retrieve_layout(desk: Desk, samples: Samples, work: Work) -> _RetrieveParts:
-    attributes = _attributes(desk)
+def _retrieve_layout(state: StudioState, samples: Samples, work: Work) -> _RetrieveParts:
+    attributes = _attributes(state)
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             attribute = gr.Radio(
@@ -301,33 +301,33 @@ def _retrieve_layout(desk: Desk, samples: Samples, work: Work) -> _RetrieveParts
             )
             query = gr.File(label="A query image", file_count="single", elem_id="retrieve-file")
             example = gr.Gallery(
-                samples.shown(desk.version),
+                samples.shown(state.version),
                 label="… or click an example",
                 allow_preview=False,
                 **gallery_look(6, "retrieve-examples"),
             )
             folder = gr.Textbox(
-                label="Folder of images on this computer; empty: the images on the desk",
-                visible=desk.local,
+                label="Folder of images on this computer; empty: the images of the studio",
+                visible=state.local,
                 elem_id="retrieve-folder",
             )
             with gr.Row():
                 go = gr.Button("Find", variant="primary", elem_id="retrieve-go")
                 work.button("retrieve")
         with gr.Column(scale=3, min_width=300):
-            asked = gr.HTML(elem_id="retrieve-query")
+            shown = gr.HTML(elem_id="retrieve-query")
             found = gr.HTML(
                 "<p>Choose a query; similar images appear here.</p>",
                 elem_id="retrieve-found",
                 elem_classes=["dear-room"],
             )
-    return _RetrieveParts(attribute, query, example, folder, go, [asked, found])
+    return _RetrieveParts(attribute, query, example, folder, go, [shown, found])
 
 
-def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
+def retrieve_tab(state: StudioState, samples: Samples, version: Any) -> Refreshed:
     """Build the tab Retrieve: nearest images in one attribute."""
-    search, work = Search(desk), Work()
-    parts = _retrieve_layout(desk, samples, work)
+    search, work = ImageSearch(state), Work()
+    parts = _retrieve_layout(state, samples, work)
     picked = gr.State(None)
 
     def run(
@@ -341,7 +341,7 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     ) -> list[Any]:
         chosen = samples.at(seen)[number] if not path and number is not None else None
         image, name = chosen if chosen is not None else asking.open_uploads([path] if path else [])[0][::-1]
-        alike = search.find(image, wanted, where, progress=work.tell(progress, visitor_of(request)))
+        alike = search.find(image, wanted, where, progress=work.callback(progress, visitor_of(request)))
         answers = [(one, f"{cosine:.3f} {label}") for one, label, cosine in alike]
         return [
             gallery_html("Query", [(image, name)]),
@@ -360,19 +360,19 @@ def retrieve_tab(desk: Desk, samples: Samples, version: Any) -> Refreshed:
     parts.query.upload(lambda: None, None, picked, show_progress="hidden")
 
     def values() -> list[Any]:
-        names = _attributes(desk)
-        return [gr.update(choices=names, value=names[0]), samples.shown(desk.version), None, "", ""]
+        names = _attributes(state)
+        return [gr.update(choices=names, value=names[0]), samples.shown(state.version), None, "", ""]
 
     return Refreshed([parts.attribute, parts.example, picked, *outputs], values)
 
 
-def _attributes(desk: Desk) -> list[str]:
-    return list(desk.roles.core) if desk.roles is not None else list(CORE)
+def _attributes(state: StudioState) -> list[str]:
+    return list(state.roles.core) if state.roles is not None else list(CORE)
 
 
-def audit_tab(desk: Desk) -> Refreshed:
+def audit_tab(state: StudioState) -> Refreshed:
     """Build the tab: the evidence about one concept, and answers without it."""
-    auditor, work, comparing = Auditor(desk), Work(), Work()
+    auditor, work, comparing = Auditor(state), Work(), Work()
     with gr.Row(elem_id="audit-grid"):  # on narrow screens the evidence comes before the own images
         with gr.Column(min_width=280):
             concept = gr.Dropdown(
@@ -383,7 +383,7 @@ def audit_tab(desk: Desk) -> Refreshed:
                 elem_id="audit-concept",
             )
             data = gr.Textbox(
-                label="Training images: a folder, a table or world:NAME; empty: the images on the desk",
+                label="Training images: a folder, a table or world:NAME; empty: the images of the studio",
                 elem_id="audit-data",
             )
             with gr.Row():
@@ -402,8 +402,8 @@ def audit_tab(desk: Desk) -> Refreshed:
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
-        tell = work.tell(progress, visitor_of(request))
-        return [audit_html(auditor.find(name, where or "", tell))]
+        callback = work.callback(progress, visitor_of(request))
+        return [audit_html(auditor.find(name, where or "", callback))]
 
     def compare(
         paths: list[str] | None,
@@ -415,9 +415,9 @@ def audit_tab(desk: Desk) -> Refreshed:
     ) -> list[Any]:
         if not paths:
             return [""]
-        tell = comparing.tell(progress, visitor_of(request))
+        callback = comparing.callback(progress, visitor_of(request))
         opened = asking.open_uploads(paths)
-        return [answers_html(name, auditor.answers(opened, name, where or "", tell, ticked), ticked)]
+        return [answers_html(name, auditor.answers(opened, name, where or "", callback, ticked), ticked)]
 
     audit = errors_as_output(run, lambda problem: [problem])
     go.click(audit, [concept, data], [found], show_progress_on=[found], api_name="audit")

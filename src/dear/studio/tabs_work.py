@@ -17,8 +17,8 @@ from dear.methods import list_methods
 from dear.report import figures
 from dear.runs.spec import Spec
 from dear.studio import compare as comparing
-from dear.studio.desk import Desk
 from dear.studio.parts import Work, errors_as_message, errors_as_output, plot_look, visitor_of
+from dear.studio.state import StudioState
 from dear.studio.tabs_look import Refreshed
 from dear.studio.training import AUTOMATIC, ROLE_CHOICES, Trainer, Watched, status_html
 
@@ -36,9 +36,9 @@ class _TrainParts:
     watched: list[Any]  # status, loss, accuracy, download
 
 
-def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
+def _train_layout(state: StudioState, trainer: Trainer) -> _TrainParts:
     tasks = _tasks()
-    where = "a task of the attribute world, or a folder on this computer" if desk.local else "a task"
+    where = "a task of the attribute world, or a folder on this computer" if state.local else "a task"
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             data = gr.Dropdown(
@@ -50,10 +50,10 @@ def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
             )
             method = gr.Dropdown(list_methods(), value="dear", label="Method", elem_id="train-method")
             backbone = gr.Dropdown(
-                backbone_choices(desk),
-                value=desk.clip.name,
-                allow_custom_value=desk.local,
-                label="Backbone" + (": a name, or a folder on this computer" if desk.local else ""),
+                backbone_choices(state),
+                value=state.clip.name,
+                allow_custom_value=state.local,
+                label="Backbone" + (": a name, or a folder on this computer" if state.local else ""),
                 elem_id="train-backbone",
             )
             roles = gr.Dropdown(
@@ -70,7 +70,7 @@ def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
                 height=140,
             )
             focus = gr.Dropdown(
-                focus_choices(desk),
+                focus_choices(state),
                 value=NO_FOCUS,
                 allow_custom_value=True,
                 label="Focus on the heads of a role (methods that learn from the image feature)",
@@ -78,7 +78,9 @@ def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
                 elem_id="train-focus",
             )
             shots = gr.Slider(0, 64, 16, step=1, label="Images per class (0: all)", elem_id="train-shots")
-            epochs = gr.Slider(1, 50, 10, step=1, label="Epochs", elem_id="train-epochs")
+            epochs = gr.Slider(
+                0, 50, 0, step=1, label="Epochs (0: as many as the images need)", elem_id="train-epochs"
+            )
             seed = gr.Number(1, label="Seed", precision=0, minimum=0, elem_id="train-seed")
             with gr.Row():
                 start = gr.Button("Start", variant="primary", elem_id="train-start")
@@ -93,9 +95,9 @@ def _train_layout(desk: Desk, trainer: Trainer) -> _TrainParts:
     return _TrainParts(fields, start, stop, resume, [status, loss, accuracy, download])
 
 
-def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
-    """Build the tab Train. Returns the events after which the desk may have a new model."""
-    parts = _train_layout(desk, trainer)
+def train_tab(state: StudioState, trainer: Trainer, page: Any) -> list[Any]:
+    """Build the tab Train. Returns the events after which the studio may have a new model."""
+    parts = _train_layout(state, trainer)
 
     def watch() -> Iterator[list[Any]]:
         seen = (-1, -1)
@@ -131,7 +133,7 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
             shots=int(count),
             seed=int(number or 0),
             backbone=weights or "",
-            recipe={"epochs": int(rounds)},
+            recipe={"epochs": int(rounds)} if rounds else {},
             focus=None if focus in (None, "", NO_FOCUS) else focus,
         )
         trainer.start(training, file or choice, visitor_of(request))
@@ -153,15 +155,15 @@ def train_tab(desk: Desk, trainer: Trainer, page: Any) -> list[Any]:
     return [*events, page.load(watch, None, parts.watched, **waiting)]
 
 
-def backbone_choices(desk: Desk) -> list[str]:
+def backbone_choices(state: StudioState) -> list[str]:
     """Backbones to choose from; visitors of other computers cannot make this one download any."""
-    names = [name for name in list_backbones() if name != desk.clip.name] if desk.local else ["mini"]
-    return list(dict.fromkeys([desk.clip.name, *names]))
+    names = [name for name in list_backbones() if name != state.clip.name] if state.local else ["mini"]
+    return list(dict.fromkeys([state.clip.name, *names]))
 
 
-def focus_choices(desk: Desk) -> list[str]:
-    """None, auto, and the roles of the desk's map."""
-    return [NO_FOCUS, AUTO, *({} if desk.roles is None else attribute_heads(desk.roles))]
+def focus_choices(state: StudioState) -> list[str]:
+    """None, auto, and the roles of the studio's map."""
+    return [NO_FOCUS, AUTO, *({} if state.roles is None else attribute_heads(state.roles))]
 
 
 def training_plots(watched: Watched) -> list[Any]:
@@ -176,21 +178,21 @@ def _tasks() -> list[str]:
     return [name for name in list_datasets() if name.startswith("world:")]
 
 
-def compare_tab(desk: Desk) -> Refreshed:
+def compare_tab(state: StudioState) -> Refreshed:
     """Build the tab Compare: two models on the same images, and result files as tables and plots."""
-    refreshed = _compare_models(desk)
+    refreshed = _compare_models(state)
     gr.Markdown("### Results of a benchmark grid")
-    _compare_results(desk)
+    _compare_results(state)
     return refreshed
 
 
-def _compare_models(desk: Desk) -> Refreshed:
+def _compare_models(state: StudioState) -> Refreshed:
     work = Work()
     gr.Markdown("### Two models on the same images")
-    names = comparing.model_names(desk)
-    own: dict[str, Any] = {"allow_custom_value": desk.local, "min_width": 260}
+    names = comparing.model_names(state)
+    own: dict[str, Any] = {"allow_custom_value": state.local, "min_width": 260}
     with gr.Row():
-        where = ", or a run folder on this computer" if desk.local else ""
+        where = ", or a run folder on this computer" if state.local else ""
         first = gr.Dropdown(names, value=names[0], label=f"First model{where}", elem_id="runs-first", **own)
         second = gr.Dropdown(
             names, value=names[-1], label=f"Second model{where}", elem_id="runs-second", **own
@@ -198,8 +200,8 @@ def _compare_models(desk: Desk) -> Refreshed:
         data = gr.Dropdown(
             ["", *_tasks()],
             value="",
-            allow_custom_value=desk.local,
-            label="Labeled images; empty: those on the desk",
+            allow_custom_value=state.local,
+            label="Labeled images; empty: the images of the studio",
             elem_id="runs-data",
         )
     with gr.Row():
@@ -214,8 +216,8 @@ def _compare_models(desk: Desk) -> Refreshed:
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
-        tell = work.tell(progress, visitor_of(request))
-        return [comparing.compare_models(desk, one, two, images or "", tell)]
+        callback = work.callback(progress, visitor_of(request))
+        return [comparing.compare_models(state, one, two, images or "", callback)]
 
     go.click(
         errors_as_output(run, lambda problem: [problem]),
@@ -226,25 +228,25 @@ def _compare_models(desk: Desk) -> Refreshed:
     )
 
     def values() -> list[Any]:
-        names = comparing.model_names(desk)
+        names = comparing.model_names(state)
         return [gr.update(choices=names), gr.update(choices=names, value=names[-1]), ""]
 
     return Refreshed([first, second, answer], values)
 
 
-def _compare_results(desk: Desk) -> None:
+def _compare_results(state: StudioState) -> None:
     with gr.Row():
         files = gr.File(
             label="Result files (.json) of dear bench", file_count="multiple", elem_id="compare-files"
         )
         folder = gr.Textbox(
-            label="… or the folder of a grid on this computer", visible=desk.local, elem_id="compare-folder"
+            label="… or the folder of a grid on this computer", visible=state.local, elem_id="compare-folder"
         )
     go = gr.Button("Compare", variant="primary", elem_id="compare-go")
     protocol = gr.Radio([], label="Protocol", visible=False, elem_id="compare-protocol")
     table = gr.HTML("<p>Tables and plots appear here.</p>", elem_id="compare-table")
     plots = [gr.Plot(visible=False, **plot_look(f"compare-plot-{number}")) for number in range(3)]
-    kept = gr.State({})
+    results = gr.State({})
 
     def page(shown: dict[str, comparing.Shown], name: str) -> list[Any]:
         one = shown[name]
@@ -252,7 +254,7 @@ def _compare_results(desk: Desk) -> None:
         return [one.table, *filled, *[gr.update(visible=False)] * (3 - len(filled))]
 
     def run(uploads: list[str] | None, where: str) -> list[Any]:
-        shown = comparing.compare(comparing.result_files(desk, uploads or [], where))
+        shown = comparing.compare(comparing.result_files(state, uploads or [], where))
         names = list(shown)
         return [
             shown,
@@ -266,8 +268,8 @@ def _compare_results(desk: Desk) -> None:
     go.click(
         errors_as_output(run, empty),
         [files, folder],
-        [kept, protocol, table, *plots],
+        [results, protocol, table, *plots],
         show_progress_on=[table],
         api_name="compare_results",
     )
-    protocol.input(page, [kept, protocol], [table, *plots], show_progress="hidden")
+    protocol.input(page, [results, protocol], [table, *plots], show_progress="hidden")

@@ -24,8 +24,8 @@ from dear.report.page import render
 from dear.runs.folder import FILES
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.studio.desk import Desk
 from dear.studio.search import check_folder
+from dear.studio.state import StudioState
 from dear.train.fit import fit
 from dear.train.focus import check_focus
 from dear.train.labels import label_sentence
@@ -59,10 +59,10 @@ class Watched:
 
 
 class Trainer:
-    """Starts, stops and resumes trainings on the desk."""
+    """Starts, stops and resumes trainings of the studio."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, state: StudioState) -> None:
+        self.state = state
         self.watched = Watched()
         self.run: Path | None = None
         self.spec: Spec | None = None
@@ -77,24 +77,24 @@ class Trainer:
         """Begin a new training.
 
         Args:
-            spec: what to train; an empty backbone is the one on the desk.
+            spec: what to train; an empty backbone is the one of the studio.
             roles: one of `ROLE_CHOICES`, or a role map file.
             owner: the visitor who begins it.
         """
         if not 1 <= int(spec.recipe.get("epochs", 1)) <= 200 or not 0 <= spec.shots <= 10_000:
             raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
-        with self.desk.lock:
+        with self.state.lock:
             self._refuse_second()
             self._check_choices(spec, roles)
             images, test = self._open(spec)
             self._number += 1
             self.spec, self.roles, self.owner, self._job = spec, roles, owner, None
-            self.run = self.desk.folder / f"run-{self._number}"
+            self.run = self.state.folder / f"run-{self._number}"
             self._launch(images, test, resume=False)
 
     def resume(self) -> None:
         """Continue the training that was stopped."""
-        with self.desk.lock:
+        with self.state.lock:
             self._refuse_second()
             if self.spec is None or self.watched.state != "stopped":
                 raise UsageError("there is no stopped training to resume; start one")
@@ -108,7 +108,7 @@ class Trainer:
 
     def may_stop(self, visitor: str) -> bool:
         """Whether this visitor may stop the training: its owner, or anybody at this computer."""
-        return self.desk.local or visitor == self.owner
+        return self.state.local or visitor == self.owner
 
     def wait(self, seconds: float) -> Watched:
         """The state after `seconds`, or as soon as the training ends."""
@@ -118,7 +118,7 @@ class Trainer:
 
     def download(self) -> Path:
         """The finished run as one zip file."""
-        with self.desk.lock:  # no other training can begin meanwhile
+        with self.state.lock:  # no other training can begin meanwhile
             if self.run is None or self.watched.state != "finished" or self.spec is None:
                 raise RunError("there is no finished run to download yet")
             memory = io.BytesIO()
@@ -127,7 +127,7 @@ class Trainer:
                     if (self.run / name).is_file():
                         archive.write(self.run / name, f"run/{name}")
             words = re.sub(r"[^A-Za-z0-9]+", "-", Path(self.spec.data or "").name).strip("-") or "data"
-            path = self.desk.folder / f"{self.spec.method}-{words}.zip"
+            path = self.state.folder / f"{self.spec.method}-{words}.zip"
             write_atomic(path, memory.getvalue())
             return path
 
@@ -137,7 +137,7 @@ class Trainer:
 
     def _check_choices(self, spec: Spec, roles: str) -> None:
         """Refuse a backbone or a role map before any work begins."""
-        if spec.backbone and not self.desk.local and spec.backbone not in ("mini", self.desk.clip.name):
+        if spec.backbone and not self.state.local and spec.backbone not in ("mini", self.state.clip.name):
             raise UsageError("this studio is open to other computers; choose its own backbone or mini")
         if roles not in ROLE_CHOICES:
             RoleMap.load(roles)
@@ -149,7 +149,7 @@ class Trainer:
         if not name:
             raise UsageError("name the images to train on: a task of the attribute world or a folder")
         if not name.startswith("world:"):
-            name = str(check_folder(self.desk, name))
+            name = str(check_folder(self.state, name))
         images = open_training(spec.changed(data=name))
         check_task(images)
         try:
@@ -186,7 +186,7 @@ class Trainer:
             watched.state, watched.message = "failed", "An error inside dear; the terminal has the details."
         else:
             title = model.method.title
-            self.desk.use(model, f"{title} trained here on {images.name}", test or images)
+            self.state.use(model, f"{title} trained here on {images.name}", test or images)
             data = None if self.spec is None else self.spec.data
             labels = label_sentence(model.metrics.get("labels"), data, model.clip.name)
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
@@ -220,7 +220,7 @@ class Trainer:
 
     def _prepare(self, images: ImageSet, watched: Watched) -> Job:
         """The training with its backbone and role map."""
-        spec, clip = self.spec, self.desk.clip
+        spec, clip = self.spec, self.state.clip
         assert spec is not None
         if spec.backbone and spec.backbone != clip.name:
             watched.message = f"Loading the backbone {spec.backbone} …"
@@ -242,7 +242,7 @@ class Trainer:
             vision = clip.config.vision
             return RoleMap.uniform("mixed", vision.last_third, vision.heads)
         if self.roles == AUTOMATIC:
-            return self.desk.roles if clip is self.desk.clip else None
+            return self.state.roles if clip is self.state.clip else None
         if self.roles != DISCOVER:
             return RoleMap.load(self.roles)
 

@@ -8,9 +8,10 @@ from typing import Any
 from dear.errors import InputError
 from dear.report.explain_page import heat
 from dear.report.page import render
-from dear.runs.explain import Explainer, where
+from dear.runs.explain import Explainer
 from dear.runs.model import Model
-from dear.studio.desk import Desk
+from dear.runs.where import where
+from dear.studio.state import StudioState
 from dear.workflows.explain import page_facts, seen
 
 Named = tuple[str, Any]  #: name and Pillow image
@@ -22,21 +23,21 @@ def _first(images: Sequence[Named]) -> Named:
     return images[0]
 
 
-def why_html(desk: Desk, images: Sequence[Named], classes: Sequence[str], template: str) -> str:
+def why_html(state: StudioState, images: Sequence[Named], classes: Sequence[str], template: str) -> str:
     """The adapted model's answer for the first image, explained."""
     _, image = _first(images)
-    trained = Model.of(desk.find_model())
+    trained = Model.of(state.find_model())
     same = tuple(classes) == trained.classes and template == trained.template
     model = trained if same else trained.with_classes(classes, template)
-    explainer = Explainer(model, desk.images, desk.roles)
+    explainer = Explainer(model, state.images, state.roles)
     found = explainer.explain([image])
     facts = page_facts(explainer, found, [image]).images[0]
     return render("studio/why.html", one=facts)
 
 
-def where_html(desk: Desk, images: Sequence[Named], phrase: str) -> str:
+def where_html(state: StudioState, images: Sequence[Named], phrase: str) -> str:
     """Where the frozen backbone sees a phrase in the first image."""
     _, image = _first(images)
-    found = where(desk.clip.plain, image, phrase)
-    shown = heat(seen(image, Model.of(desk.find_model())), found, f"where {phrase} is", ("name", phrase))
+    found = where(state.clip.plain, image, phrase)
+    shown = heat(seen(image, Model.of(state.find_model())), found, f"where {phrase} is", ("name", phrase))
     return render("studio/gallery.html", title=f"Where is {phrase.strip()}?", images=(shown,))

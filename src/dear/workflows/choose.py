@@ -32,6 +32,7 @@ METHODS = ("zeroshot", "linear-probe", "tip-adapter-f", "proker", "lp-plus-plus"
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
 FOLDS = 3
 DOUBT = 0.1  #: probability of chance above which two methods count as equally good
+WORTH = 0.01  #: accuracy that a slower method must win to be recommended
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Candidate:
     preset: str | None = None
     trained: Tensor | None = None  #: whether each held-out image was answered rightly, [n]
     new: Tensor | None = None  #: the same for images of held-out classes; None: it cannot name new classes
-    seconds: float = 0.0  #: that trying it took
+    seconds: float = 0.0  #: that trying it took, without image features that other methods share
     skipped: str | None = None  #: why it was not tried
 
     def row(self) -> dict[str, Any]:
@@ -79,12 +80,12 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Recommendation:
     """What `dear choose` found."""
 
     candidates: tuple[Candidate, ...]
-    pick: Candidate  #: the most accurate for the classes at hand
-    pick_for_new: Candidate | None  #: the most accurate for classes added later; None: not measured
+    pick: Candidate  #: for the classes at hand: the most accurate, or a quicker one that is as good
+    pick_for_new: Candidate | None  #: the same for classes added later; None: not measured
     notes: tuple[str, ...]
     seconds: float
 
@@ -121,7 +122,7 @@ def choose(
     roles: RoleMap | None = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> Choice:
+) -> Recommendation:
     """Cross-validate methods on a person's own training images and recommend one.
 
     Every method is trained without each part of the images in turn and answers for that part; then without
@@ -173,7 +174,7 @@ def choose(
             f"{'; '.join(f'{one.title} {one.skipped}' for one in tried)}); allow more time"
         )
     open_ones = [one for one in done if one.new is not None]
-    return Choice(
+    return Recommendation(
         tuple(tried),
         _best(done, "trained"),
         _best(open_ones, "new") if open_ones else None,
@@ -196,8 +197,11 @@ def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]
             )
     elif left <= 0:
         return replace(found, skipped="no time was left")
+    views = _views(job, cached)
+    if reads_features(method, job.recipe):
+        began = time.monotonic()  # others use the same features
     try:
-        trials = trials_of(job, _views(job, cached), stop=lambda: time.monotonic() > deadline)
+        trials = trials_of(job, views, stop=lambda: time.monotonic() > deadline)
         held = held_out(method, trials, folds)
         assert held is not None  # some class has two images
         new = _on_new(job, trials) if method.open_classes else None
@@ -241,12 +245,12 @@ def _figures(right: Tensor | None) -> dict[str, float | int] | None:
 
 
 def _best(candidates: Sequence[Candidate], column: str) -> Candidate:
-    """The most accurate; of several the quickest."""
-
-    def rank(one: Candidate) -> tuple[float, float]:
-        return float(getattr(one, column).double().mean()), -one.seconds
-
-    return max(candidates, key=rank)
+    """The quickest of those as good as the most accurate: training that gains nothing is not recommended."""
+    accuracy = {id(one): float(getattr(one, column).double().mean()) for one in candidates}
+    best = max(candidates, key=lambda one: (accuracy[id(one)], -one.seconds))
+    worth = max(WORTH, 1 / len(getattr(best, column)))  # one image is no gain
+    near = [one for one in candidates if accuracy[id(one)] >= accuracy[id(best)] - worth]
+    return min(near, key=lambda one: one.seconds)
 
 
 def _as_good(one: Candidate, best: Candidate) -> bool:

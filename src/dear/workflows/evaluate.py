@@ -61,7 +61,7 @@ def evaluate_run(
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutAccuracy:
     """Accuracy on images that were not trained on, as fractions of 1."""
 
     images: int  #: how many images were answered
@@ -81,7 +81,7 @@ def open_held_out(data: PathLike | ImageSet, root: PathLike | None = None) -> Im
     return found if len(found) else None
 
 
-def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = None) -> HeldOut:
+def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = None) -> HeldOutAccuracy:
     """Accuracy before and after, on at most `MOST_IMAGES` images spread evenly over the set.
 
     Images that cannot be read are left out.
@@ -93,7 +93,7 @@ def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = No
         one.evaluate(some, unreadable="skip", cached=True, progress=progress)
         for one in (model.frozen(), model)
     )
-    return HeldOut(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
+    return HeldOutAccuracy(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
 
 
 def run_images(run: str | os.PathLike[str], split: str = "test") -> ImageSet:

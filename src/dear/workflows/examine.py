@@ -6,6 +6,7 @@ from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import DataError
 from dear.methods.base import Method
+from dear.methods.zeroshot import ZeroShot
 from dear.report.run_facts import Compared, NewClasses, RunFacts
 from dear.runs.model import Model, Run
 
@@ -64,6 +65,7 @@ def examine(
         why_no_new=why,
         fusion_weights={str(name): float(value) for name, value in weights.items()},
         gates=gates.detach().cpu().clone() if gates is not None and gates.numel() else None,
+        zero_shot=isinstance(method, ZeroShot),
     )
 
 

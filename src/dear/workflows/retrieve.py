@@ -258,7 +258,7 @@ def retrieve_by_heads(
     if len(found) > 1 and overlap >= ALIKE:
         notice = (
             f"attributes can hardly be told apart on {clip.name}: the lists of two attributes share "
-            f"{overlap:.0%} of their images"
+            f"{overlap:.1%} of their images"
         )
     return Neighbors(chosen, overlap, notice)
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,7 @@ from dear._io.files import read_text, write_atomic, write_json
 from dear._io.image_names import find_images
 from dear._io.progress import Progress, silent
 from dear._io.text import decode
+from dear.cluster import map_items
 from dear.errors import DataError, InputError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Pro
     Args:
         job: what to do.
         make_compute: makes the function that does it, once per process.
-        progress: told ("shards", done, total).
+        progress: called with ("shards", done, total).
 
     Raises:
         RunError: the folder holds something else.
@@ -125,10 +127,9 @@ def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Pro
     done = job.shards - len(missing)
     progress("shards", done, job.shards)
     images = 0
-    computed = (
-        _on_ray(job, missing, make_compute) if job.engine == "ray" else _here(job, missing, make_compute)
-    )
-    for count in computed:
+    writer = partial(_writer, job, make_compute)
+    on_ray = job.engine == "ray"
+    for count in map_items(writer, missing, job.workers) if on_ray else map(writer(), missing):
         images += count
         done += 1
         progress("shards", done, job.shards)
@@ -169,13 +170,12 @@ def _digest(images: Sequence[str]) -> str:
     return found.hexdigest()
 
 
-def _here(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Compute]) -> Iterator[int]:
-    compute = make_compute()
-    for shard in missing:
-        yield write_shard(job, shard, compute)
+def _writer(job: ShardJob, make_compute: Callable[[], Compute]) -> Callable[[int], int]:
+    """What computes and writes a shard, by its number; made once per process."""
+    return partial(write_shard, job, make_compute())
 
 
-def write_shard(job: ShardJob, shard: int, compute: Compute) -> int:
+def write_shard(job: ShardJob, compute: Compute, shard: int) -> int:
     """Compute one shard and write its file; returns its number of images."""
     import pyarrow.parquet
 
@@ -184,26 +184,6 @@ def write_shard(job: ShardJob, shard: int, compute: Compute) -> int:
     pyarrow.parquet.write_table(compute(rows), content)
     write_atomic(job.part(shard), content.getvalue())
     return len(rows)
-
-
-def _on_ray(job: ShardJob, missing: Sequence[int], make_compute: Callable[[], Compute]) -> Iterator[int]:
-    """The same by Ray Data: every worker makes its function once and takes shard after shard."""
-    try:
-        import ray.data
-    except ImportError:
-        raise UsageError("the engine ray needs Ray: pip install '.[cluster]' in your clone") from None
-
-    class Worker:
-        def __init__(self) -> None:
-            self.compute = make_compute()
-
-        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-            return {"images": write_shard(job, int(row["item"]), self.compute)}
-
-    if missing:
-        shards: Any = ray.data.from_items(list(missing), override_num_blocks=len(missing))
-        for row in shards.map(Worker, concurrency=min(job.workers, len(missing))).iter_rows():
-            yield int(row["images"])
 
 
 def _need_pyarrow() -> None:

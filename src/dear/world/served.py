@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from dear._io.image_file import Size, resize_crop, side_of
-from dear.data.images import find_classes, renumber
+from dear.data.images import Rows
 from dear.errors import DataError
 from dear.world import factors as F
 from dear.world.renderer import SIDE, compose, in_style, palette, paste, to_bytes
@@ -26,9 +26,10 @@ _CHUNK = 240  # images rendered at once; what an image looks like does not depen
 
 
 @dataclass(frozen=True, eq=False)
-class WorldImages:
+class WorldImages(Rows):
     """Some images of a task."""
 
+    per_image: ClassVar[tuple[str, ...]] = ("places",)
     name: str  #: "world:NAME"
     classes: tuple[str, ...]  #: names, one per label
     template: str  #: prompt with `{}`
@@ -38,9 +39,6 @@ class WorldImages:
     places: tuple[tuple[str, int], ...] = field(repr=False)
     #: the value that the shortcut's factor has in each image, or None
     groups: tuple[str, ...] | None = field(default=None, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """The evaluation view.
@@ -63,22 +61,6 @@ class WorldImages:
         """A stable name such as "world:textures/test/000123"."""
         split, number = self.places[int(index)]
         return f"{self.name}/{split}/{number:06d}"
-
-    def subset(self, indices: Sequence[int]) -> WorldImages:
-        """The images at `indices`, in that order, with the same classes."""
-        order = [int(index) for index in indices]
-        return replace(
-            self,
-            labels=self.labels[torch.tensor(order, dtype=torch.int64)],
-            domains=None if self.domains is None else tuple(self.domains[index] for index in order),
-            places=tuple(self.places[index] for index in order),
-            groups=None if self.groups is None else tuple(self.groups[index] for index in order),
-        )
-
-    def select_classes(self, names: Sequence[str]) -> WorldImages:
-        """The images of some classes; labels count into `names`."""
-        chosen, labels = renumber(self.labels, find_classes(self, names))
-        return replace(self.subset(chosen.tolist()), labels=labels, classes=tuple(names))
 
     def _square(self, index: int) -> Tensor:
         """uint8 [3, 64, 64]."""

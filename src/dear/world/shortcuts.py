@@ -26,7 +26,7 @@ _NAME = re.compile(r"shortcut-(?P<kind>[a-z]+)(?:@(?P<share>[0-9]+(?:\.[0-9]+)?)
 
 
 @dataclass(frozen=True)
-class Shortcut:
+class PlantedShortcut:
     """A value that the training images of a class share beside the class."""
 
     factor: str  #: "place", "color", "texture", "subject" (a letter) or "letter" (pasted beside the subject)
@@ -49,7 +49,7 @@ class Shortcut:
         return [label] * own + others
 
 
-def _shortcut(factor: str, concept: str, *words: str) -> Shortcut:
+def _shortcut(factor: str, concept: str, *words: str) -> PlantedShortcut:
     find = {
         "place": F.place_id,
         "color": F.color_id,
@@ -57,12 +57,12 @@ def _shortcut(factor: str, concept: str, *words: str) -> Shortcut:
         "subject": F.subject_id,
         "letter": F.subject_id,
     }[factor]
-    return Shortcut(factor, concept, tuple(find(word) for word in words), words)
+    return PlantedShortcut(factor, concept, tuple(find(word) for word in words), words)
 
 
 _PLACE = _shortcut("place", "Location", *PLACES)
 _LETTERS = ("a", "e", "h", "o", "s", "x")
-KINDS: Final[dict[str, Shortcut]] = {
+KINDS: Final[dict[str, PlantedShortcut]] = {
     "place": _PLACE,
     "color": _shortcut("color", "Color", "red", "yellow", "green", "blue", "purple", "black"),
     "texture": _shortcut("texture", "Texture", "striped", "dotted", "checkered", "zigzag", "brick", "scaly"),
@@ -81,7 +81,7 @@ def list_shortcuts() -> tuple[str, ...]:
     return tuple(PREFIX + kind for kind in KINDS)
 
 
-def parse(name: str) -> Shortcut:
+def parse(name: str) -> PlantedShortcut:
     """The shortcut of a task's name.
 
     >>> parse("shortcut-color@0.9").correlation, parse("shortcut-color").correlation

@@ -12,7 +12,7 @@ from typing import Final
 from dear.errors import DataError
 from dear.world import factors as F
 from dear.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, none, ripple, worn
-from dear.world.shortcuts import CLASSES, PLACES, PREFIX, Shortcut, list_shortcuts, parse
+from dear.world.shortcuts import CLASSES, PLACES, PREFIX, PlantedShortcut, list_shortcuts, parse
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Task:
     domains: tuple[str, ...] = ()  #: styles that serve as domains; empty: photos only
     clash: bool = False  #: whether patterns are drawn in another color's tones
     #: a value that goes with each class in training (`dear.world.shortcuts`)
-    shortcut: Shortcut | None = None
+    shortcut: PlantedShortcut | None = None
 
 
 def _subjects(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:

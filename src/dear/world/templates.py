@@ -30,7 +30,7 @@ _THINGS = tuple(i for i in range(len(F.KINDS)) if i not in (F.SURFACE, F.VIEW))
 
 
 @dataclass(frozen=True)
-class Template:
+class CaptionTemplate:
     """A wording."""
 
     text: str  #: words and slots, separated by blanks
@@ -53,7 +53,7 @@ class Template:
 
 def _template(
     text: str, weight: int, kinds: tuple[int, ...] | None = None, many: bool | None = None
-) -> Template:
+) -> CaptionTemplate:
     if kinds is None:
         if "{subjects}" in text or "{count}" in text:
             kinds = _COUNTABLE
@@ -63,7 +63,7 @@ def _template(
             kinds = (*_THINGS, F.SURFACE)
         else:
             kinds = tuple(range(len(F.KINDS)))
-    return Template(text, weight, kinds, many)
+    return CaptionTemplate(text, weight, kinds, many)
 
 
 TEMPLATES: Final = (

@@ -66,7 +66,7 @@ class Protocol(ABC):
         """The columns that a result of this cell may have; None where any may be there."""
         return None
 
-    def place(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
+    def column_of(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
         """(dataset, column) under which a value of a cell is shown.
 
         Args:
@@ -84,7 +84,7 @@ class Protocol(ABC):
         names = variant_names([cell for cell, _ in results]) if names is None else names
         if len({cell.shots for cell, _ in results}) > 1 and not self.shots_are_columns:
             names = {cell.key: f"{names[cell.key]}, {cell.shots or 'all'} shots" for cell, _ in results}
-        return gather(results, self.place, names)
+        return gather(results, self.column_of, names)
 
     @abstractmethod
     def table(self, lines: Sequence[Line]) -> Sheet:

@@ -9,7 +9,7 @@ from dear.bench import published
 from dear.bench.cells import Data, Pool, of_labels
 from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
 from dear.bench.session import Session
-from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
+from dear.bench.tables import Entry, Line, Sheet, SheetRow, average, grouped
 from dear.data.shots import halves
 from dear.errors import DataError
 from dear.runs.evaluate import Evaluation
@@ -61,7 +61,7 @@ class BaseToNovel(Protocol):
         """Every method on every dataset, and on their average, with the paper's rows."""
         datasets = list(dict.fromkeys(line.dataset for line in lines))
         paper = published.table("main-2")
-        rows: list[Row] = []
+        rows: list[SheetRow] = []
         notes: list[str] = []
         blocks = [(name, [line for line in lines if line.dataset == name]) for name in datasets]
         if len(datasets) > 1:
@@ -70,7 +70,7 @@ class BaseToNovel(Protocol):
         eleven = {name for name, _ in paper.rows[0].cells} - {"Average"}
         headings = column_headings(lines)
         for dataset, block in blocks:
-            rows += [Row((dataset, line.method, line.mode), entries(line, lines)) for line in block]
+            rows += [SheetRow((dataset, line.method, line.mode), entries(line, lines)) for line in block]
             if dataset != "Average" or set(datasets) == eleven:
                 rows += _paper_rows(paper, dataset, len(headings), notes)
         extra = ([AVERAGE_NOTE] if len(datasets) > 1 else []) + column_notes(lines)
@@ -151,14 +151,16 @@ def entries(line: Line, lines: Sequence[Line]) -> tuple[Entry, ...]:
     return (base, novel, line.figure("hm"), of_means, *(line.figure(c) for c in _measured(lines)))
 
 
-def _paper_rows(paper: published.Table, dataset: str, width: int, notes: list[str]) -> list[Row]:
+def _paper_rows(
+    paper: published.PublishedTable, dataset: str, width: int, notes: list[str]
+) -> list[SheetRow]:
     """The paper's rows for a dataset, filled up to `width` columns; corrected numbers add a note."""
     rows = []
     for row in paper.rows:
         numbers = paper_entries(row, dataset, width)
         if all(number is None for number in numbers):
             continue
-        rows.append(Row((dataset, row.title, ""), numbers, True))
+        rows.append(SheetRow((dataset, row.title, ""), numbers, True))
         notes += [
             f"Published {row.label}, {dataset}, {column}: printed {number.printed:.2f}, corrected to "
             f"{number.value:.2f} ({number.note})."
@@ -168,7 +170,7 @@ def _paper_rows(paper: published.Table, dataset: str, width: int, notes: list[st
     return rows
 
 
-def paper_entries(row: published.Row, dataset: str, width: int) -> tuple[Entry, ...]:
+def paper_entries(row: published.PublishedRow, dataset: str, width: int) -> tuple[Entry, ...]:
     """A published row's numbers under the columns of `entries`."""
     numbers = tuple(row.number(dataset, c) if c else None for c in ("base", "novel", None, "hm"))
     return numbers + (None,) * (width - len(numbers))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from dear.bench.protocols import SEEDS_NOTE, Protocol, Shown
 from dear.bench.session import Session
-from dear.bench.tables import Entry, Line, Row, Sheet, average, grouped
+from dear.bench.tables import Entry, Line, Sheet, SheetRow, average, grouped
 
 
 class FewShot(Protocol):
@@ -28,7 +28,7 @@ class FewShot(Protocol):
         """Accuracy of every method on every dataset, and on their average: a column per number of shots."""
         shots = sorted({line.shots for line in lines})
         datasets = list(dict.fromkeys(line.dataset for line in lines))
-        rows: list[Row] = []
+        rows: list[SheetRow] = []
         if len(datasets) > 1:
             for (method, mode), own in grouped(lines).items():
                 entries: list[Entry] = []
@@ -36,11 +36,11 @@ class FewShot(Protocol):
                     there = [line for line in own if line.shots == count]
                     whole = len(there) == len(datasets)
                     entries.append(average(there).figure("accuracy") if whole else None)
-                rows.append(Row(("Average", method, mode), tuple(entries)))
+                rows.append(SheetRow(("Average", method, mode), tuple(entries)))
         for dataset in datasets:
             for (method, mode), own in grouped(line for line in lines if line.dataset == dataset).items():
                 at = {line.shots: line.figure("accuracy") for line in own}
-                rows.append(Row((dataset, method, mode), tuple(at.get(count) for count in shots)))
+                rows.append(SheetRow((dataset, method, mode), tuple(at.get(count) for count in shots)))
         columns = tuple(
             f"{count} shot{'s' if count > 1 else ''}" if count else "all images" for count in shots
         )

@@ -9,7 +9,7 @@ from dear.bench import published
 from dear.bench.cells import Cell, Data, Pool
 from dear.bench.protocols import SEEDS_NOTE, Protocol, Setting, Shown
 from dear.bench.session import Session
-from dear.bench.tables import Line, Row, Sheet, average, grouped
+from dear.bench.tables import Line, Sheet, SheetRow, average, grouped
 from dear.data.images import ImageSet, select_domains
 from dear.data.open import find_benchmark, open_data
 from dear.data.shots import hold_out
@@ -28,7 +28,7 @@ class HeldOutSetting(Setting, frozen=True, kw_only=True):
     held_out: Name
 
 
-class HeldOut(Protocol):
+class HeldOutDomain(Protocol):
     """Accuracy on each domain when it is the one left out of training."""
 
     name, title = "leave-one-domain-out", "Leave one domain out"
@@ -71,7 +71,7 @@ class HeldOut(Protocol):
         session.record["sources"] = sorted(set(validation.domains or ()))
         return session.finish(modes)
 
-    def place(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
+    def column_of(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
         """The held-out domain belongs to the dataset's name."""
         return f"{shown[cell.dataset]}/{cell.setting['held_out']}", column
 
@@ -89,12 +89,12 @@ class HeldOut(Protocol):
                 checked = average(block).figure("validation") if whole else None
                 for domain in domains:
                     entry = at[domain].figure("target") if domain in at else None
-                    rows.append(Row((dataset, domain.rpartition("/")[2], method, mode), (entry, None)))
-                rows.append(Row((dataset, "Average", method, mode), (mean, checked)))
+                    rows.append(SheetRow((dataset, domain.rpartition("/")[2], method, mode), (entry, None)))
+                rows.append(SheetRow((dataset, "Average", method, mode), (mean, checked)))
             for row in paper.rows:
                 number = row.number(dataset, "target")
                 if number is not None:
-                    rows.append(Row((dataset, "Average", row.label, ""), (number, None), True))
+                    rows.append(SheetRow((dataset, "Average", row.label, ""), (number, None), True))
         labels = ("Dataset", "Held-out domain", "Method", "Mode")
         note = "Validation: a fifth of the source domains, never the target."
         return Sheet(self.title, labels, ("Accuracy", "Validation"), tuple(rows), (SEEDS_NOTE, note))

@@ -11,7 +11,7 @@ from dear.bench import published
 from dear.bench.cells import Cell, Data
 from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Setting, Shown
 from dear.bench.session import Session
-from dear.bench.tables import Line, Row, Sheet, average, grouped
+from dear.bench.tables import Line, Sheet, SheetRow, average, grouped
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.runs.spec import Name
@@ -84,7 +84,7 @@ class Transfer(Protocol):
         """The source and the targets."""
         return {cell.dataset, *cell.setting["targets"]}
 
-    def place(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
+    def column_of(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
         """A column of a result is a dataset."""
         return shown[column], "accuracy"
 
@@ -98,14 +98,14 @@ class Transfer(Protocol):
             there = [at[name] for name in targets if name in at]
             mean = average(there).figure("accuracy") if there and len(there) == len(targets) else None
             entries = [at[name].figure("accuracy") if name in at else None for name in datasets]
-            rows.append(Row((method, mode), (entries[0], mean, *entries[1:])))
+            rows.append(SheetRow((method, mode), (entries[0], mean, *entries[1:])))
         paper, notes = published.for_protocol(self.name), []
         if paper is not None and source == SOURCE:
             names = {name for name, _ in paper.rows[0].cells} - {SOURCE, "Average"}
             wanted = [source, "Average" if set(targets) == names else "", *targets]
             for row in paper.rows:
                 numbers = tuple(row.number(name, "accuracy") for name in wanted)
-                rows.append(Row((row.title, row.mode), numbers, True))
+                rows.append(SheetRow((row.title, row.mode), numbers, True))
             notes.append(PAPER_NOTE)
         columns = (f"{source} (source)", "Average of targets", *targets)
         return Sheet(self.title, ("Method", "Mode"), columns, tuple(rows), (SEEDS_NOTE, *notes))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear._io.progress import Progress
+from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data import halves, open_data
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "world:emblems"  #: what the example model learns when no run is given
 EXAMPLES = ("world:emblems", "world:vehicles", "world:fauna", "world:textures", "world:scenes")
-_EACH = 60  # images of every example task on the desk
+_EACH = 60  # images of every example task of the studio
 MOST_MODELS = 20  #: models kept for comparison
 
 
@@ -37,7 +37,7 @@ class Stopped(Exception):  # noqa: N818 (nothing went wrong: the person pressed 
 
 
 @dataclass
-class Desk:
+class StudioState:
     """Everything the tabs share. One person works at it; a lock keeps two tabs from training at once."""
 
     clip: Clip  #: the frozen backbone
@@ -48,7 +48,7 @@ class Desk:
     source: str = ""  #: where the model came from, in words
     local: bool = True  #: the page is served to this computer only, so it may name folders of this computer
     example: bool = False  #: the model is the example that `find_model` trains
-    version: int = 0  #: how many models were taken since the desk was set; pages refresh when it rises
+    version: int = 0  #: how many models were taken since the start; pages refresh when it rises
     models: dict[str, Model] = field(default_factory=dict)  #: models that can be compared, by name
     service: str | None = None  #: address of an adapter of a running service that is asked, too; None: none
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -65,32 +65,32 @@ class Desk:
         """The prompt to start with."""
         return self.model.template if self.model is not None else open_data(EXAMPLE, "test").template
 
-    def find_roles(self, tell: Progress | None = None) -> RoleMap:
-        """The role map: the model's, the backbone's own, or one discovered on the desk's images."""
+    def find_roles(self, progress: Progress | None = None) -> RoleMap:
+        """The role map: the model's, the backbone's own, or one discovered on the studio's images."""
         with self.lock:
             if self.roles is None:
                 from dear.heads.discover import discover_roles
 
-                self.roles = discover_roles(self.clip, self.images, concepts="tags", progress=tell)
+                self.roles = discover_roles(self.clip, self.images, concepts="tags", progress=progress)
             return self.roles
 
-    def find_model(self, tell: Progress | None = None) -> Model:
+    def find_model(self, progress: Progress | None = None) -> Model:
         """The adapted model; without a run a small one is trained on example images, in seconds."""
         with self.lock:
             if self.model is None:
                 from dear.workflows.adapt import adapt
 
-                roles = self.find_roles(tell)
+                roles = self.find_roles(progress)
                 train = open_data(EXAMPLE, "train")
                 base = train.select_classes(halves(train.classes)[0])
-                say = tell or (lambda what, done, total: None)
+                report = progress or silent
                 done = adapt(
                     base,
                     backbone=self.clip,
                     roles=roles,
                     shots=16,
                     calibrate=False,  # an example should be there at once
-                    progress=lambda stage, done, total: say("training an example model", done, total),
+                    progress=lambda stage, done, total: report("training an example model", done, total),
                 )
                 self.model, self.example = done, True
                 self.source = f"an example trained just now on {len(base.classes)} classes of {EXAMPLE}"
@@ -134,15 +134,15 @@ def gallery_html(title: str, images: Sequence[tuple[Image.Image, str]], what: st
     return render("studio/gallery.html", title=title, images=shown)
 
 
-def open_desk(
+def open_state(
     folder: Path,
     run: str | None = None,
     backbone: str | None = None,
     data: str | None = None,
     device: str = "cpu",
     local: bool = True,
-) -> Desk:
-    """Set the desk: a run folder, a backbone, or with neither the embedded backbone and its examples.
+) -> StudioState:
+    """The state at the start: a run folder, a backbone, or the embedded backbone and its examples.
 
     Args:
         folder: private folder for runs and uploads.
@@ -155,12 +155,14 @@ def open_desk(
     if run is None:
         clip = load(backbone or "mini", device=device)
         images = open_data(data, "all") if data else examples()
-        return Desk(clip, known_roles(clip), images, folder, local=local)
+        return StudioState(clip, known_roles(clip), images, folder, local=local)
     model = Model.load(run, backbone, device)
     images = open_data(data, "all") if data else _own_images(run)
     roles = known_roles(model.clip) if model.method.roles is None else model.method.roles
     source = f"the run in {run}"
-    return Desk(model.clip, roles, images, folder, model, source, local, models={f"1. {source}": model})
+    return StudioState(
+        model.clip, roles, images, folder, model, source, local, models={f"1. {source}": model}
+    )
 
 
 def examples(each: int = _EACH) -> ImageSet:

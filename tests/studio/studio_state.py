@@ -1,4 +1,4 @@
-"""A small desk for the studio's tests: the embedded backbone, few images, a model trained in seconds."""
+"""A small state for the studio's tests: the embedded backbone, few images, a model trained in seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dear
 from dear.data import halves, open_data
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
-from dear.studio.desk import Desk, examples
+from dear.studio.state import StudioState, examples
 from dear.workflows.adapt import adapt
 
 
@@ -38,8 +38,8 @@ def roles():
     )
 
 
-def desk(folder, trained=True, local=True):
-    new = Desk(backbone(), roles(), images(), folder, local=local)
+def state(folder, trained=True, local=True):
+    new = StudioState(backbone(), roles(), images(), folder, local=local)
     if trained:
         new.use(model(), "a model of the tests")
     return new

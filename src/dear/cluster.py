@@ -1,0 +1,148 @@
+"""The only module that knows Ray: tasks, shards and replicas on a cluster, or on a Ray started here."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dear.errors import UsageError
+
+
+def _ray(*parts: str) -> Any:
+    """The module `ray`, with parts of it imported."""
+    try:
+        for part in parts:
+            importlib.import_module(f"ray.{part}")
+        return importlib.import_module("ray")
+    except ImportError:
+        extras = "cluster,serve" if "serve" in parts else "cluster"
+        raise UsageError(
+            f"the engine ray needs Ray, which is not installed: pip install '.[{extras}]' in your clone"
+        ) from None
+
+
+def check_installed() -> None:
+    """Refuse where Ray is missing, before any work."""
+    _ray()
+
+
+def connect(address: str | None = None) -> bool:
+    """Join a cluster ("auto", "ray://host:10001"), or start a Ray here; False where this process has one."""
+    ray = _ray()
+    if ray.is_initialized():
+        return False
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({} if address else {"include_dashboard": False}),
+        )
+    except ConnectionError as error:
+        raise UsageError(f"{address}: no Ray cluster answers ({error})") from None
+    return True
+
+
+@contextmanager
+def connected(address: str | None = None) -> Iterator[None]:
+    """A connection for the time of a block; one that was there before stays."""
+    mine = connect(address)
+    try:
+        yield
+    finally:
+        if mine:
+            _ray().shutdown()
+
+
+def run_tasks(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[Any, ...]],
+    cpus: float = 1,
+    gpus: float = 0,
+    retries: int = 3,
+) -> Iterator[tuple[int, Any, str]]:
+    """Call a function with each of the arguments; (place, result, error) as they end, in any order.
+
+    Args:
+        function: importable on every node.
+        arguments: of each call.
+        cpus: that a call takes.
+        gpus: that a call takes; parts of one are allowed.
+        retries: how often a call is started again whose worker died; then its error is not empty.
+    """
+    ray = _ray("exceptions")
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries, max_calls=0)(function)
+    pending = {task.remote(*values): place for place, values in enumerate(arguments)}
+    while pending:
+        ready, _ = ray.wait(list(pending), num_returns=1)
+        for reference in ready:
+            place = pending.pop(reference)
+            try:
+                yield place, ray.get(reference), ""
+            except ray.exceptions.RayError as error:
+                yield place, None, f"its Ray worker was lost: {str(error).splitlines()[0]}"
+
+
+def map_items(make: Callable[[], Callable[[int], int]], items: Sequence[int], workers: int) -> Iterator[int]:
+    """Results of a function for all items, by Ray Data; every worker makes the function once."""
+    ray = _ray("data")
+
+    class Worker:
+        def __init__(self) -> None:
+            self.function = make()
+
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            return {"result": self.function(int(row["item"]))}
+
+    if items:
+        rows: Any = ray.data.from_items(list(items), override_num_blocks=len(items))
+        for row in rows.map(Worker, concurrency=min(workers, len(items))).iter_rows():
+            yield int(row["result"])
+
+
+def serve_replicas(
+    application: Callable[[], Any],
+    name: str,
+    route: str,
+    host: str,
+    port: int,
+    *,
+    replicas: int = 1,
+    cpus: float = 1,
+    gpus: float = 0,
+    most_requests: int = 100,
+    drain_seconds: float = 20,
+    address: str | None = None,
+) -> Any:
+    """Start an application by Ray Serve; returns when its replicas answer.
+
+    Args:
+        application: makes the ASGI application of a replica.
+        name: of the application.
+        route: prefix of its addresses.
+        host: address that every machine's proxy listens on.
+        port: its port.
+        replicas: how many.
+        cpus: that Ray reserves per replica.
+        gpus: that Ray reserves per replica.
+        most_requests: that a replica takes at a time.
+        drain_seconds: for requests under way when a replica ends.
+        address: of a running cluster; None starts one here.
+    """
+    serve = _ray("serve").serve
+    connect(address)
+    serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
+    replica: Any = serve.ingress(application)()
+    deployment: Any = serve.deployment(
+        replica,
+        name="replica",
+        num_replicas=replicas,
+        max_ongoing_requests=most_requests,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=drain_seconds,
+    )
+    return serve.run(deployment.bind(), name=name, route_prefix=route, blocking=False)
