@@ -45,7 +45,8 @@ def test_directions_of_the_edit_bring_the_answers_back(planted: EditedFeatures) 
     assert nothing.moved > 0.5
     assert found.trials[found.way].moved < 0.05
     assert found.trials[found.way].accuracy >= nothing.accuracy - 0.02
-    assert found.random["directions"].moved > 0.5 * nothing.moved
+    assert found.random is not None
+    assert found.random.moved > 0.5 * nothing.moved
     removed = directions_removed(planted, ("brightness",), 1)
     assert removed.rank == 1
     assert float(removed.removed[-1, -1]) == pytest.approx(1.0, abs=0.02)

@@ -32,7 +32,8 @@ def model(size: str = "tiny", dtype: torch.dtype = torch.float32) -> DeAR:
         clip, roles = dear.Clip(dear.ClipConfig.named("ViT-B-32")).to("cuda"), RoleMap.table2()
     if dtype != torch.float32:
         clip = cast_backbone(clip, dtype)
-    return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids())
+    paper = DeAR.preset("paper").options
+    return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids(), **paper)
 
 
 def batch(method: DeAR, step: int, count: int = 4) -> tuple[Tensor, Tensor]:

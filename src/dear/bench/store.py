@@ -156,8 +156,8 @@ class Grid:
         path = self.folder / "draws" / f"{words[-80:]}-{shots}-seed{cell.seed}-{mark}.jsonl"
         if not path.exists():
             write_atomic(path, text)
-        kept = {key: value for key, value in draw.items() if key != "jsonl"}
-        return {**kept, "file": f"draws/{path.name}", "digest": mark}
+        rest = {key: value for key, value in draw.items() if key != "jsonl"}
+        return {**rest, "file": f"draws/{path.name}", "digest": mark}
 
     def documents(self) -> Iterator[tuple[Cell, Mapping[str, Any]]]:
         """(cell, result) of every whole cell file in the folder, in the order of names."""
@@ -185,7 +185,7 @@ class Grid:
             watch: called with (outcome, done, total); outcome is None for the first call.
 
         Returns:
-            What was kept, computed and failed.
+            What was there already, computed and failed.
         """
         summary, missing = Summary(), []
         wanted = list(dict.fromkeys(cells))

@@ -115,12 +115,7 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
         same_run: dict[Any, list[Configuration]] = defaultdict(list)
         for cell in group:
             run = (cell.dataset, cell.setting.get("held_out"), cell.shots, cell.seed)
-            same_run[run].append(
-                {
-                    ("setting", "template"): cell.spec.template,
-                    ("setting", "images"): cell.spec.data_digest[:8],
-                }
-            )
+            same_run[run].append(_drawn(cell))
         differing += sorted({key for settings in same_run.values() for key in _differing(settings)})
         options = {name for part, name in differing if part == "options"}
         inside = {key for key in differing if key[0] in ("options", "recipe")}

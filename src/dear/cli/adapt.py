@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dear._io.text import duration
 from dear.cli.audit import Examples, Way, removal_options
 from dear.cli.common import (
     Backbone,
@@ -20,7 +21,6 @@ from dear.cli.common import (
     TensorBoard,
     Unreadable,
     device_named,
-    duration,
     parse_pairs,
     print_json,
     read_recipe,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dear._io.progress import Progress
-from dear._io.text import shown, unprintable
+from dear._io.text import duration, shown, unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,20 +136,6 @@ class ProgressLines:
         self._next[stage] = now + self.NEXT
         left = (now - began) / (done - first) * (total - done)
         say(f"{stage}: {done} of {total} ({done / total:.1%}), about {duration(left)} left")
-
-
-def duration(seconds: float) -> str:
-    """A time as a person says it.
-
-    >>> [duration(value) for value in (2.34, 75, 7300)]
-    ['2.3 s', '75 s', '2 h 2 min']
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dear._io.text import duration
 from dear.cli.common import Device, Json, device_named, print_json, say
 
 _TITLES = {
@@ -62,11 +63,7 @@ def speed(
         f"{first['machine']}, {first['threads']} threads, torch {first['torch']}, {first['precision']}"
     )
     task = f"dear adapt --method {method} on {classes} classes with {shots} images each"
-    typer.echo(f"{task}: {adapt['steps']} steps, about {_words(adapt['seconds'])}")
-
-
-def _words(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    typer.echo(f"{task}: {adapt['steps']} steps, about {duration(adapt['seconds'])}")
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

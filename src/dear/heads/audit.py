@@ -74,6 +74,12 @@ class Reliance:
         return max(0.0, (self.margin - self.margin_without) / max(abs(self.margin), 1e-9))
 
     @property
+    def sentence(self) -> str:
+        """What becomes of the answers, in a few words."""
+        changed = f"without it {self.changed:.1%} of the answers change"
+        return f"{changed} and the margin falls by {self.lost:.1%}" if self.lost >= 0.005 else changed
+
+    @property
     def relies(self) -> bool:
         """Whether the model uses the concept to a degree that matters."""
         return max(self.lost, self.changed) >= RELIES
@@ -283,32 +289,25 @@ def judge(
         verdict = ABOUT_CLASSES
         sentence = (
             f"{name} goes with the labels, and the class names differ in it, too ({association.about:.1f} "
-            "times as "
-            "much as in random directions): it is what the classes are about, or this backbone cannot "
-            "tell the two "
-            f"apart; {figures}."
+            "times as much as in random directions): it is what the classes are about, or this backbone "
+            f"cannot tell the two apart; {figures}."
         )
     elif reliance is None:
         verdict = ASSOCIATED
         sentence = (
             f"{name} goes with the labels although the class names do not differ in it: a model trained on "
-            "these "
-            f"images may answer by it; {figures}."
+            f"these images may answer by it; {figures}."
         )
     elif not reliance.relies:
         verdict = UNUSED
         sentence = (
-            f"{name} goes with the labels, but the model does not rely on it: without it "
-            f"{reliance.changed:.0%} of "
-            f"the answers change and the margin falls by {reliance.lost:.0%}; {figures}."
+            f"{name} goes with the labels, but the model does not rely on it: {reliance.sentence}; {figures}."
         )
     else:
         verdict = SHORTCUT
         sentence = (
-            f"{name} is a suspected shortcut: it goes with the labels although the class names do not "
-            "differ in it, "
-            f"and without it {reliance.changed:.0%} of the answers change and the margin falls by "
-            f"{reliance.lost:.0%}; {figures}."
+            f"{name} is a suspected shortcut: it goes with the labels although the class names do not differ "
+            f"in it, and {reliance.sentence}; {figures}."
         )
     return Finding(association, reliance, tuple(heads), verdict, sentence)
 
@@ -322,7 +321,7 @@ def _no_shortcut(
         label, value, share = alone
         return ASSOCIATED, (
             f"{name}: images of {classes[label] if classes else f'class {label}'} are seen as "
-            f"{association.words[value]!r} {share:.0%} more often than the others, and the class's name does "
+            f"{association.words[value]!r} {share:.1%} more often than the others, and the class's name does "
             "not say so: a model may answer by it."
         )
     if certain and association.excess >= STRONG:

@@ -83,10 +83,10 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
     for hm in range(10, 100, 10):
         base = [hm / 2 + 0.25 + 0.25 * step for step in range(int((100 - hm / 2 - 0.25) / 0.25) + 1)]
         novel = [hm * b / (2 * b - hm) for b in base]
-        kept = [(b, n) for b, n in zip(base, novel, strict=True) if 0 <= n <= 100]
+        shown = [(b, n) for b, n in zip(base, novel, strict=True) if 0 <= n <= 100]
         figure.add_scatter(
-            x=[b for b, _ in kept],
-            y=[n for _, n in kept],
+            x=[b for b, _ in shown],
+            y=[n for _, n in shown],
             mode="lines",
             line={"color": FAINT, "width": 1},
             hoverinfo="skip",

@@ -141,8 +141,8 @@ class Service:
         adapter = self.store.ready(name)
         if adapter is None or not adapter.prepared:
             with stage("load"):
-                loop = asyncio.get_running_loop()
                 if adapter is None:
+                    loop = asyncio.get_running_loop()
                     adapter = await loop.run_in_executor(self._loaders, self.store.get, name)
                 await self._prepared(adapter)
         return adapter

@@ -24,7 +24,7 @@ from dear.heads.repair import Repair, remove_heads
 from dear.photos.directions import edit_directions, random_directions
 
 FOLDS = 4
-DRAWS = 3  #: of random directions or heads
+DRAWS = 3  #: of as many random directions or heads
 COUNTS = (2, 4, 8)  #: directions that are tried
 HALF = 0.5  #: of what all heads add to the edit's mean shift: the heads that are removed carry this much
 COSTS = 0.02  #: of accuracy on images as they are, that a way may cost
@@ -121,8 +121,7 @@ class Choice:
     way: str
     directions: int  #: how many, of removal by directions
     trials: Mapping[str, Trial]  #: by way, and "nothing"
-    #: the same for as many random directions and heads, means of the draws
-    random: Mapping[str, Trial]
+    random: Trial | None  #: the same for as many random directions or heads, mean of the draws
 
 
 def choose(seen: EditedFeatures, kinds: Sequence[str]) -> Choice:
@@ -130,27 +129,23 @@ def choose(seen: EditedFeatures, kinds: Sequence[str]) -> Choice:
     counts = [count for count in COUNTS if count <= min(seen.original.features.shape)]
     tried = {count: _trial(seen, partial(directions_removed, kinds=kinds, count=count)) for count in counts}
     nothing = _trial(seen)
-    count = _best({str(key): trial for key, trial in tried.items()}, nothing)
-    directions = int(count)
+    directions = int(_best({str(count): trial for count, trial in tried.items()}, nothing))
     trials = {
         "nothing": nothing,
         "directions": tried[directions],
         "heads": _trial(seen, partial(heads_removed, kinds=kinds)),
         "copies": _trial(seen, copies=True),
     }
-    heads = len(edit_heads(seen))
-    drawn = {
-        "directions": [
-            _trial(seen, partial(random_directions_removed, kinds=kinds, count=directions, seed=seed))
-            for seed in range(DRAWS)
-        ],
-        "heads": [
-            _trial(seen, partial(random_heads_removed, kinds=kinds, count=heads, seed=seed))
-            for seed in range(DRAWS)
-        ],
-    }
     way = _best({name: trials[name] for name in WAYS}, nothing)
-    return Choice(way, directions, trials, {name: _mean(found) for name, found in drawn.items()})
+    if way == "copies":
+        return Choice(way, directions, trials, None)
+    count, remove = (
+        (directions, random_directions_removed)
+        if way == "directions"
+        else (len(edit_heads(seen)), random_heads_removed)
+    )
+    drawn = [_trial(seen, partial(remove, kinds=kinds, count=count, seed=seed)) for seed in range(DRAWS)]
+    return Choice(way, directions, trials, _mean(drawn))
 
 
 def _best(trials: Mapping[str, Trial], nothing: Trial) -> str:

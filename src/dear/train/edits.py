@@ -36,6 +36,7 @@ from dear.train.edit_trials import (
 )
 
 GAIN = 0.02  #: of the answers, to count as better
+MOST = 400  #: training images that are edited to find directions and heads, and to choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class EditPlan:
     copies: tuple[EditedImages, ...] = ()
     #: what is removed from the feature; None: copies are trained on
     repair: Repair | None = None
-    #: contributions of the training images in the plain backbone
+    #: contributions of training images in the plain backbone
     images: Collected | None = field(default=None, repr=False)
 
     @property
@@ -82,7 +83,7 @@ class EditPlan:
         figures = f"{moved}, by {choice.way} in {after.moved:.1%}"
         if before.moved - after.moved < GAIN:
             return f"No way helps much against {names}: {figures}."
-        random = choice.random.get(choice.way)
+        random = choice.random
         if random is None:
             return f"Chosen for {names}: {choice.way}; {figures}."
         drawn = f"as many random {choice.way} {random.moved:.1%}"
@@ -94,11 +95,10 @@ class EditPlan:
         """Plain values for JSON."""
         if self.choice is None:
             return {"way": self.way}
-        return {
-            "way": self.way,
-            "held_out_training_images": _facts(self.choice.trials),
-            "random": _facts(self.choice.random),
-        }
+        trials = dict(self.choice.trials)
+        if self.choice.random is not None:
+            trials["random"] = self.choice.random
+        return {"way": self.way, "held_out_training_images": _facts(trials)}
 
 
 def _facts(trials: Mapping[str, Trial]) -> dict[str, dict[str, float]]:
@@ -151,7 +151,10 @@ def plan_edits(
     plan = EditPlan(tuple(kinds), way, shortcuts)
     if way == "copies":
         return replace(plan, copies=tuple(copies))
-    seen = edited_features(clip, images, copies, progress)
+    step = -(-len(images) // MOST)
+    places = range(0, len(images), step)
+    some, some_copies = images.subset(places), [each.subset(places) for each in copies]
+    seen = edited_features(clip, some, some_copies, progress)
     choice = choose(seen, kinds) if way == "auto" else None
     return _with_way(replace(plan, choice=choice, images=seen.original), seen, tuple(copies))
 

@@ -43,7 +43,9 @@ def evidence(
     if photos is not None:
         tiles.append((str(len(photos.shortcuts)), "classes that stand out by their images"))
     if found.findings:
-        tiles.append((str(len(suspects)), "suspected shortcuts" if found.method else "concepts to watch"))
+        plural = "s" * (len(suspects) != 1)
+        words = f"suspected shortcut{plural}" if found.method else f"concept{plural} to watch"
+        tiles.append((str(len(suspects)), words))
     if found.worst_group is not None:
         tiles.append((percent(found.worst_group[1]), f"in the worst group: {found.worst_group[0]}"))
     return AuditFacts(

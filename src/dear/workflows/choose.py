@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dear._io.files import PathLike
 from dear._io.progress import Progress
+from dear._io.text import duration
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
@@ -193,7 +194,7 @@ def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]
         needed = expected.training * (folds - 1 + (0.5 if method.open_classes else 0.0))
         if needed > left:
             return replace(
-                found, skipped=f"needs about {_minutes(needed)}, {_minutes(max(0.0, left))} were left"
+                found, skipped=f"needs about {duration(needed)}, {duration(max(0.0, left))} were left"
             )
     elif left <= 0:
         return replace(found, skipped="no time was left")
@@ -286,7 +287,3 @@ def _notes(images: ImageSet, folds: int, tried: Sequence[Candidate]) -> list[str
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{math.ceil(seconds / 60)} min"

@@ -107,7 +107,9 @@ def random_repairs(
 ) -> list[Repair]:
     """Removals of as many random heads and directions; none beside edited copies."""
     repairs = [] if removal is None else [removal.repair]
-    repairs += [] if edits is None or edits.repair is None else [edits.repair]
+    if edits is not None and edits.repair is not None:
+        center = edits.repair.center if removal is None else removal.repair.center
+        repairs.append(replace(edits.repair, center=center))
     if not repairs:
         return []
     chosen = combine(*repairs)

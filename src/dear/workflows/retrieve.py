@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dear._io.files import PathLike, write_atomic
 from dear._io.image_file import image_paths, open_image
-from dear._io.progress import Progress
+from dear._io.progress import Progress, silent
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
@@ -91,13 +91,10 @@ def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top
     """The images most similar to the query in each attribute; `features` as `gallery_features` gives them."""
     pixels = pixels_for(method.clip, image_set([query]), [0])
     own = unit(method.attribute_features(pixels))[0].cpu()  # [A, E]
-    result = []
-    for number, attribute in enumerate(method.attributes):
-        best = (features[:, number] @ own[number]).topk(min(top, len(images)))
-        places = best.indices.tolist()
-        keys = tuple(images.key(place) for place in places)
-        result.append(Found(attribute, tuple(places), keys, tuple(best.values.tolist())))
-    return result
+    return [
+        _nearest(attribute, features[:, number] @ own[number], len(images), images, top)
+        for number, attribute in enumerate(method.attributes)
+    ]
 
 
 def retrieve(
@@ -139,10 +136,7 @@ def retrieve(
     images = gallery_of(gallery, root)
     found = rank(method, query, gallery_features(method, images, progress), images, top)
     chosen = [one for one in found if wanted in (None, one.attribute)]
-    if out is not None:
-        for one in chosen:
-            sheet = contact_sheet(query, one, images)
-            write_png(Path(out) / f"{one.attribute.lower()}.png", sheet)
+    _write_sheets(out, query, chosen, images)
     return chosen
 
 
@@ -239,8 +233,8 @@ def retrieve_by_heads(
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
     wanted = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
-    counted = None if progress is None else _counted(progress, len(images))
-    seen = collect(clip, images, known.layers, progress=counted)
+    report = progress or silent
+    seen = collect(clip, images, known.layers, progress=lambda done: report("images", done, len(images)))
     own = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers)
     whole = torch.nn.functional.normalize(seen.features, dim=1)
     same = (whole @ torch.nn.functional.normalize(own.features, dim=1)[0]) > SAME
@@ -251,9 +245,7 @@ def retrieve_by_heads(
         found.append(_nearest(name, near.masked_fill(same, -2.0), int((~same).sum()), images, top))
     overlap = shared({one.attribute: one.indices for one in found})
     chosen = tuple(one for one in found if wanted in (None, one.attribute))
-    if out is not None:
-        for one in chosen:
-            write_png(Path(out) / f"{one.attribute.lower()}.png", contact_sheet(query, one, images))
+    _write_sheets(out, query, chosen, images)
     notice = None
     if len(found) > 1 and overlap >= ALIKE:
         notice = (
@@ -263,13 +255,14 @@ def retrieve_by_heads(
     return Neighbors(chosen, overlap, notice)
 
 
+def _write_sheets(out: PathLike | None, query: ImageLike, found: Sequence[Found], images: ImageSet) -> None:
+    """One contact sheet per attribute, where a folder is named."""
+    for one in found if out is not None else ():
+        write_png(Path(out or "") / f"{one.attribute.lower()}.png", contact_sheet(query, one, images))
+
+
 def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Found:
     best = near.topk(min(top, available))
     places = best.indices.tolist()
     keys = tuple(images.key(place) for place in places)
     return Found(name, tuple(places), keys, tuple(best.values.tolist()))
-
-
-def _counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """Progress of images as `collect` reports it."""
-    return lambda done: progress("images", done, total)

@@ -160,9 +160,9 @@ def _batch(
     std = torch.tensor(MINI.std, device=device).view(1, 3, 1, 1)
     scenes = world.sample(recipe.batch, rng, device)
     pixels = (world.render(scenes).float() / 255 - mean) / std
-    told = [table.captions(scenes, rng) for _ in range(recipe.captions)]
-    ids = torch.cat([captions.ids for captions in told])[:, :CONTEXT]  # [C, T]
-    mask = torch.cat([captions.mask for captions in told])  # [C, F]
+    written = [table.captions(scenes, rng) for _ in range(recipe.captions)]
+    ids = torch.cat([captions.ids for captions in written])[:, :CONTEXT]  # [C, T]
+    mask = torch.cat([captions.mask for captions in written])  # [C, F]
     factors = scenes.factors()  # [B, F]
     return pixels, ids, world.true_of(factors, factors.repeat(recipe.captions, 1), mask)
 
