@@ -1,0 +1,83 @@
+"""Dataclasses whose values are checked against the types and limits of their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from dear.errors import DearError, UsageError
+
+KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+_LIMITS = {"ge": "not below", "gt": "above", "le": "not above", "lt": "below"}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A frozen dataclass whose values are checked against the annotations of its fields.
+
+    >>> @dataclass(frozen=True)
+    ... class Mine(Checked):
+    ...     weight: Annotated[float, Meta(ge=0)] = 1.0
+    >>> Mine(weight=-1.0)
+    Traceback (most recent call last):
+    dear.errors.UsageError: weight = -1.0 is not possible: a number not below 0 is expected
+    """
+
+    error: ClassVar[type[DearError]] = UsageError  #: what is raised
+
+    def __post_init__(self) -> None:
+        own: Any = type(self)
+        for name, hint in hints_of(own, extras=True).items():
+            value = getattr(self, name)
+            try:
+                read = msgspec.convert(value, hint)
+            except msgspec.ValidationError:
+                raise self.error(_refusal(name, value, hint)) from None
+            if isinstance(value, float) and not math.isfinite(value):
+                raise self.error(_refusal(name, value, hint))
+            if isinstance(value, list | tuple):  # files hold lists
+                object.__setattr__(self, name, read)
+
+
+@cache
+def hints_of(kind: type, extras: bool = False) -> dict[str, Any]:
+    """Types of the fields by name; none where only a type checker can read them."""
+    try:
+        hints = typing.get_type_hints(kind, include_extras=extras)
+    except NameError:
+        return {}
+    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+
+
+def _refusal(name: str, value: Any, hint: Any) -> str:
+    parts = list(_parts(hint))
+    literals = [part for part in parts if typing.get_origin(part) is Literal]
+    choices = [str(choice) for part in literals for choice in typing.get_args(part)]
+    if choices:
+        return f"{name} {value!r} is not known; choose from {', '.join(choices)}"
+    kind = next((KINDS[part] for part in parts if part in KINDS), "another kind of value")
+    limits = [
+        f"{words} {getattr(part, limit):,}"
+        for part in parts
+        if isinstance(part, Meta)
+        for limit, words in _LIMITS.items()
+        if getattr(part, limit) is not None
+    ]
+    wanted = " ".join([kind, " and ".join(limits)]).strip()
+    return f"{name} = {value!r} is not possible: {wanted} is expected"
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type and everything it is made of, limits included."""
+    yield hint
+    if typing.get_origin(hint) is not Literal:
+        for part in typing.get_args(hint):
+            yield from _parts(part)
