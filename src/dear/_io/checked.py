@@ -16,7 +16,7 @@ from msgspec import Meta
 from dear.errors import DearError, UsageError
 
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-_LIMITS = {"ge": "not below", "gt": "above", "le": "not above", "lt": "below"}
+_LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Checked:
     ...     weight: Annotated[float, Meta(ge=0)] = 1.0
     >>> Mine(weight=-1.0)
     Traceback (most recent call last):
-    dear.errors.UsageError: weight = -1.0 is not possible: a number not below 0 is expected
+    dear.errors.UsageError: weight = -1.0 is not possible: a number of at least 0 is expected
     """
 
     error: ClassVar[type[DearError]] = UsageError  #: what is raised
@@ -64,15 +64,17 @@ def _refusal(name: str, value: Any, hint: Any) -> str:
     if choices:
         return f"{name} {value!r} is not known; choose from {', '.join(choices)}"
     kind = next((KINDS[part] for part in parts if part in KINDS), "another kind of value")
-    limits = [
-        f"{words} {getattr(part, limit):,}"
-        for part in parts
-        if isinstance(part, Meta)
-        for limit, words in _LIMITS.items()
-        if getattr(part, limit) is not None
-    ]
-    wanted = " ".join([kind, " and ".join(limits)]).strip()
+    wanted = " ".join([kind, *(_limits(part) for part in parts if isinstance(part, Meta))])
+    if any(typing.get_origin(part) is tuple for part in parts):
+        wanted = f"a list of which each is {wanted}"
     return f"{name} = {value!r} is not possible: {wanted} is expected"
+
+
+def _limits(meta: Meta) -> str:
+    if meta.ge is not None and meta.le is not None:
+        return f"from {meta.ge:,} to {meta.le:,}"
+    found = {words: getattr(meta, limit) for limit, words in _LIMITS.items()}
+    return " and ".join(f"{words} {value:,}" for words, value in found.items() if value is not None)
 
 
 def _parts(hint: Any) -> Iterator[Any]:
