@@ -69,3 +69,17 @@ def test_without_a_class_that_stands_out_wrong_answers_count(planted: EditedFeat
     )
     seen = EditedFeatures(images(torch.zeros(len(planted.labels), WIDTH)), (broken,), planted.labels, (-1,))
     assert choose(seen, ("size",)).trials["nothing"].moved > 0.9
+
+
+def test_a_class_that_only_the_property_tells_does_not_stop_its_removal(planted: EditedFeatures) -> None:
+    """Its own held-out images have the property, too: right answers that rest on it are no reason."""
+
+    def alike(each: Collected) -> Collected:
+        features = each.features.clone()
+        features[planted.labels == 0] += 2 * (torch.eye(WIDTH)[1] - torch.eye(WIDTH)[0])
+        return Collected(features, each.outputs, each.maps, each.layers)
+
+    seen = EditedFeatures(alike(planted.original), (alike(planted.copies[0]),), planted.labels, (0,))
+    found = choose(seen, ("frame",))
+    assert found.trials["nothing"].moved > 0.2
+    assert found.trials[found.way].moved < 0.5 * found.trials["nothing"].moved

@@ -342,4 +342,7 @@ def _print_repair(done: Repaired, out: str) -> None:
             typer.echo(f"{words}: {found.untouched[key]:.1%} -> {found.repaired[key]:.1%}{beside}")
         typer.echo(f"answers changed: {found.changed:.1%}")
         typer.echo(shown(found.verdict))
-    say(f"{out}: written; next: dear evaluate {shlex.quote(out)}")
+    spec = done.trained.spec
+    where = None if spec is None or spec.data is None else shlex.quote(str(spec.data))
+    step = f"evaluate {shlex.quote(out)} --data {where}" if where else f"audit {shlex.quote(out)}"
+    say(f"{out}: written; next: dear {step}")

@@ -27,7 +27,6 @@ FOLDS = 4
 DRAWS = 3  #: of as many random directions or heads
 COUNTS = (2, 4, 8)  #: directions that are tried
 HALF = 0.5  #: of what all heads add to the edit's mean shift: the heads that are removed carry this much
-COSTS = 0.02  #: of accuracy on images as they are, that a way may cost
 CLOSE = 0.01  #: of the answers: ways that are this near count as equal
 
 #: the simplest first: directions fold into weights, heads need no copies
@@ -38,7 +37,9 @@ WAYS = ("directions", "heads", "copies")
 class Trial:
     """What a linear classifier answers on held-out training images."""
 
-    accuracy: float  #: on the images as they are
+    #: on the images as they are, but for those of the class with the property: they have it here, and the
+    #: more a way removes it, the fewer of them are answered by it
+    accuracy: float
     #: share of answers that edits bring to the class that has the property; without one, that they make wrong
     moved: float
 
@@ -125,7 +126,7 @@ class Choice:
 
 
 def choose(seen: EditedFeatures, kinds: Sequence[str]) -> Choice:
-    """The way after which edits move the fewest answers, at no more than `COSTS` of plain accuracy."""
+    """The way with the fewest answers moved by edits and lost on images as they are, together."""
     counts = [count for count in COUNTS if count <= min(seen.original.features.shape)]
     tried = {count: _trial(seen, partial(directions_removed, kinds=kinds, count=count)) for count in counts}
     nothing = _trial(seen)
@@ -150,10 +151,8 @@ def choose(seen: EditedFeatures, kinds: Sequence[str]) -> Choice:
 
 def _best(trials: Mapping[str, Trial], nothing: Trial) -> str:
     """The first, in order of simplicity, of those that count as best."""
-    usable = {name: one for name, one in trials.items() if one.accuracy >= nothing.accuracy - COSTS}
-    usable = usable or dict(trials)
-    least = min(one.moved for one in usable.values())
-    return next(name for name, one in usable.items() if one.moved <= least + CLOSE)
+    harm = {name: one.moved + max(0.0, nothing.accuracy - one.accuracy) for name, one in trials.items()}
+    return next(name for name in trials if harm[name] <= min(harm.values()) + CLOSE)
 
 
 def _mean(found: Sequence[Trial]) -> Trial:
@@ -174,7 +173,8 @@ def _trial(seen: EditedFeatures, remove: Any = None, copies: bool = False) -> Tr
         answer = classifier(rows, labels)
         truth = held.labels.numpy()
         plain = answer(unit_features(repair, held.original))
-        right.append(float((plain == truth).mean()))
+        usual = ~np.isin(truth, [label for label in held.toward if label >= 0])
+        right.append(float((plain == truth)[usual].mean()) if usual.any() else 1.0)
         moved.append(_moved(held, plain, [answer(unit_features(repair, each)) for each in held.copies]))
     return Trial(float(np.mean(right)), float(np.mean(moved))) if right else Trial(0.0, 0.0)
 
