@@ -25,10 +25,10 @@ class Checked:
 
     >>> @dataclass(frozen=True)
     ... class Mine(Checked):
-    ...     weight: Annotated[float, Meta(ge=0)] = 1.0
-    >>> Mine(weight=-1.0)
+    ...     weight: float = 1.0  # or Annotated[float, Meta(ge=0)]
+    >>> Mine(weight="much")
     Traceback (most recent call last):
-    dear.errors.UsageError: weight = -1.0 is not possible: a number of at least 0 is expected
+    dear.errors.UsageError: weight = 'much' is not possible: a number is expected
     """
 
     error: ClassVar[type[DearError]] = UsageError  #: what is raised
