@@ -21,6 +21,7 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio import compare as comparing
 from dear.studio.classify import (
+    HEADLESS,
     MOST_IMAGES,
     classify,
     open_uploads,
@@ -137,7 +138,9 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
             assert verdict.answers[mode][0][1] == pytest.approx(float(best.values), abs=1e-5)
         first, second = wanted["fused"][row].topk(2).values.tolist()
         assert sum(verdict.shares.values()) == pytest.approx(first - second, abs=1e-4)
-        assert set(verdict.shares) == {"class", *model().attributes}
+        with_heads = {name for name in model().attributes if roles().select("core", name)}
+        assert with_heads < set(model().attributes)
+        assert set(verdict.shares) == {"class", *with_heads, HEADLESS}
     assert len(share_rows(verdicts)) == 2
 
 

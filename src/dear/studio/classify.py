@@ -32,6 +32,7 @@ _SECONDS = 30.0
 Ranked = tuple[tuple[str, float], ...]  #: class names with probabilities, likeliest first
 
 MOST_IMAGES, MOST_CLASSES = 24, 1000
+HEADLESS = "attributes without heads"
 TITLES = {
     "zero-shot": "zero-shot CLIP",
     "auto": "adapted, auto",
@@ -50,8 +51,8 @@ class Verdict:
     image: Image.Image  #: itself
     #: model or mode -> (class, probability), likeliest first
     answers: Mapping[str, tuple[tuple[str, float], ...]]
-    #: class token or attribute with heads of its own -> its part of the margin of the fused answer over the
-    #: runner-up; empty where no attribute has heads
+    #: class token, attribute with heads of its own, or all other attributes -> its part of the margin of the
+    #: fused answer over the runner-up; empty where no attribute has heads
     shares: Mapping[str, float]
     runner_up: str  #: the class the margin is over
     refused: tuple[str, ...] = ()  #: modes for which the image is none of the classes
@@ -168,7 +169,9 @@ def classify(
             first, second = logits["fused"][row].topk(2).indices.tolist()
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
             shares = dict(zip(("class", *method.attributes), parts, strict=True))
-            shares = {name: part for name, part in shares.items() if name in ("class", *with_heads)}
+            headless = [name for name in method.attributes if name not in with_heads]
+            if headless:
+                shares[HEADLESS] = sum(shares.pop(name) for name in headless)
             runner_up = classes[second]
         none = tuple(mode for mode, rows in refused.items() if rows[row])
         verdicts.append(Verdict(name, image, answers, shares, runner_up, none))
