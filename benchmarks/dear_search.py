@@ -5,9 +5,11 @@
 
 `variants.json` maps a name to changes of a preset of DeAR (`--preset`): options, fields of the training
 recipe under "recipe", and "roles" ("uniform:mixed", "shuffled:1"). The answer is the cosine with
-`w f_cls + (1 - w) fused`; one training gives the accuracies of every w, 0 being the mode `fused`. The real
-datasets need `--data-root` (folders of tables), `--small` and `--roles`, as in fair_table.py. Decoded images
-are kept in `--keep`. benchmarks/results/dear_search.csv holds means over seeds; its changes are to `quick`.
+`w f_cls + (1 - w) fused`; one training gives the accuracies of every w, 0 being the mode `fused`, and those
+of `(1 - s) fused + s frozen feature` (column `frozen`: s). `--scores` keeps the cosines of every test image
+(`dear_classes.py` reads them). The real datasets need `--data-root` (folders of tables), `--small` and
+`--roles`, as in fair_table.py. Decoded images are kept in `--keep`. benchmarks/results/dear_search.csv holds
+means over seeds, its changes are to `quick`; strong_table.csv has `strong` itself, one row per training.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from jobs import workers
 from PIL import Image
 
 from dear._io.image_file import normalize, resize_short, to_tensor
-from dear.bench.cells import starting_roles
+from dear.bench.session import starting_roles
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -42,6 +44,7 @@ from dear.train.run import train
 from dear.workflows.speed import add_rows, machine
 
 WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
+FROZEN = (0.1, 0.2, 0.3, 0.5, 1.0)
 Row = dict[str, Any]
 
 
@@ -130,23 +133,36 @@ def cell(
         seed=seed,
         **{**preset.options, **changes},
     )
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     train(method, drawn, Recipe.of(DeAR, **{**preset.recipe, **recipe, "seed": seed}))
-    trained = time.perf_counter()
+    trained, cpu = time.perf_counter(), time.process_time() - cpu
     half, labels = len(drawn.classes), test.labels.to(clip.device)
     with torch.no_grad():
         whole = in_precision(method.with_classes(test.classes, test.template), "auto")
-        pairs = []
+        found = []
         for part in views.split(500):
             pixels = normalize(part.to(clip.device), clip.config.mean, clip.config.std)
             f_cls, f_attr = (unit(f) for f in whole.image_features(pixels))
-            pairs.append(torch.stack([f_cls, whole._mixed(f_cls, f_attr)]))
-        own, fused = torch.cat(pairs, dim=1).float() @ whole.texts().float().T  # [n, C] each
-    right = {w: accuracies(w * own + (1 - w) * fused, labels, half) for w in WEIGHTS}
+            frozen = unit(clip.encode_image(pixels)).to(f_attr.dtype)
+            found.append(torch.stack([f_cls.to(f_attr.dtype), whole._mixed(f_cls, f_attr), frozen]))
+        features = torch.cat(found, dim=1).float()  # [3, n, E]
+        own, fused, frozen = features @ whole.texts().float().T  # [n, C] each
+    right = {(w, 0.0): accuracies(w * own + (1 - w) * fused, labels, half) for w in WEIGHTS}
+    right |= {(0.0, s): accuracies(s * frozen + (1 - s) * fused, labels, half) for s in FROZEN}
+    if place["scores"]:
+        zero_shot = features[2] @ whole.prompts.frozen.float().T
+        scores = {"class": own, "fused": fused, "frozen": frozen, "zero_shot": zero_shot}
+        known = {"labels": labels.cpu(), "half": half, "classes": list(test.classes)}
+        name = f"{dataset}-{variant}-{seed}.pt".replace(":", "-").replace(" ", "_")
+        torch.save({**{k: v.cpu() for k, v in scores.items()}, **known}, Path(place["scores"]) / name)
     facts = {"variant": variant, "dataset": dataset, "seed": seed}
-    times = {"train_s": round(trained - started, 2), "whole_s": round(time.perf_counter() - began, 2)}
+    times = {"train_s": round(trained - started, 2), "train_cpu_s": round(cpu, 2)}
+    times |= {"whole_s": round(time.perf_counter() - began, 2)}
     alpha = {"alpha_class": round(method.fusion_weights()["class"], 4)}
-    return [{**facts, "weight": weight, **found, **alpha, **times} for weight, found in right.items()]
+    return [
+        {**facts, "weight": weight, "frozen": share, **found, **alpha, **times}
+        for (weight, share), found in right.items()
+    ]
 
 
 def accuracies(scores: torch.Tensor, labels: torch.Tensor, half: int) -> dict[str, float]:
@@ -173,6 +189,7 @@ def main() -> None:
     parser.add_argument("--small")
     parser.add_argument("--roles")
     parser.add_argument("--keep", default="kept")
+    parser.add_argument("--scores", help="folder for the cosines of every test image")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
@@ -184,8 +201,10 @@ def main() -> None:
         variants = {name: variants[name] for name in args.only.split(",")}
     datasets, seeds = args.datasets.split(","), tuple(int(seed) for seed in args.seeds.split(","))
     place = {"keep": args.keep, "root": args.data_root, "small": args.small, "roles": args.roles}
-    place |= {"device": args.device, "preset": args.preset}
-    Path(args.keep).mkdir(parents=True, exist_ok=True)
+    place |= {"device": args.device, "preset": args.preset, "scores": args.scores}
+    for folder in (args.keep, args.scores):
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     about = machine(torch.device(args.device))
     with workers(args.jobs) as run:

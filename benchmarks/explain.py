@@ -10,7 +10,8 @@ animal. Four zero-shot questions: which animal, which place, which color, which 
 the true answer above the mean of the others. Figures per method: how well the map ranks the pixels of the
 mask above the others (AUC), the share of its positive part that lies in the mask (energy), and how often its
 largest value does (pointing). The mask is the animal, for places everything else. Of rivals that have a layer
-to choose, the best layer is shown, chosen on the same scenes.
+to choose, the best layer is shown, chosen on the same scenes, and each with its parts spread to neighbors as
+the exact parts are, or not, whichever is better.
 
 *photos*: deletion (patches painted with the mean color, the most important first; the faster the answer's
 probability falls, the better) and insertion (the other way round), zero-shot on real photos.
@@ -37,7 +38,7 @@ from dear._io.image_file import normalize
 from dear.clip.model import Clip
 from dear.data.open import open_data
 from dear.heads.known_roles import known_roles
-from dear.heads.parts import Trace
+from dear.heads.parts import Trace, spread
 from dear.methods import build_method
 from dear.runs.batches import pixels_for
 from dear.runs.explain import Explainer
@@ -93,7 +94,7 @@ def exact(clip: Clip, pixels: Tensor, question: Tensor, groups: Mapping[str, Any
     patches = trace.parts(torch.eye(len(question))[None].double(), patches=True).patches
     assert patches is not None
     each = patches[0, :, 0]  # [B, L, H, S, S]
-    found = {"exact parts": each.sum((1, 2))}
+    found = {"exact parts": spread(each.sum((1, 2))), "exact parts, not spread": each.sum((1, 2))}
     for name, heads in groups.items():
         found[f"exact parts, {name}"] = torch.stack([each[:, la - 1, h] for la, h in heads]).sum(0)
     return found
@@ -107,6 +108,13 @@ def rivals(clip: Clip, pixels: Tensor, question: Tensor, layers: range) -> Maps:
         found[f"Grad-CAM @{layer}"] = grad_cam(run, layer)
         found[f"gradient x input @{layer}"] = gradient_input(run, layer)
     return found
+
+
+def spread_too(maps: Maps) -> Maps:
+    """Maps as they are and spread to neighbors, for methods that choose the better one."""
+    return maps | {
+        f"{name}{' ' if ' @' in name else ' @'}spread": spread(each) for name, each in maps.items()
+    }
 
 
 def auc(values: Tensor, mask: Tensor) -> float:
@@ -153,7 +161,7 @@ def masks(args: argparse.Namespace) -> list[dict[str, Any]]:
         found: dict[str, list[Tensor]] = {}
         for start in range(0, len(pixels), BATCH):
             part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
-            maps = exact(clip, part, asked, groups) | rivals(clip, part, asked, range(1, 13))
+            maps = exact(clip, part, asked, groups) | spread_too(rivals(clip, part, asked, range(1, 13)))
             for method, values in maps.items():
                 found.setdefault(method, []).append(values)
         target = ~inside if name == "place" else inside
@@ -186,9 +194,8 @@ def photos(args: argparse.Namespace) -> list[dict[str, Any]]:
     maps: dict[str, list[Tensor]] = {}
     for start in range(0, len(pixels), BATCH):
         part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
-        for method, values in (
-            exact(clip, part, asked, {}) | rivals(clip, part, asked, range(last - 2, last))
-        ).items():
+        others = {} if args.exact else rivals(clip, part, asked, range(last - 2, last))
+        for method, values in (exact(clip, part, asked, {}) | others).items():
             maps.setdefault(method, []).append(values)
     maps["random"] = [torch.rand(len(pixels), clip.config.vision.side, clip.config.vision.side)]
     rows = []
@@ -282,6 +289,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--backbone", default="mini", help="of photos")
     parser.add_argument("--data", default="", help="of photos: a table or folder of images")
+    parser.add_argument("--exact", action="store_true", help="of photos: exact parts and random order alone")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     rows = {"masks": masks, "photos": photos, "shortcuts": shortcuts}[args.part](args)

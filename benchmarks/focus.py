@@ -3,13 +3,15 @@
     python benchmarks/focus.py roles --out benchmarks/results/focus.csv
     python benchmarks/focus.py auto --out benchmarks/results/focus_auto.csv
     python benchmarks/focus.py auto --backbone small --roles roles.json --data pets=pets.csv --out …
+    python benchmarks/focus.py dear --out benchmarks/results/focus_dear.csv
     python benchmarks/focus.py table benchmarks/results/focus.csv
 
 `roles`: scenes of the attribute world in which everything but one attribute varies (`drawn:place`, …), and
 the world's tasks, each with the heads of its own role, as many random heads (which is also what a shuffled
 role map gives), the heads of the other core roles, and the heads alone; logistic regression on 1, 4 and 16
 images per class, five draws. `auto`: what `--focus auto` chooses with 1, 2, 4 and 16 images per class, what
-it gains, and the same with the roles of the map shuffled over its heads.
+it gains, and the same with the roles of the map shuffled over its heads. `dear`: DeAR trained on the first
+half of the classes without a focus, with the heads of the task's role, and the same with shuffled roles.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import csv
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,6 +32,7 @@ import dear
 from dear import world
 from dear.clip.model import Clip
 from dear.data import open_data
+from dear.data.shots import few_shot
 from dear.heads.ablate import Collected, Key, collect
 from dear.heads.focus import (
     FocusChoice,
@@ -39,6 +43,12 @@ from dear.heads.focus import (
     focus_by_names,
 )
 from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.rules import derive_roles
+from dear.methods import DeAR, DeARConfig
+from dear.runs.batches import pixels_for
+from dear.runs.recipe import Recipe
+from dear.train.balance import enough_steps
+from dear.train.run import train as train_method
 from dear.workflows.speed import add_rows, machine
 from dear.world import factors as W
 from dear.world.measure import batches
@@ -187,6 +197,34 @@ def choice(
     return choose_focus(train[0].features[rows], parts, labels, heads)
 
 
+def dear_command(args: argparse.Namespace) -> None:
+    """DeAR with and without a focus: base, novel, HM, and accuracy over the joint list."""
+    clip = dear.load("mini")
+    known = known_roles(clip)
+    assert known is not None
+    for seed, task, shots, which in product(args.seeds, args.tasks, args.shots, args.maps):
+        roles = derive_roles(known, which) if which.startswith("shuffled") else known
+        whole, test = (open_data(f"world:{task}", split) for split in ("train", "test"))
+        half = len(whole.classes) // 2
+        drawn = few_shot(whole.select_classes(whole.classes[:half]), int(shots), int(seed))
+        role = ROLE[task]
+        heads = () if which == "none" else attribute_heads(roles)[role]
+        options = {"focus": heads, "focus_share": args.share}
+        model = DeAR(clip, drawn.classes, roles=roles, template=drawn.template, seed=int(seed), **options)
+        train_method(model, drawn, enough_steps(Recipe.of(model, seed=int(seed)), len(drawn)))
+        answers = model.with_classes(test.classes, test.template)
+        rows = torch.arange(len(test)).split(200)
+        scores = torch.cat([answers.logits(pixels_for(clip, test, part.tolist())) for part in rows])
+        old = test.labels < half
+        base = float((scores[old][:, :half].argmax(1) == test.labels[old]).double().mean())
+        new = float((scores[~old][:, half:].argmax(1) == test.labels[~old] - half).double().mean())
+        joint = float((scores.argmax(1) == test.labels).double().mean())
+        head = {"task": task, "focus": role, "map": which, "share": args.share, "images": shots, "seed": seed}
+        found = {"base": base, "novel": new, "hm": 2 * base * new / (base + new), "joint": joint}
+        save(args.out, [{**head, **{name: round(100 * value, 2) for name, value in found.items()}}])
+        print(head, found, flush=True)
+
+
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
     add_rows(path, [{**row, **machine(torch.device("cpu"))} for row in rows])
 
@@ -195,7 +233,8 @@ def table_command(args: argparse.Namespace) -> None:
     """Means over draws as a Markdown table."""
     with args.csv.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    for line in auto_table(rows) if "chosen" in rows[0] else roles_table(rows):
+    shown = auto_table if "chosen" in rows[0] else dear_table if "novel" in rows[0] else roles_table
+    for line in shown(rows):
         print(line)
 
 
@@ -226,6 +265,22 @@ def auto_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
         yield f"| {task} | {shots} | {base:.1f} | {got['auto']:.1f} | {told} | {got['shuffled']:.1f} |"
 
 
+def dear_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    kinds = {"none": "without", "own": "heads of its role", "shuffled": "roles shuffled"}
+    yield "| task | images per class | share | " + " | ".join(kinds.values()) + " |"
+    yield "|---|---:|---:|" + "---:|" * len(kinds)
+    cases = {(r["task"], r["images"], r["share"]) for r in rows if r["map"] != "none"}
+    for task, shots, share in sorted(cases):
+        cells = []
+        for kind in kinds:
+            own = [r for r in rows if (r["task"], r["images"]) == (task, shots)]
+            own = [r for r in own if r["map"].partition(":")[0] == kind]
+            own = [r for r in own if kind == "none" or r["share"] == share]
+            means = [mean(float(r[name]) for r in own) for name in ("base", "novel", "hm", "joint") if own]
+            cells.append(" / ".join(f"{value:.1f}" for value in means))
+        yield f"| {task} | {shots} | {share} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Parse and run."""
     formatter = argparse.RawDescriptionHelpFormatter
@@ -243,6 +298,15 @@ def main() -> None:
     own.add_argument(
         "--data", action="append", default=[], help="NAME=what open_data takes; the world's tasks"
     )
+    own.add_argument("--out", type=Path, required=True)
+    own = commands.add_parser("dear")
+    own.set_defaults(command=dear_command)
+    names = lambda text: text.split(",")  # noqa: E731
+    own.add_argument("--tasks", type=names, default=["scenes", "textures"])
+    own.add_argument("--shots", type=names, default=["1", "4", "16"])
+    own.add_argument("--seeds", type=names, default=["1", "2"])
+    own.add_argument("--maps", type=names, default=["none", "own", "shuffled:1"])
+    own.add_argument("--share", type=float, default=DeARConfig.focus_share, help="of the heads")
     own.add_argument("--out", type=Path, required=True)
     own = commands.add_parser("table")
     own.set_defaults(command=table_command)

@@ -141,7 +141,7 @@ def by_pillow(content: bytes, size: int, mean: Tensor, std: Tensor) -> Tensor:
     image = image.resize(
         (size * image.width // short, size * image.height // short), Image.Resampling.BICUBIC
     )
-    left, top = (image.width - size) // 2, (image.height - size) // 2
+    left, top = round((image.width - size) / 2), round((image.height - size) / 2)
     pixels = torch.from_numpy(np.array(image.crop((left, top, left + size, top + size))))
     return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
 
@@ -234,11 +234,38 @@ def predict(options: argparse.Namespace) -> list[Row]:
             answers["transformers"] = names
 
         ways = {f"transformers, {options.workers} workers": by_transformers, "dear": ours}
-        taken = medians(ways, options.repeats, warm_up=0)
+        clock = _all_processors if options.cpu_time else timer
+        taken = medians(ways, options.repeats, warm_up=0, clock=clock)
         same = np.mean([a == b for a, b in zip(answers["dear"], answers["transformers"], strict=True)])
         print(f"the same answer for {100 * same:.1f}% of {len(paths)} images")
         own = {name: len(paths) / seconds for name, seconds in taken.items()}
         return ratios(f"predict, {options.shape}", "images/s", own, rate=True)
+
+
+def features(options: argparse.Namespace) -> list[Row]:
+    """How far views and features are from Pillow's; files of `--data` or made ones."""
+    clip = dear.load(options.backbone or "mini")
+    size = clip.config.vision.image_size
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (clip.config.mean, clip.config.std))
+    with photos(52, (500, 375)) as made:
+        paths = sorted(options.data.rglob("*.jp*g"))[:52] if options.data else made
+        contents = [path.read_bytes() for path in paths]
+    theirs = torch.stack([by_pillow(content, size, mean, std) for content in contents])
+    ours = torch.stack(
+        [normalize(resize_crop(one, size), clip.config.mean, clip.config.std) for one in contents]
+    )
+    steps = ((ours - theirs) * std * 255).abs().round()
+    wanted, found = clip.encode_image(theirs), clip.encode_image(ours)
+    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+    values = {
+        "largest of 255": steps.max(), "values off by more than 1": (steps > 1).sum(),
+        "features, median": off.median(), "features, largest": off.max(),
+    }  # fmt: skip
+    return [
+        {"work": f"{len(paths)} views beside Pillow's", "way": name, "value": f"{float(value):.2e}",
+         "unit": "", "dear_is_faster": ""}
+        for name, value in values.items()
+    ]  # fmt: skip
 
 
 def embed(options: argparse.Namespace) -> list[Row]:
@@ -338,6 +365,11 @@ def start(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def _all_processors() -> float:
+    """Processor seconds of this process and of those that it started and that have ended."""
+    return time.process_time() + _children()
+
+
 def _children() -> float:
     """Processor seconds of all processes that were started and have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -352,6 +384,7 @@ def cpu(options: argparse.Namespace) -> list[Row]:
             theirs = transformers_model(shape, Path(folder))
             clip = dear.load(folder)
             half, compiled = cast_backbone(clip, torch.bfloat16), _onnx(clip, folder)
+            small = None if compiled is None else _onnx(clip, folder, int8=True)
             size = clip.config.vision.image_size
             for batch in (1, 16):
                 given = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
@@ -362,6 +395,8 @@ def cpu(options: argparse.Namespace) -> list[Row]:
                 }
                 if compiled is not None:
                     ways["onnxruntime"] = partial(compiled, given)
+                if small is not None:
+                    ways["onnxruntime, int8"] = partial(small, given)
                 with torch.no_grad():
                     taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
                     wanted = clip.encode_image(given)
@@ -373,7 +408,8 @@ def cpu(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _onnx(clip: Clip, folder: str) -> Callable[[Tensor], Any] | None:
+def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any] | None:
+    """The image tower in onnxruntime; `int8`: with the matrices of the file before in 8 bits."""
     try:
         import onnxruntime
     except ImportError:
@@ -382,15 +418,21 @@ def _onnx(clip: Clip, folder: str) -> Callable[[Tensor], Any] | None:
 
     path = str(Path(folder) / "tower.onnx")
     size = clip.config.vision.image_size
-    torch.onnx.export(
-        traceable_clip(clip).visual,
-        (torch.zeros(2, 3, size, size),),
-        path,
-        input_names=["pixels"],
-        dynamic_shapes={"pixels": {0: "batch"}},
-        dynamo=True,
-        verbose=False,
-    )
+    if int8:
+        from onnxruntime.quantization import quantize_dynamic
+
+        given, path = path, str(Path(folder) / "int8.onnx")
+        quantize_dynamic(given, path)
+    else:
+        torch.onnx.export(
+            traceable_clip(clip).visual,
+            (torch.zeros(2, 3, size, size),),
+            path,
+            input_names=["pixels"],
+            dynamic_shapes={"pixels": {0: "batch"}},
+            dynamo=True,
+            verbose=False,
+        )
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
@@ -398,7 +440,8 @@ def _onnx(clip: Clip, folder: str) -> Callable[[Tensor], Any] | None:
 
 
 PARTS = {
-    "pixels": pixels, "predict": predict, "embed": embed, "epoch": epoch, "start": start, "cpu": cpu,
+    "pixels": pixels, "features": features, "predict": predict, "embed": embed, "epoch": epoch,
+    "start": start, "cpu": cpu,
 }  # fmt: skip
 
 
@@ -429,6 +472,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=None, help="of DataLoaders; default: 2 (GPU: 14)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for pixels")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="folder of JPEG files, for features")
+    parser.add_argument("--backbone", help="for features")
     parser.add_argument("--base", type=Path, help="another source tree, for start")
     parser.add_argument("--cpu-time", action="store_true", help="processor time, on a machine that does more")
     parser.add_argument("--csv", type=Path, help="add the rows to this file")

@@ -101,7 +101,7 @@ def folders(options: argparse.Namespace) -> Rows:
 
 def http(options: argparse.Namespace) -> Rows:
     """Rows of `dear serve` and of a plain FastAPI program, over the loopback."""
-    shape = options.backbone, options.device, options.images, options.clients
+    shape = options.backbone, options.device, options.images, options.clients, options.rounds
     yield from compare(options.requests, options.loads, options.adapters, options.threads, *shape)
 
 
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--images", type=int, nargs="+", default=[1], help="of a request over HTTP")
     parser.add_argument("--clients", type=int, default=1, help="processes that send requests over HTTP")
+    parser.add_argument("--rounds", type=int, default=3, help="of both servers in turn, over HTTP")
     parser.add_argument("--corrected", action="store_true", help="each run has a correction of its own")
     parser.add_argument("--peft", type=int, nargs="*", default=[1, 10, 64])
     parser.add_argument("--largest", type=int, default=64)

@@ -5,11 +5,13 @@
 Four runs (two of DeAR, one zero-shot, one of DeAR on a corrected backbone) come, change and go. Every answer
 of the good key is compared with what its adapter says alone; it must belong to a version of the adapter that
 was in the folder around the request, and come within `--most-wait` seconds. Meanwhile three other keys send
-every hostile request that `tests/serve` knows: JPEG files of many scans, bytes that stand for gigabytes of
-pixels, endless lists and headers, silent connections, floods of images and of new class names, damaged
-uploads. Prints one line per half minute and ends with status 1 after a wrong, late or lost answer, a status
-500 for anybody, memory that grew by more than `--most-growth` over the second half, or a stop that took
-longer than its limit.
+every hostile request that `tests/serve` knows (`measure/hostile_load.py`): JPEG files of many scans, bytes
+that stand for gigabytes of pixels, endless lists and headers, silent connections, floods of images and of new
+class names, damaged uploads; and decoding processes are killed. Prints one line per half minute and ends with
+status 1 after a wrong, late or lost answer, a status 500 for anybody, memory that grew by more than
+`--most-growth` over the second half, or a stop that took longer than its limit. Of a late answer it says
+where the time went, how long the server computed meanwhile, for whomever, and how long its threads waited for
+processors that other programs had.
 """
 
 from __future__ import annotations
@@ -20,22 +22,20 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+from measure.hostile_load import Attackers
 from measure.http_load import server
 from measure.serving import jpegs
-from PIL import Image
 
 import dear
 from dear._io.image_file import normalize, open_image, resize_crop
@@ -43,10 +43,7 @@ from dear.clip.correction import Correction
 from dear.runs.folder import load_run
 from dear.workflows.speed import add_rows, machine
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
-from hostile import broken_zips, empty_webp, encoded, many_scans
-
-_COUNTED = ("status 200", "status 404", "status 409", "status 429", "put", "removed", "broken", "hostile")
+_COUNTED = ("status 200", "status 404", "status 409", "put", "removed", "broken", "killed")
 GOOD, MANAGE, DRAIN = "the-good-key-0123456", "the-management-key-0123", 5.0
 BAD = [f"hostile-key-number-{number}" for number in range(3)]
 
@@ -55,7 +52,9 @@ class Soak:
     """Runs that change, the answers they may give, and what was seen."""
 
     def __init__(self, folder: Path, most_wait: float, seed: int = 0) -> None:
-        self.most_wait, self.waits = most_wait, list[float]()
+        self.most_wait = most_wait
+        #: of good requests: seconds, from when to when, and where the time went
+        self.waits: list[tuple[float, float, float, str]] = []
         self.folder, self.store = folder / "runs", folder / "store"
         self.folder.mkdir()
         self.random, self.lock, self.stop = random.Random(seed), threading.Lock(), threading.Event()
@@ -133,24 +132,25 @@ class Soak:
                 name = chance.choice(["still-a", "still-c", "still-d", *(f"moving-{n}" for n in range(6))])
                 place, began = chance.randrange(len(self.files)), time.monotonic()
                 files = [("files", ("a.jpg", self.files[place]))]
+                if self.stop.is_set():
+                    return
                 try:
                     reply = client.post(f"/v1/models/{name}/classify", files=files, data={"top": "12"})
                 except httpx.TransportError as error:
                     if not self.stop.is_set():
                         self.note(f"lost: {error!r}")
                     continue
-                waited = time.monotonic() - began
-                self.waits.append(waited)
-                if waited > self.most_wait:
-                    self.note(f"{name}: waited {waited:.2f} s")
+                ended = time.monotonic()
+                self.waits.append((ended - began, began, ended, reply.headers.get("server-timing", "")))
                 self.judge(name, place, began, reply)
 
     def judge(self, name: str, place: int, began: float, reply: Any) -> None:
         """Compare an answer with every run that the name stood for meanwhile."""
         self.counts[f"status {reply.status_code}"] += 1
+        if reply.status_code == 503 and self.stop.is_set():  # cut off by the drain limit
+            return
         if reply.status_code != 200:
-            fits = reply.status_code == 429 or (reply.status_code in (404, 409) and "moving" in name)
-            if not fits:
+            if reply.status_code not in (404, 409) or "moving" not in name:
                 self.note(f"{name}: {reply.status_code} {reply.text[:200]}")
             return
         got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
@@ -164,89 +164,14 @@ class Soak:
                 return
         self.note(f"{name}: a wrong answer: {got}")
 
-    def attack(self, address: str, key: str) -> None:
-        """Every hostile request in turn, by one key."""
-        attacks = self.attacks(address, key)
-        number = BAD.index(key)
-        while not self.stop.wait(0.2):
-            name, function = attacks[number % len(attacks)]
-            number += 1
-            self.counts["hostile"] += 1
-            try:
-                for status in function():
-                    self.counts[f"{name} {status}"] += 1
-                    if status == 500:
-                        self.note(f"{name}: status 500")
-            except (OSError, httpx.TransportError) as error:
-                self.counts[f"{name} {type(error).__name__}"] += 1
-
-    def attacks(self, address: str, key: str) -> list[tuple[str, Callable[[], Iterable[int]]]]:
-        """What a hostile key does, by name; each gives the statuses of its answers."""
-        own, port = {"Authorization": f"Bearer {key}"}, int(address.rpartition(":")[2])
-        classify = f"{address}/v1/models/still-a/classify"
-        scans, webp, large = many_scans(4000, 300), empty_webp(7000), many_scans(4000, 12)
-        photo = encoded(Image.effect_noise((4000, 3000), 30).convert("RGB"), "JPEG")
-        zips = list(broken_zips(self.store / "a").values())
-        empty = b'{"images": [' + b'"",' * 1_000_000 + b'""]}'
-
-        def post(kind: str | None = None, **request: Any) -> list[int]:
-            headers = own if kind is None else {**own, "content-type": kind}
-            return [httpx.post(classify, headers=headers, timeout=60, **request).status_code]
-
-        def texts() -> list[int]:
-            body = {"texts": ["a"] * 256}
-            return [httpx.post(f"{address}/v1/embeddings", json=body, headers=own, timeout=60).status_code]
-
-        def images(contents: Sequence[bytes]) -> list[int]:
-            return post(files=[("files", (str(n), content)) for n, content in enumerate(contents)])
-
-        def raw(*parts: bytes, wait: float = 0.0) -> list[int]:
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
-                for part in parts:
-                    line.sendall(part)
-                    time.sleep(wait)
-            return []
-
-        def silent() -> list[int]:
-            lines = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(150)]
-            time.sleep(1)
-            for line in lines:
-                line.close()
-            return []
-
-        def flood() -> list[int]:
-            with ThreadPoolExecutor(4) as pool:
-                return [one for found in pool.map(images, [self.files * 16] * 4) for one in found]
-
-        def uploads() -> list[int]:
-            manage = {"Authorization": f"Bearer {MANAGE}"}
-            target = f"{address}/v1/models/uploaded/upload"
-            return [httpx.put(target, content=one, headers=manage, timeout=60).status_code for one in zips]
-
-        def names() -> list[int]:
-            new = ",".join(f"thing {random.random()}" for _ in range(1000))
-            return post(files=[("files", ("a", self.files[0]))], data={"classes": new})
-
-        path, secret = b"POST /v1/models/still-a/classify", key.encode()
-        head = path + b" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + secret
-        cut = head + b"\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
-        return [
-            ("scans", lambda: images([scans] * 4)),
-            ("webp", lambda: images([webp] * 64)),
-            ("one webp", lambda: images([webp])),
-            ("large", lambda: images([large] * 4)),
-            ("photos", lambda: images([photo] * 6)),
-            ("empty strings", lambda: post("application/json", content=empty)),
-            ("names", names),
-            ("flood", flood),
-            ("silent", silent),
-            ("uploads", uploads),
-            ("slow header", lambda: raw(*(bytes([byte]) for byte in head), wait=0.01)),
-            ("long header", lambda: raw(head, *[b"\r\nX: " + b"a" * 60_000] * 50)),
-            ("cut body", lambda: raw(cut)),
-            ("noise", lambda: raw(random.randbytes(200))),
-            ("texts", texts),
-        ]
+    def kill_decoders(self, pid: int) -> None:
+        """Kill a decoding process of the service now and then, as a system short of memory does."""
+        while not self.stop.wait(self.random.uniform(5, 15)):
+            found = [child for template in children(pid) for child in children(template)]
+            if found:
+                with suppress(ProcessLookupError):
+                    os.kill(self.random.choice(found), signal.SIGKILL)
+                    self.counts["killed"] += 1
 
     def note(self, sentence: str) -> None:
         """Keep what went wrong."""
@@ -266,6 +191,47 @@ def resident(pid: int) -> float:
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    found = Path("/proc").glob(f"{pid}/task/*/children")
+    return [int(one) for path in found for one in path.read_text(encoding="ascii").split()]
+
+
+class Processors:
+    """Processor time of the server's threads, and how long they were ready while other programs had it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._seen, self._stop = pid, [(time.monotonic(), 0.0, 0.0)], threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.1):
+            with suppress(OSError):
+                own = Path(f"/proc/{self._pid}/task").glob("*/schedstat")
+                rows = [path.read_text(encoding="ascii").split() for path in own]
+                used, waited = (sum(int(row[place]) for row in rows) / 1e9 for place in (0, 1))
+                self._seen.append((time.monotonic(), used, waited))
+
+    def between(self, since: float, until: float) -> tuple[float, float]:
+        """Seconds used and waited for, over all threads."""
+        before = next((one for one in reversed(self._seen) if one[0] <= since), self._seen[0])
+        after = next((one for one in reversed(self._seen) if one[0] <= until), self._seen[-1])
+        return after[1] - before[1], after[2] - before[2]
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._stop.set()
+        self._thread.join()
+
+
+def summary(waits: list[tuple[float, float, float, str]]) -> dict[str, float]:
+    """Median, 99th percentile and longest of the waits."""
+    found = sorted(one[0] for one in waits) or [0.0]
+    at = {"p50_s": 0.5, "p99_s": 0.99, "longest_s": 1.0}
+    return {name: round(found[int(share * (len(found) - 1))], 3) for name, share in at.items()}
+
+
 def main() -> None:
     """Run for some minutes and judge."""
     parser = argparse.ArgumentParser(
@@ -282,6 +248,7 @@ def main() -> None:
         soak = Soak(Path(name), options.most_wait)
         for kind in "acd":
             soak.put(f"still-{kind}", kind)
+        (soak.folder / "photos").mkdir()  # no run: no upload may take its place
         names = [(GOOD, "good"), *((key, f"hostile {n}") for n, key in enumerate(BAD))]
         entries = [{"key": key, "models": ["*"], "name": title} for key, title in names]
         keys = Path(name) / "keys.json"
@@ -291,45 +258,79 @@ def main() -> None:
                    "--port"]  # fmt: skip
         pids: list[int] = []
         with server(command, pids) as address:
-            pause = options.clients / options.rate if options.rate else 0.0
-            clients = [
-                threading.Thread(target=soak.ask, args=(address, n, pause)) for n in range(options.clients)
-            ]
-            for one in clients:
-                one.start()
-            time.sleep(options.minutes * 6)  # a tenth of the time in peace
-            peace = max(soak.waits, default=0.0)
-            work = [threading.Thread(target=soak.change)]
-            work += [threading.Thread(target=soak.attack, args=(address, key)) for key in BAD]
-            for one in work:
-                one.start()
-            began, memory = time.monotonic(), []
-            until = began + 54 * options.minutes
-            while time.monotonic() < until:
-                time.sleep(min(30, max(0.1, until - time.monotonic())))
-                memory.append(resident(pids[0]))
-                waits = sorted(soak.waits)
-                row = {"minute": round((time.monotonic() - began) / 60, 1), "megabytes": round(memory[-1], 1)}
-                row |= {
-                    "p99_s": round(waits[int(0.99 * (len(waits) - 1))], 2),
-                    "longest_s": round(waits[-1], 2),
-                }
-                row |= {name: soak.counts[name] for name in _COUNTED} | {"wrong_or_lost": len(soak.wrong)}
-                print(json.dumps(row), flush=True)
-                if options.csv:
-                    add_rows(options.csv, [{**machine(torch.device("cpu")), **row}])
-            soak.stop.set()  # hostile requests are still being answered
-            stopped = time.monotonic()
-            os.kill(pids[0], signal.SIGTERM)
-            while Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                time.sleep(0.05)
-            stop = time.monotonic() - stopped
-            for one in (*clients, *work):
-                one.join()
-    growth = memory[-1] - memory[len(memory) // 2]
-    result = {"wrong": len(soak.wrong), "growth_megabytes": round(growth, 1), "stop_s": round(stop, 1)}
-    print(json.dumps({**result, "longest_s_in_peace": round(peace, 2), **dict(sorted(soak.counts.items()))}))
-    sys.exit(1 if soak.wrong or growth > options.most_growth or stop > DRAIN + 3.5 else 0)
+            attackers = Attackers(address, BAD, MANAGE, soak.store / "a", soak.files)
+            processors = Processors(pids[0])
+            result = run(soak, options, address, pids[0], attackers, processors)
+            processors.stop()
+    print(json.dumps(result))
+    good = not soak.wrong and result["growth_megabytes"] <= options.most_growth
+    sys.exit(0 if good and result["stop_s"] <= DRAIN + 3.5 else 1)
+
+
+def run(
+    soak: Soak,
+    options: argparse.Namespace,
+    address: str,
+    pid: int,
+    attackers: Attackers,
+    processors: Processors,
+) -> dict[str, Any]:
+    """Ask, attack, swap and stop; prints rows and returns what was seen in all."""
+    pause = options.clients / options.rate if options.rate else 0.0
+    clients = [threading.Thread(target=soak.ask, args=(address, n, pause)) for n in range(options.clients)]
+    for one in clients:
+        one.start()
+    time.sleep(options.minutes * 6)  # a tenth of the time in peace
+    peace, work = summary(soak.waits), [threading.Thread(target=soak.change)]
+    work.append(threading.Thread(target=soak.kill_decoders, args=(pid,)))
+    for one in work:
+        one.start()
+    attackers.begin()
+    began, memory, seen, own = time.monotonic(), list[float](), len(soak.waits), list[float]()
+    until = began + 54 * options.minutes
+    while time.monotonic() < until:
+        since = time.monotonic()
+        time.sleep(min(30, max(0.1, until - time.monotonic())))
+        memory.append(resident(pid))
+        new, seen = soak.waits[seen:], len(soak.waits)
+        for seconds, first, last, stages in new:
+            used, others = processors.between(first, last)
+            own.append(used)
+            if seconds > soak.most_wait:
+                soak.note(
+                    f"waited {seconds:.2f} s, in which the server computed for {used:.2f} s and its threads "
+                    f"waited {others:.2f} s for processors; {stages}"
+                )
+                soak.counts["late"] += 1
+        row = {"minute": round((time.monotonic() - began) / 60, 1), "megabytes": round(memory[-1], 1)}
+        row |= {"load": round(os.getloadavg()[0], 1), **summary(new)}
+        used, others = processors.between(since, time.monotonic())
+        row |= {"longest_processor_s": round(max(own, default=0.0), 2)}
+        row |= {"share_of_processors": round(used / max(used + others, 1e-9), 2)}
+        row |= {one: soak.counts[one] for one in _COUNTED} | {"wrong_late_or_lost": len(soak.wrong)}
+        print(json.dumps(row), flush=True)
+        if options.csv:
+            add_rows(options.csv, [{**machine(torch.device("cpu")), **row}])
+    soak.stop.set()  # hostile requests are still being answered
+    attackers.stop()
+    stopped = time.monotonic()
+    os.kill(pid, signal.SIGTERM)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.05)
+    stop = time.monotonic() - stopped
+    for one in (*clients, *work):
+        one.join()
+    hostile = attackers.end()
+    for kind in [kind for kind in hostile if kind.endswith(" 500")]:
+        soak.note(f"{hostile[kind]} x {kind}")
+    if (soak.folder / "photos").is_dir() is False or any((soak.folder / "photos").iterdir()):
+        soak.note("an upload took the place of a folder that is no run")
+    return {
+        "wrong_late_or_lost": len(soak.wrong), "late": soak.counts["late"], **summary(soak.waits),
+        "longest_processor_s": round(max(own, default=0.0), 2),
+        "in_peace": peace, "growth_megabytes": round(memory[-1] - memory[len(memory) // 2], 1),
+        "stop_s": round(stop, 1), **dict(sorted((soak.counts + hostile).items())),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

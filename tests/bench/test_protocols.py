@@ -309,7 +309,7 @@ def test_presets_of_a_method_are_planned_and_named(asked, monkeypatch):
     }
     monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)
     cells = plan("base-to-novel", asked(methods=["dear@paper", "dear@quick"], recipe={}))
-    assert [(cell.spec.options["beta"], cell.spec.recipe["batch"]) for cell in cells] == [(0.9, 16), (0.5, 4)]
+    assert [(cell.spec.options["beta"], cell.spec.recipe["batch"]) for cell in cells] == [(0.1, 16), (0.5, 4)]
     assert list(variant_names(cells).values()) == ["dear@paper", "dear@quick"]
     (changed,) = plan("base-to-novel", asked(methods=["dear@quick"], options={"dear": {"beta": 0.2}}))
     assert changed.spec.options["beta"] == 0.2

@@ -17,7 +17,7 @@ from dear.heads.without import Without, remove
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.workflows.adapt import adapt
-from dear.workflows.audit import without
+from dear.workflows.audit_model import without
 from dear.workflows.repair import repair_run
 
 
@@ -51,11 +51,15 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     assert rows["Location"]["answers_changed"] > 0.1  # on test images, which are at all places
     assert found["held_out"] == 300
     assert "worst_group" in found
+    page = tmp_path / "audit.html"
+    call("audit", str(run), "--shots", "6", "--concept", "location", "--out", str(page))
+    assert 'href="audit-why.html#image-1"' in page.read_text()
+    assert 'id="image-1"' in (tmp_path / "audit-why.html").read_text()
     own = "background: beach, forest, snow, city, space, desert"
     assert call("audit", str(run), "--shots", "6", "--concept", own)["suspected"] == ["background"]
     done = call(
         *("repair", str(run), "--without", "location", "--way", "heads"),
-        *("--no-prove", "--out", str(tmp_path / "new")),
+        *("--no-compare", "--out", str(tmp_path / "new")),
     )
     assert done["removed"] == "Location by heads (8 heads)"
     assert not done["folds_into_weights"]
@@ -64,11 +68,11 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     assert [list(head) for head in loaded.clip.correction.heads] == done["heads"]
 
 
-def test_a_repair_is_proved_beside_random_heads(run: Path) -> None:
+def test_a_repair_is_compared_with_random_heads(run: Path) -> None:
     test = world.task("shortcut-place", "test").subset(range(0, 720, 7))
     done = repair_run(run, Without(("location",), "heads"), test=test)
-    assert done.proof is not None
-    report = done.proof.report()
+    assert done.comparison is not None
+    report = done.comparison.report()
     assert report["repaired"]["accuracy"] > report["untouched"]["accuracy"] + 0.1
     assert report["repaired"]["accuracy"] > report["random"]["mean"]["accuracy"] + 0.1
     assert len(report["random"]["draws"]) == 5
@@ -202,7 +206,7 @@ def test_a_dark_class_is_found_tested_by_edits_and_repaired(photos: Path, tmp_pa
     assert f"called {dark['class']}" in done["untouched"]
     assert done["verdict"]
     again = call(
-        "repair", str(run), *words[:2], "--way", "directions", "--no-prove", "--out", str(tmp_path / "two")
+        "repair", str(run), *words[:2], "--way", "directions", "--no-compare", "--out", str(tmp_path / "two")
     )
     assert again["removed"] == "brightness by edits (2 directions)"
     assert load_run(tmp_path / "two").clip.correction is not None

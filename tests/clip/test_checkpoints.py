@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import published
 import pytest
 import safetensors.torch
 import torch
-from transformers import CLIPConfig, CLIPModel
+from PIL import Image
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 import dear
 from dear.clip.checkpoint import read_checkpoint, save_hf
-from dear.clip.config import ClipConfig, TextConfig, VisionConfig, from_huggingface
+from dear.clip.config import ClipConfig, TextConfig, VisionConfig
+from dear.clip.config_huggingface import from_huggingface
 from dear.clip.config_openclip import from_openclip
 from dear.clip.model import Clip
 from dear.errors import CheckpointError
@@ -232,6 +235,21 @@ def test_a_saved_folder_is_read_by_transformers_and_back(tmp_path):
     save_hf(clip, tmp_path, torch.float16)
     assert dear.load(tmp_path).visual.proj.dtype == torch.float32
     assert torch.equal(dear.load(tmp_path).visual.proj, clip.visual.proj.half().float())
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_a_saved_folder_prepares_images_as_the_model_does(tmp_path, resize, interpolation):
+    vision = VisionConfig(width=32, layers=1, heads=2, image_size=24, patch_size=8)
+    text = TextConfig(width=32, layers=1, heads=2, context=9, vocab=50)
+    clip = Clip(ClipConfig(vision, text, 8, resize=resize, interpolation=interpolation))
+    save_hf(clip, tmp_path)
+    assert dear.load(tmp_path).config == clip.config
+    noise = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    theirs = CLIPImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"][0]
+    step = 1 / 255 / min(clip.config.std)
+    assert (clip.preprocess(image) - theirs).abs().max() < 1.01 * step
 
 
 def test_a_shortened_vocabulary_comes_back_with_its_rows(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from traps import refused, small_model
 
-from dear.clip.config import from_huggingface
+from dear.clip.config_huggingface import from_huggingface
 from dear.clip.config_openclip import from_openclip
 from dear.errors import CheckpointError
 

@@ -41,6 +41,7 @@ def test_this_computer_is_served(host: str) -> None:
         {"host": "evil.example:7860"},  # a name that was made to point at this computer
         {"host": "127.0.0.1.evil.example"},
         {"host": ""},
+        {"host": "["},  # no address at all
         {"host": "127.0.0.1:7860", "origin": "https://evil.example"},  # a page elsewhere that posts here
         {"host": "127.0.0.1:7860", "origin": "null"},
         {"host": "evil.example@127.0.0.1.evil.example"},

@@ -16,11 +16,12 @@ from dear.methods import DeAR
 
 NAMES = ["cat", "dog", "newt"]
 LABELS = torch.tensor([0, 2, 1, 2])
+PAPER = DeAR.preset("paper").options
 
 
 def build(clip: Clip | None = None, roles: RoleMap | None = None, **options) -> DeAR:
     clip = clip or tiny_clip()
-    model = DeAR(clip, NAMES, roles=roles or mixed_roles(), ids=token_ids(), **options)
+    model = DeAR(clip, NAMES, roles=roles or mixed_roles(), ids=token_ids(), **{**PAPER, **options})
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():  # away from the start, where v = 0 and P_attr = P_v hide mistakes
         for p in model.parameters():
@@ -122,7 +123,7 @@ def test_numbers_of_vit_b_16() -> None:
     with torch.device("meta"):
         clip = Clip(ClipConfig.named("ViT-B-16"))
     real = Clip.to_empty(clip, device="cpu")
-    model = DeAR(real, ["a", "b"], roles=RoleMap.table2(), ids=token_ids((1, 2)))
+    model = DeAR(real, ["a", "b"], roles=RoleMap.table2(), ids=token_ids((1, 2)), **PAPER)
     assert model.trainable_parameters == 399_622
     assert sum(t.numel() for t in model.adapter_state().values()) == 399_622
     assert len(safetensors.torch.save(model.adapter_state())) < 2_000_000
@@ -247,7 +248,7 @@ def test_with_classes_is_the_same_adapter_on_other_words() -> None:
     other = model.with_classes(["fir", "oak"], ids=ids)
     assert other.classes == ("fir", "oak")
     assert all(torch.equal(a, model.adapter_state()[n]) for n, a in other.adapter_state().items())
-    fresh = DeAR(model.clip, ["fir", "oak"], roles=model.roles, ids=ids)
+    fresh = DeAR(model.clip, ["fir", "oak"], roles=model.roles, ids=ids, config=model.config)
     fresh.load_adapter_state(model.adapter_state())
     for mode in ("fused", "decoupled"):
         assert torch.equal(fresh.logits(images(), mode), other.logits(images(), mode))

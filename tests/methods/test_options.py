@@ -49,13 +49,13 @@ def test_what_is_written_is_what_is_meant(name: str, options: dict, expected: ob
         ("purify", {"bandwidths": "wide"}, "bandwidths = 'wide' is not possible: a number"),
         ("purify", {"gates": "perhaps"}, "gates = 'perhaps' is not possible: true or false"),
         ("purify", {"gates": 1}, "true or false is expected"),
-        ("purify", {"rank": 2.5}, "rank = 2.5 is not possible: a whole number"),
-        ("purify", {"rank": True}, "a whole number is expected"),
+        ("purify", {"rank": 2.5}, "rank = 2.5 is not possible: an integer"),
+        ("purify", {"rank": True}, "an integer is expected"),
         ("purify", {"weight": "much"}, "weight = 'much' is not possible: a number"),
         ("purify", {"weight": float("nan")}, "a number is expected"),
         ("purify", {"lora": 3}, "lora = 3 is not possible: text"),
         ("dear", {"beta": "high"}, "beta = 'high' is not possible: a number"),
-        ("coop", {"context": None}, "context = None is not possible: a whole number"),
+        ("coop", {"context": None}, "context = None is not possible: an integer"),
     ],
 )
 def test_what_cannot_be_is_refused(name: str, options: dict, message: str) -> None:

@@ -116,7 +116,7 @@ def test_a_method_learns_saves_and_answers_or_refuses(name: str, family: str) ->
 def test_attribute_tokens_that_all_heads_isolate_leave_the_image_feature_alone(family: str) -> None:
     clip = model(FAMILIES[family])
     roles = RoleMap.uniform("generalization", range(4, 7), 4)
-    method = build_method("dear", clip, NAMES, roles=roles, attributes=("Color", "Shape"))
+    method = build_method("dear", clip, NAMES, roles=roles, attributes=("Color", "Shape"), early_tokens=0)
     pixels = images(3, size=clip.config.vision.image_size)
     with torch.no_grad():
         prefix = method.inference_stage(pixels)
@@ -124,7 +124,7 @@ def test_attribute_tokens_that_all_heads_isolate_leave_the_image_feature_alone(f
     torch.testing.assert_close(feature, clip.encode_image(pixels), rtol=1e-9, atol=1e-9)
     assert attributes.shape == (3, 2, clip.config.embed_dim)
     open_roles = RoleMap.uniform("mixed", range(4, 7), 4)
-    other = build_method("dear", clip, NAMES, roles=open_roles, attributes=("Color", "Shape"))
+    other = build_method("dear", clip, NAMES, roles=open_roles, attributes=("Color", "Shape"), early_tokens=0)
     with torch.no_grad():
         assert (other._adapted(prefix)[0] - feature).abs().max() > 1e-5
 

@@ -47,8 +47,9 @@ PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] 
 def test_settings(name: str) -> None:
     """Where a number differs from the authors', the file says so under "Departures"."""
     kind, (training, options) = METHODS[name], PAPERS[name]
-    recipe = Recipe.of(kind)
+    paper = kind.preset("paper" if kind.presets else None)
+    recipe = Recipe.of(kind, **paper.recipe)
     assert (recipe.optimizer, recipe.lr, recipe.batch, recipe.epochs, recipe.weight_decay) == training
     assert (recipe.warmup_epochs, recipe.warmup_lr) == (1, 1e-5)
-    config = dataclasses.asdict(kind.Config())
+    config = dataclasses.asdict(kind.configure(paper.options))
     assert {option: config[option] for option in options} == options

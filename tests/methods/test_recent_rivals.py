@@ -208,7 +208,7 @@ def test_prolip_learns_the_projection_alone() -> None:
     width, features = method.clip.config.vision.width, method.clip.config.embed_dim
     assert method.trainable_parameters == width * features
     assert float(method.penalty) == 0.5
-    with pytest.raises(UsageError, match="cannot be negative"):
+    with pytest.raises(UsageError, match="weight"):
         build("prolip", weight=-1)
 
 

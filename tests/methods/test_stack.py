@@ -17,14 +17,15 @@ from dear.methods.dear_stack import stack_key
 
 OPTIONS = [
     {},
-    {"token_start": "class"},
+    dict(DeAR.preset("paper").options),
+    dict(DeAR.preset("quick").options),
     {"tokens_per_layer": True, "tokens_per_attribute": 2},
-    {"tokens_per_layer": True, "token_start": "class"},
+    {"early_tokens": 0, "tokens_per_layer": True},
     {"projection": "low-rank", "rank": 3},
-    {"beta": 0.4, "first_layer": 5},
-    {"early_tokens": 2, "early_layer": 3},
-    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.4, "token_start": "class"},
-    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.9, "token_start": "class"},
+    {"early_tokens": 0, "beta": 0.4, "first_layer": 5},
+    {"early_tokens": 2, "early_layer": 3, "token_start": "free"},
+    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.4},
+    {"early_tokens": 3, "early_layer": 2, "early_beta": 0.9},
 ]
 
 
@@ -60,7 +61,7 @@ def test_one_pass_equals_each_adapter_alone(options, mode, monkeypatch) -> None:
 
 
 def test_new_classes_are_scored_as_alone() -> None:
-    models = dear_adapters(3, **DeAR.preset("strong").options)
+    models = dear_adapters(3)
     models[1] = models[1].with_classes(("dog", "a new one", "red cat", "another"))
     pixels = images(len(models))
     for one, own in zip(mixed_batch.logits(models, pixels), alone(models, pixels), strict=True):
@@ -162,7 +163,7 @@ def test_recordings_on_a_gpu() -> None:
 
 
 def test_an_operation_that_cannot_be_recorded_runs_anyway(monkeypatch) -> None:
-    def refuse(*_):
+    def refuse(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr("dear.clip.gpu.recorded.Recording", refuse)

@@ -32,7 +32,7 @@ def test_copies_of_the_class_token_are_one_token_that_counts_more() -> None:
     clip = tiny_clip()
     vision = clip.config.vision
     everywhere = RoleMap.uniform("mixed", range(1, vision.layers + 1), vision.heads)
-    model = DeAR(clip, NAMES, roles=everywhere, ids=token_ids(), token_start="class", beta=0.0)
+    model = DeAR(clip, NAMES, roles=everywhere, ids=token_ids(), early_tokens=0, beta=0.0)
     with torch.no_grad():
         model.tokens.zero_()
     f_cls, f_attr = model.image_features(images())
@@ -53,20 +53,19 @@ def test_copies_of_the_class_token_are_one_token_that_counts_more() -> None:
 def test_what_strong_learns_on_vit_b_16() -> None:
     clip = Clip(ClipConfig.named("ViT-B-16"))
     ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
-    options = DeAR.preset("strong").options
-    model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids, **options)
+    model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids)
     early = 6 * 5 * 768  # five tokens in each of layers 3 to 8
     assert model.trainable_parameters == 399_622 + early
     assert model.first == 3
 
 
-def test_the_recommended_preset_is_strong_and_paper_changes_nothing() -> None:
+def test_a_method_built_by_hand_has_the_recipe_strong() -> None:
     for kind, names in ((DeAR, ["strong", "quick", "paper"]), (Purify, ["strong", "paper"])):
         assert list(kind.presets) == names
         assert kind.recommended() == "strong"
-        paper = kind.preset("paper")
-        assert (dict(paper.options), dict(paper.recipe)) == ({}, {})
-        assert kind.configure(kind.preset().options) != kind.Config()
+        strong, paper = kind.preset(), kind.preset("paper")
+        assert kind.configure(strong.options) == kind.Config() != kind.configure(paper.options)
+        assert Recipe.of(kind, **strong.recipe) == Recipe.of(kind) != Recipe.of(kind, **paper.recipe)
     assert find_method("coop").recommended() is None
     assert dict(find_method("coop").preset().options) == {}
     with pytest.raises(UsageError, match="'dear' has no preset 'weak'; it has strong, quick, paper"):
@@ -102,7 +101,7 @@ def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> 
     optimizer = optimizer_of(learned, Recipe(), rates_of(model))
     multiple = {id(p): group["multiple"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: multiple[id(p)] for name, p in model.named_parameters()}
-    assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 1.0, "early_tokens": 7.0}
+    assert found == {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 100.0, "early_tokens": 7.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
     assert gates.scalars.lr_scale == 20.0
 
@@ -126,7 +125,7 @@ def test_usual_modes() -> None:
 
 def test_trained_and_new_classes_are_scored_alike() -> None:
     """A class has the same logit beside other classes, whether it was trained or not."""
-    model = build(**DeAR.preset("strong").options)
+    model = build()
     ids = token_ids((4, 1), seed=5)
     other = model.with_classes(["dog", "fir"], ids=ids)
     alone = DeAR(model.clip, ["fir"], roles=model.roles, ids=ids[1:], config=model.config)

@@ -67,7 +67,7 @@ def test_a_process_that_ended_is_replaced(decoder) -> None:
 def test_processes_end_with_the_decoder_and_with_their_template(decoder) -> None:
     for end in (Template.running().process.kill, decoder.close):
         decoded(decoder, file(40, 30))
-        pids = [worker.pid for worker in decoder._workers]
+        pids = [worker.pid for worker in decoder._workers if worker.pid]  # one may still be starting
         assert pids
         assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
         end()

@@ -6,13 +6,16 @@ import asyncio
 import json
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from starlette.requests import ClientDisconnect
 from test_service import client_of, file, gallery, wait_for
 from tiny import mixed_roles, tiny_clip
+from typer.testing import CliRunner
 
+from dear.cli import build_app
 from dear.cli.serve import _check_tls, _show_log
 from dear.errors import UsageError
 from dear.runs.folder import add_metrics
@@ -125,6 +128,22 @@ def test_requests_are_traced_where_opentelemetry_is_installed(monkeypatch):
     assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
 
 
+def test_every_answer_says_where_its_time_went(runs, caplog):
+    with caplog.at_level("INFO", logger="dear.serve"), client_of(runs) as client:
+        client.post("/v1/models/probe/classify", files=[file(1)])
+        began = time.perf_counter()
+        reply = client.post("/v1/models/probe/classify", files=[file(1)], data={"top": "1"})
+        seconds = time.perf_counter() - began
+        text = client.get("/metrics").text
+    parts = (one.split(";dur=") for one in reply.headers["server-timing"].split(", "))
+    stages = {name: float(value) / 1000 for name, value in parts}
+    assert {"receive", "decode_wait", "decode", "queue", "compute"} == set(stages)
+    assert 0 < sum(stages.values()) < seconds
+    logged = [json.loads(record.message).get("stages") for record in caplog.records]
+    assert stages == pytest.approx(next(one for one in logged[1:] if one), abs=1e-3)
+    assert 'dear_stage_seconds_count{stage="compute"} 2.0' in text
+
+
 def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():
     statuses = []
 
@@ -151,3 +170,24 @@ def test_halves_of_tls_are_refused(tmp_path):
         with pytest.raises(UsageError, match="--tls"):
             _check_tls(engine, certificate, key)
     _check_tls("local", tmp_path, tmp_path)
+
+
+def test_certificates_reach_the_server(tmp_path, monkeypatch):
+    seen, made = {}, []
+    files = {name: tmp_path / name for name in ("cert.pem", "key.pem")}
+    for path in files.values():
+        path.write_text("pem")
+    monkeypatch.setattr("dear.serve.server.uvicorn.Config", lambda app, **options: seen.update(options))
+    monkeypatch.setattr("dear.serve.server.make_app", lambda service, **options: made.append(service))
+    monkeypatch.setattr("dear.serve.server.sys.setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr("dear.cli.serve._show_log", lambda: None)
+    ended = SimpleNamespace(run=lambda: None, started=True)
+    monkeypatch.setattr("dear.serve.server.Server", lambda config: ended)
+    options = ["--tls-certificate", str(files["cert.pem"]), "--tls-key", str(files["key.pem"])]
+    options += ["--drain-seconds", "7", "--device", "cpu"]
+    found = CliRunner().invoke(build_app(), ["serve", str(tmp_path), *options])
+    made[0].close(1.0)
+    assert found.exit_code == 0, found.output
+    assert "https://" in found.output
+    assert (seen["ssl_certfile"], seen["ssl_keyfile"]) == (files["cert.pem"], files["key.pem"])
+    assert seen["timeout_graceful_shutdown"] == 7

@@ -7,13 +7,14 @@ import shutil
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from test_service import QUICK, alone, file, gallery
+from test_service import QUICK, alone, client_of, file, gallery
 from tiny import Colors, mixed_roles, tiny_clip
 
 from conftest import image_bytes
 from dear._io.image_file import open_image
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
+from dear.clip.tower import Tower
 from dear.methods import build_method
 from dear.runs.recipe import Recipe
 from dear.serve.app import make_app
@@ -174,3 +175,14 @@ def test_search_by_heads_is_that_of_the_command(corrected_runs, tmp_path):
     for refused, words in ((wrong, "smell"), (none, "role map"), (way, "features or heads")):
         assert refused.status_code == 400
         assert words in refused.json()["error"]
+
+
+def test_a_class_list_is_encoded_in_the_queue_alone(runs, monkeypatch):
+    """A thread that builds the list beside the queue computes nothing: it would hold up everybody."""
+    names = tuple(f"thing number {n}" for n in range(40))
+    with client_of(runs) as client:
+        service = client.app.state.service
+        for adapter in map(service.store.get, ("zero", "coop", "roles")):
+            with monkeypatch.context() as patch:
+                patch.delattr(Tower, "run")
+                assert adapter.on_classes(names).model.classes == names

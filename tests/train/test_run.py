@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_loss_falls_and_training_accuracy_rises() -> None:
     model = method(lambda_reg=0.1)
     before = Model(model).evaluate(Colors()).accuracy["fused"]
-    result = train(model, Colors(), Recipe(epochs=20, batch=5, lr=2e-2))
+    result = train(model, Colors(), Recipe(epochs=20, batch=5, lr=2e-3))
     assert result.lines[-1]["ce"] < 0.7 * result.lines[0]["ce"]
     assert Model(model).evaluate(Colors()).accuracy["fused"] > max(before, 0.8)
 
@@ -57,7 +57,7 @@ def test_a_run_folder_holds_what_was_learned_and_no_backbone(tmp_path: Path) -> 
         "log.jsonl",
     }
     stored = safetensors.torch.load((tmp_path / "run/adapter.safetensors").read_bytes())
-    assert set(stored) == {"tokens", "text_tokens", "p_attr", "v"}
+    assert set(stored) == {"tokens", "early_tokens", "text_tokens", "p_attr", "v"}
     assert sum(t.numel() for t in stored.values()) == model.trainable_parameters
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["method"] == "dear"

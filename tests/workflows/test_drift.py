@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dear.cli import build_app
 from dear.data.open import open_data
 from dear.errors import DearError
-from dear.runs.reference import FILE, NEIGHBORS, PER_CLASS, Reference
+from dear.runs.reference import MOST, NEIGHBORS, PER_CLASS, REFERENCE, Reference, drawn
 from dear.workflows.adapt import adapt
 from dear.workflows.drift import compare, two_sample
 
@@ -53,11 +53,12 @@ def test_a_reference_is_kept_and_a_damaged_one_refused(tmp_path) -> None:
     labels = torch.zeros(PER_CLASS + 9, dtype=torch.long)
     reference = Reference.of(gaussian(len(labels)), labels)
     assert len(reference.labels) == PER_CLASS
+    assert len(drawn(torch.arange(2 * MOST) % MOST)) == MOST
     reference.save(tmp_path)
     again = Reference.load(tmp_path)
     assert again is not None
     assert torch.equal(again.features, reference.features)
-    path = tmp_path / FILE
+    path = tmp_path / REFERENCE
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(DearError):
         Reference.load(tmp_path)

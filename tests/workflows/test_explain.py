@@ -18,13 +18,16 @@ from dear.data.open import open_data
 from dear.errors import UsageError
 from dear.heads.groups import head_groups
 from dear.heads.known_roles import known_roles
+from dear.heads.parts import spread
 from dear.heads.roles import RoleMap
 from dear.heads.values import known_concepts, value_features
 from dear.methods import build_method
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.report.explain_page import overlay, write_explain_page
-from dear.runs.explain import CONSTANTS, UNKNOWN, Explainer, explain_set, where
+from dear.runs.explain import CONSTANTS, UNKNOWN, Explainer
+from dear.runs.explain_set import explain_set
 from dear.runs.model import Model
+from dear.runs.where import where
 from dear.workflows.explain import page_facts, seen, set_facts
 
 NAMES = ("dog", "cat", "bird", "fish", "turtle", "butterfly")
@@ -79,7 +82,8 @@ def test_maps_and_heads_are_parts_of_the_bars(explainer, explained) -> None:
     one = explained[0]
     assert one.maps[""].shape == (2, 8, 8)
     groups = sum(one.maps[name] for name in explainer.groups.heads)
-    torch.testing.assert_close(groups, one.maps[""], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(spread(groups), one.maps[""], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(groups.sum((1, 2)), one.maps[""].sum((1, 2)), atol=1e-4, rtol=1e-4)
     assert {head.group for head in one.heads} <= set(explainer.groups.heads)
     differences = [abs(head.answer - head.other) for head in one.heads]
     assert differences == sorted(differences, reverse=True)
@@ -118,7 +122,13 @@ def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, tra
         found = next(each for each in one.concepts if each.name == "Location")
         assert found.answer == NAMES[int(logits[row].argmax())]
         assert found.probability == pytest.approx(float(logits[row].softmax(0).max()), abs=5e-3)
-    order = [each.beyond for each in explained[0].concepts]
+    late = {name: len(heads) for name, heads in explainer.groups.heads.items() if name != "Earlier heads"}
+    added = {bar.name: bar.decides for bar in explained[0].bars if bar.name in late}
+    each_head = sum(added.values()) / sum(late.values())
+    order = [
+        each.beyond + (added[each.name] - each_head * late[each.name] if each.name in added else 0.0)
+        for each in explained[0].concepts
+    ]
     assert order == sorted(order, reverse=True)
 
 

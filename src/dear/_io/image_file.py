@@ -170,10 +170,11 @@ def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     Returns:
         float [..., 3, h, w] on the same device.
     """
-    values = pixels if pixels.is_floating_point() else pixels.float().div_(255)
+    fresh = not pixels.is_floating_point()
+    values = pixels.float().div_(255) if fresh else pixels
     center = _colors(tuple(mean), values.dtype, values.device)
     spread = _colors(tuple(std), values.dtype, values.device)
-    return (values - center).div_(spread)
+    return (values.sub_(center) if fresh else values - center).div_(spread)
 
 
 @lru_cache(maxsize=32)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dear._io.text import duration
-from dear.cli.audit import Examples, Way, asked_without
+from dear.cli.audit import Examples, Way, removal_options
 from dear.cli.common import (
     Backbone,
     Data,
@@ -161,7 +161,7 @@ def adapt(
         calibrate=calibrate,
         focus=focus,
     )
-    removed = asked_without(without, way, examples)
+    removed = removal_options(without, way, examples)
     check_folder(out, resume)
     held_out = open_held_out(data, data_root)
     with stages() as progress:

@@ -34,7 +34,7 @@ Way = Annotated[
     typer.Option(
         "--way",
         help="auto; of concepts words, heads, examples, leace, or several (heads+words); of properties "
-        "directions, copies.",
+        "directions, heads, copies.",
     ),
 ]
 Examples = Annotated[
@@ -84,7 +84,7 @@ def audit(
     """Find shortcuts: classes that stand out by their images, and concepts that go with the labels.
 
     The images are looked at first, without any model: light, color, sharpness, compression, frames, marks,
-    sizes and facts of the files, each class against the rest. Concepts need a backbone. A run is asked about
+    sizes and facts of the files, each class against the rest. Concepts need a backbone. A run is tested on
     held-out images: by edits that give other classes what one class has, and with concepts removed. No group
     labels are needed; with a column `group` or `domain`, accuracy in the worst group is measured, too.
 
@@ -128,8 +128,11 @@ def audit(
     if out is not None:
         from dear.report.audit_page import write_audit_page
         from dear.workflows.audit_evidence import evidence
+        from dear.workflows.audit_why import write_why_page
 
-        write_audit_page(evidence(found, steps), out)
+        with stages() as progress:
+            why = write_why_page(found, out, progress)
+        write_audit_page(evidence(found, steps, why), out)
     if as_json:
         print_json({**found.report(), "next": list(steps.values())})
         return
@@ -165,7 +168,7 @@ def _print(found: Audit, steps: dict[str, str]) -> None:
     if found.clip is None:
         typer.echo("Concepts were not looked at: they are seen by a backbone, which --backbone names.")
     if found.method is not None and found.held_out is None:
-        typer.echo("The model was asked about the images it was trained on: there are no others.")
+        typer.echo("The model was tested on the images it was trained on: there are no others.")
     if found.worst_group is not None:
         typer.echo(f"worst group (held out): {shown(found.worst_group[0])}, {found.worst_group[1]:.1%}")
     for command in steps.values():
@@ -192,6 +195,11 @@ def _print_photos(found: Audit) -> None:
         Console().print(table)
     else:
         typer.echo(f"{shown(title)}: no class stands out by its images.")
+    relied = [test for test in photos.causal.values() if test.relies]
+    for test in relied[:5]:
+        typer.echo(shown(f"The model uses it: {test.sentence}"))
+    if photos.causal and not relied:
+        typer.echo("The model does not use what these classes stand out by: edits hardly move its answers.")
     if photos.too_few:
         typer.echo(f"Too few images to judge: {shown(', '.join(photos.too_few[:8]))}.")
     for pair in photos.duplicates[:5]:
@@ -209,7 +217,7 @@ def _print_concepts(found: Audit) -> None:
     from dear.workflows.audit_evidence import overview
 
     facts = overview(found)
-    model = "" if found.method is None else f", asked of {found.method.title}"
+    model = "" if found.method is None else f", as {found.method.title} uses them"
     table = Table(title=Text(f"concepts in {found.images.name}{model}"), header_style="bold")
     for place, column in enumerate(facts.columns):
         table.add_column(column, justify="left" if place < facts.labels else "right")
@@ -242,7 +250,7 @@ def concept_names(without: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def asked_without(
+def removal_options(
     without: list[str] | None, way: str = "auto", examples: list[str] | None = None
 ) -> Without | None:
     """What `--without`, `--way` and `--examples` say together; None without the first."""
@@ -273,11 +281,11 @@ def repair(
     data: Annotated[
         str | None, typer.Option("--data", "-d", help="The training images, if the run does not find them.")
     ] = None,
-    prove: Annotated[
+    compare: Annotated[
         bool,
         typer.Option(
-            "--prove/--no-prove",
-            help="Compare with the untouched model and with random heads on test images.",
+            "--compare/--no-compare",
+            help="Compare with the untouched model and with random removals on test images.",
         ),
     ] = True,
     backbone: OwnBackbone = None,
@@ -288,8 +296,9 @@ def repair(
 
     A property of the images (brightness, contrast, saturation, cast, sharpness, edge, frame, mark,
     compression, size, aspect) is removed by edits: copies of the training images with it changed join the
-    training, or the directions along which such edits move the feature are removed. The proof gives test
-    images of other classes what a class has and counts how many are then called by its name.
+    training, or the directions along which such edits move the feature are removed, or what the heads add
+    that react to them. The comparison gives test images of other classes what a class has and counts how
+    many are then called by its name.
 
     Examples:
 
@@ -301,19 +310,19 @@ def repair(
     """
     from dear.workflows.repair import repair_run
 
-    asked = asked_without(without, way, examples)
-    assert asked is not None
-    with stages() as told:
+    wanted = removal_options(without, way, examples)
+    assert wanted is not None
+    with stages() as progress:
         done = repair_run(
             str(run),
-            asked,
+            wanted,
             out,
             data=data,
             roles=roles,
             backbone=backbone,
             device=device_named(device),
-            prove=prove,
-            progress=told,
+            compared=compare,
+            progress=progress,
         )
     if as_json:
         print_json({"run": out, **done.report()})
@@ -325,12 +334,15 @@ def _print_repair(done: Repaired, out: str) -> None:
     typer.echo(f"removed: {shown(done.title)}")
     for notice in done.notices:
         say(f"notice: {notice}")
-    if done.proof is not None:
-        proof, mean = done.proof, done.proof.random_mean
-        for key in proof.untouched:
+    if done.comparison is not None:
+        found, mean = done.comparison, done.comparison.random_mean
+        for key in found.untouched:
             beside = f"; at random {mean[key]:.1%}" if key in mean else ""
             words = shown(key.replace("_", " "))
-            typer.echo(f"{words}: {proof.untouched[key]:.1%} -> {proof.repaired[key]:.1%}{beside}")
-        typer.echo(f"answers changed: {proof.changed:.1%}")
-        typer.echo(shown(proof.verdict))
-    say(f"{out}: written; next: dear evaluate {shlex.quote(out)}")
+            typer.echo(f"{words}: {found.untouched[key]:.1%} -> {found.repaired[key]:.1%}{beside}")
+        typer.echo(f"answers changed: {found.changed:.1%}")
+        typer.echo(shown(found.verdict))
+    spec = done.trained.spec
+    where = None if spec is None or spec.data is None else shlex.quote(str(spec.data))
+    step = f"evaluate {shlex.quote(out)} --data {where}" if where else f"audit {shlex.quote(out)}"
+    say(f"{out}: written; next: dear {step}")

@@ -128,7 +128,7 @@ def _set(
 ) -> None:
     from dear.data.open import open_data
     from dear.report.explain_page import write_explain_page
-    from dear.runs.explain import explain_set
+    from dear.runs.explain_set import explain_set
     from dear.workflows.explain import set_facts
 
     images = open_data(data, split, root=root)

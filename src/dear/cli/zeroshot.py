@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dear.cli.audit import Examples, Way, asked_without
+from dear.cli.audit import Examples, Way, removal_options
 from dear.cli.common import (
     Backbone,
     Data,
@@ -70,7 +70,7 @@ def zeroshot(
 
     images = open_data(data, split, root=data_root, template=template)
     images = _half(images, half)
-    removed = asked_without(without, way, examples)
+    removed = removal_options(without, way, examples)
     clip = load(backbone, device=device_named(device))
     if removed is not None:
         training = open_data(data, "train", root=data_root, template=template)

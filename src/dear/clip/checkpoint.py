@@ -18,13 +18,8 @@ from torch import Tensor
 
 from dear._io.files import read_json, read_safetensors, write_json, write_safetensors
 from dear.clip.archive import check_zip, is_archive, read_archive
-from dear.clip.config import (
-    ACTIVATIONS,
-    ClipConfig,
-    from_huggingface,
-    to_huggingface,
-    to_images,
-)
+from dear.clip.config import ACTIVATIONS, ClipConfig
+from dear.clip.config_huggingface import from_huggingface, to_huggingface, to_images
 from dear.clip.config_openclip import from_openclip
 from dear.clip.config_shapes import from_shapes
 from dear.clip.layouts import (

@@ -5,19 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dear.clip.config import (
-    CLIP_MEAN,
-    CLIP_STD,
-    ClipConfig,
-    Section,
-    build_config,
-    flag,
-    integer,
-    need,
-    real,
-    section,
-    side,
-)
+from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig
+from dear.clip.config_fields import Section, build_config, flag, integer, need, real, section, side
 from dear.errors import CheckpointError
 
 # What OpenCLIP assumes; a key that is not here must have the value that switches its feature off.

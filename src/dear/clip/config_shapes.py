@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig, build_config, need
+from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig
+from dear.clip.config_fields import build_config, need
 from dear.errors import CheckpointError
 
 _PERCEPTION = {"rotary": True, "pool": "attention", "pool_heads": 8}

@@ -55,9 +55,14 @@ def focused_features(visual: VisionTower, pixels: Tensor, groups: Sequence[Seque
         pixels: normalized, [B, 3, S, S].
         groups: (layer, head) pairs.
     """
+    return focused_from(visual, visual.embed(pixels), 1, groups)
+
+
+def focused_from(visual: VisionTower, x: Tensor, first: int, groups: Sequence[Sequence[Head]]) -> Tensor:
+    """The same from x [B, N, D], the input of layer `first`, which no head of the groups is before."""
     layers = sorted({layer for heads in groups for layer, _ in heads})
     record, norm = _ClassRow(), visual.ln_post
-    x = visual.run(visual.embed(pixels), last=layers[0] - 1)
+    x = visual.run(x, first, layers[0] - 1)
     rows = visual.run(x, first=layers[0], read=visual.read_rows(), record=record)  # [B, 1, D]
     wide = rows[:, 0].float()
     if visual.ablated_heads:  # the rows carry the standard deviation as their mean

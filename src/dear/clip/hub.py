@@ -13,7 +13,7 @@ from typing import Any
 
 from dear._io.files import read_json
 from dear.clip.checkpoint import HF_CONFIG, HF_IMAGES, HF_WEIGHTS, OPENCLIP_CONFIG, OPENCLIP_WEIGHTS, shards
-from dear.clip.config import KNOWN
+from dear.clip.config_huggingface import KNOWN
 from dear.clip.tokenizer_file import FILES as TOKENIZER
 from dear.errors import CheckpointError, DearError
 

@@ -18,6 +18,7 @@ from dear.clip.correction import Correction, Head, folded
 from dear.clip.focus import check_focus, focused_features
 from dear.clip.identity import fingerprint, identity
 from dear.clip.tokenizer import ClipTokenizer, Tokenizer
+from dear.clip.tower import shared_copy
 from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.errors import InputError, UsageError
 
@@ -25,15 +26,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
-
-
-def _reads_clip_tokens(config: ClipConfig) -> bool:
-    """Whether texts are CLIP's own byte pairs, which need no file."""
-    return config.text.clean == "clip"
-
-
-def _span(ids: Tensor) -> str:
-    return f"{int(ids.min())} to {int(ids.max())}"
 
 
 class Clip(nn.Module):
@@ -58,7 +50,7 @@ class Clip(nn.Module):
         self.log_scale = nn.Parameter(torch.empty(()))
         self.pair_bias: nn.Parameter | None
         self.register_parameter("pair_bias", nn.Parameter(torch.empty(())) if config.logit_bias else None)
-        self.tokenizer: Tokenizer | None = ClipTokenizer() if _reads_clip_tokens(config) else None
+        self.tokenizer: Tokenizer | None = ClipTokenizer() if config.text.clean == "clip" else None
         self._scale: tuple[int, int, float] | None = None
         self._correction: Correction | None = None
         self.focus: tuple[Head, ...] = ()  #: heads whose contribution stands beside the image feature
@@ -157,9 +149,8 @@ class Clip(nn.Module):
         if correction is not None:
             vision = self.config.vision
             correction.check(vision.layers, vision.heads, self.config.embed_dim)
-        other = copy.copy(self)
-        other._modules = {**self._modules, "visual": self.visual.with_correction(correction)}
-        other._correction = correction
+        other = shared_copy(self, Clip)
+        other.visual, other._correction = self.visual.with_correction(correction), correction
         other._plain = () if correction is None else (self.plain,)
         return other
 
@@ -173,11 +164,10 @@ class Clip(nn.Module):
         base = self._unfocused[0] if self._unfocused else self
         if not chosen:
             return base
-        kept = _focused.setdefault(base, WeakValueDictionary())
-        found = kept.get(chosen)
+        cached = _focused.setdefault(base, WeakValueDictionary())
+        found = cached.get(chosen)
         if found is None:
-            found = kept[chosen] = copy.copy(base)
-            found._modules = dict(base._modules)
+            found = cached[chosen] = shared_copy(base, Clip)
             found.focus, found._unfocused, found._plain = chosen, (base,), (base.plain,)
         return found
 
@@ -220,18 +210,16 @@ class Clip(nn.Module):
         features: Tensor = self.visual(pixels.to(self.device))
         return features
 
-    def _known(self, ids: Tensor) -> bool:
-        """Whether all token ids have a row; on a GPU an unknown one would end the process's CUDA context."""
-        return bool((ids >= 0).all()) and bool((ids < self.config.text.vocab).all())
-
     @torch.no_grad()
     def encode_text(self, texts: Sequence[str] | Tensor) -> Tensor:
         """Texts, or their ids [N, T], to text features [N, E], not of unit length."""
         if isinstance(texts, str):
             texts = [texts]
         ids = texts if isinstance(texts, Tensor) else self.tokenize(texts)
-        if isinstance(texts, Tensor) and ids.numel() and not self._known(ids):
-            raise InputError(f"token ids must be 0 to {self.config.text.vocab - 1}; got {_span(ids)}")
+        if isinstance(texts, Tensor) and ids.numel():
+            low, high = int(ids.min()), int(ids.max())  # an unknown id would end a GPU's CUDA context
+            if not 0 <= low <= high < self.config.text.vocab:
+                raise InputError(f"token ids must be 0 to {self.config.text.vocab - 1}; got {low} to {high}")
         if len(ids) == 0:
             return torch.empty(0, self.config.embed_dim, device=self.device, dtype=self.dtype)
         return torch.cat([self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)])

@@ -35,17 +35,26 @@ def matrix_dtype(precision: str, device: torch.device) -> torch.dtype:
         ) from None
 
 
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether a CPU multiplies matrices in bfloat16 by itself (AVX-512 BF16, AMX), faster than in float32."""
+    known: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return device.type == "cpu" and (known.get("avx512_bf16", False) or known.get("amx_bf16", False))
+
+
 def cached_cast(clip: Clip, dtype: torch.dtype) -> Clip:
     """`cast_backbone`, made once per backbone and precision; corrections of one backbone share it."""
     if clip.dtype == torch.float32 == dtype:
         return clip
     stamp = tuple((p.data_ptr(), p._version) for p in clip.parameters())
-    kept = _copies.setdefault(clip, {})
-    if dtype not in kept or kept[dtype][0] != stamp:
+    cached = _copies.setdefault(clip, {})
+    if dtype not in cached or cached[dtype][0] != stamp:
         plain = clip.plain
         cast = cast_backbone(clip, dtype) if plain is clip else cached_cast(plain, dtype)
-        kept[dtype] = (stamp, cast if plain is clip else cast.corrected(clip.correction).focused(clip.focus))
-    return kept[dtype][1]
+        cached[dtype] = (
+            stamp,
+            cast if plain is clip else cast.corrected(clip.correction).focused(clip.focus),
+        )
+    return cached[dtype][1]
 
 
 def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:

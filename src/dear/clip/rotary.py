@@ -57,7 +57,7 @@ def grid_angles(config: VisionConfig, device: torch.device) -> RotaryAngles:
     angles = (places[:, None] * speeds).repeat_interleave(2, dim=1)  # [side, half]
     columns = angles[None].expand(config.side, -1, -1)  # [side, side, half]
     rows = angles[:, None].expand(-1, config.side, -1)
-    whole = torch.cat([columns, rows], dim=-1).flatten(0, 1)  # [side^2, d]
+    angles = torch.cat([columns, rows], dim=-1).flatten(0, 1)  # [side^2, d]
     if config.class_token:
-        whole = torch.cat([whole.new_zeros(1, whole.shape[1]), whole])
-    return RotaryAngles(whole.cos(), whole.sin())
+        angles = torch.cat([angles.new_zeros(1, angles.shape[1]), angles])
+    return RotaryAngles(angles.cos(), angles.sin())

@@ -52,11 +52,16 @@ def clean(text: str) -> str:
     >>> clean("  A&amp;amp;B \n Caf\u00c3\u00a9 ")
     'a&b café'
     """
-    if not (text.isascii() and text.isprintable()) or "&" in text:  # else there is nothing to mend
-        import ftfy  # not above: it takes a while, and most texts go without
+    return _WHITESPACE.sub(" ", mended(text)).strip().lower()
 
-        text = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return _WHITESPACE.sub(" ", text).strip().lower()
+
+def mended(text: str) -> str:
+    """The text with its encoding mended and html unescaped twice."""
+    if text.isascii() and text.isprintable() and "&" not in text:
+        return text
+    import ftfy  # not above: it takes a while, and most texts go without
+
+    return html.unescape(html.unescape(ftfy.fix_text(text)))
 
 
 def _encode_clean(text: str) -> list[int]:

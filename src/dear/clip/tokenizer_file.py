@@ -7,20 +7,18 @@ long is refused, as for CLIP, and not cut.
 
 from __future__ import annotations
 
-import html
 import re
 import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ftfy
 import torch
 from torch import Tensor
 
 from dear._io.files import read_json
 from dear.clip.config import TextConfig
-from dear.clip.tokenizer import check_text, shorten
+from dear.clip.tokenizer import check_text, mended, shorten
 from dear.errors import CheckpointError, DearError, InputError
 
 JSON = "tokenizer.json"
@@ -45,10 +43,10 @@ def clean(text: str, how: str) -> str:
     if how == "punctuation":
         return _SPACES.sub(" ", text.lower().translate(_PUNCTUATION)).strip()
     if how == "canonicalize":
-        text = html.unescape(html.unescape(ftfy.fix_text(text))).strip().replace("_", " ")
+        text = mended(text).strip().replace("_", " ")
         return " ".join(text.translate(_PUNCTUATION).lower().split())
     if how == "whitespace":
-        return _SPACES.sub(" ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
+        return _SPACES.sub(" ", mended(text)).strip()
     return text.lower() if how == "lower" else text
 
 
@@ -58,9 +56,6 @@ class FileTokenizer:
     Args:
         folder: the checkpoint's folder.
         config: the text tower's configuration: its vocabulary, cleaning and end token.
-
-    Raises:
-        CheckpointError: the files are damaged, or have more pieces than the text tower has rows.
     """
 
     def __init__(self, folder: Path, config: TextConfig) -> None:

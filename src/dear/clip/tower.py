@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -498,6 +499,29 @@ class Block(nn.Module):
         return x if late is None else take_rows(x, late)
 
 
+class Stretch(NamedTuple):
+    """The arguments of `Tower.run`, checked."""
+
+    x: Tensor
+    first: int
+    last: int
+    edit: Edit | None
+    read: Tensor | None
+    record: Record | None
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def shared_copy(module: nn.Module, kind: type[M]) -> M:
+    """A module of a kind on the tensors and children of another, which can be given others of its own."""
+    other = kind.__new__(kind)
+    other.__dict__ = dict(module.__dict__)
+    for table in ("_parameters", "_buffers", "_modules"):
+        other.__dict__[table] = dict(module.__dict__[table])
+    return other
+
+
 class Tower(nn.Module):
     """A stack of blocks. `fused` switches between the fused kernel and the written-out attention."""
 
@@ -549,6 +573,11 @@ class Tower(nn.Module):
             raise UsageError(f"layers {first} to {last} do not exist in a tower of {self.config.layers}")
         if edit is not None and max(edit.layers, default=0) > self.config.layers:
             raise UsageError(f"the edit names layer {max(edit.layers)}; the tower has {self.config.layers}")
+        return self.run_layers(Stretch(x, first, last, edit, read, record))
+
+    def run_layers(self, given: Stretch) -> Tensor:
+        """What `run` returns; a tower that does something else there overrides this."""
+        x, first, last, edit, read, record = given
         if x.is_cuda and record is None and first <= last:
             from dear.clip.gpu import tower as gpu_tower
 

@@ -5,8 +5,6 @@ The configuration chooses patches, positions, pooling and projection; `dear.clip
 
 from __future__ import annotations
 
-import copy
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,9 +20,11 @@ from dear.clip.tower import (
     LayerNorm,
     Linear,
     Record,
+    Stretch,
     Tower,
     attend_eager,
     attend_fused,
+    shared_copy,
 )
 from dear.clip.without import norm_without_heads, without_heads
 from dear.errors import InputError, UsageError
@@ -53,10 +53,10 @@ class AttentionPool(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Each pooling head's output [B, H, 1 + Q, d], and its pattern [B, H, 1 + Q, N] if not fused."""
         attn = self.attn
-        asked = self.probe.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
+        probes = self.probe.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
         if queries is not None:
-            asked = torch.cat([asked, queries.to(tokens.dtype)], dim=1)
-        q, k, v = attn.split(attn.q(asked)), attn.split(attn.k(tokens)), attn.split(attn.v(tokens))
+            probes = torch.cat([probes, queries.to(tokens.dtype)], dim=1)
+        q, k, v = attn.split(attn.q(probes)), attn.split(attn.k(tokens)), attn.split(attn.v(tokens))
         if fused:
             return attend_fused(q, k, v, None, causal=False), None
         return attend_eager(q, k, v, None)
@@ -133,9 +133,7 @@ class VisionTower(Tower):
 
     def with_correction(self, correction: Correction | None) -> VisionTower:
         """A tower on the same weights with (another) correction of its feature, or none."""
-        other = copy.copy(self)
-        other._buffers = dict(self._buffers)
-        device = self.positions.device
+        other, device = shared_copy(self, VisionTower), self.positions.device
         other.ablated_heads = () if correction is None else tuple(sorted(correction.heads))
         other.correction_matrix = None if correction is None else correction.matrix.to(device)
         other.correction_bias = None if correction is None else correction.bias.to(device)
@@ -168,20 +166,11 @@ class VisionTower(Tower):
             return self._angles
         return self._angles.with_unrotated_rows(edit.count, edit.at)
 
-    def run(
-        self,
-        x: Tensor,
-        first: int = 1,
-        last: int | None = None,
-        edit: Edit | None = None,
-        read: Tensor | None = None,
-        record: Record | None = None,
-    ) -> Tensor:
-        """As `Tower.run`; where heads are left out, rows of the last layer are what `norm_rows` expects."""
-        last = self.config.layers if last is None else last
-        if not self.ablated_heads or last < self.config.layers:
-            return super().run(x, first, last, edit, read, record)
-        return without_heads(self, super().run, x, first, edit, read, record)
+    def run_layers(self, given: Stretch) -> Tensor:
+        """As the base's; where heads are removed, rows of the last layer are what `norm_rows` expects."""
+        if not self.ablated_heads or given.last < self.config.layers:
+            return super().run_layers(given)
+        return without_heads(self, super().run_layers, given)
 
     def norm_rows(self, x: Tensor) -> Tensor:
         """Final norm of rows [..., D] that `run` returned for the last layer."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.tower import Block, Edit, LayerEdit, Record, take_rows
+from dear.clip.tower import Block, Edit, LayerEdit, Record, Stretch, take_rows
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _HeadRows(Record):
         return None
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Store what is asked for."""
+        """Store what is needed."""
         if name in self._names:
             super().keep(name, value)
         if self._other is not None:
@@ -42,16 +42,9 @@ class _HeadRows(Record):
             self._other.keep(name, value[:, :, rows] if ".attn." in name else value[:, rows])
 
 
-def without_heads(
-    tower: VisionTower,
-    run: Callable[..., Tensor],
-    x: Tensor,
-    first: int,
-    edit: Edit | None,
-    read: Tensor | None,
-    record: Record | None,
-) -> Tensor:
-    """Run layers `first` to the last; rows [B, R, D] for `norm_without_heads`."""
+def without_heads(tower: VisionTower, run: Callable[[Stretch], Tensor], given: Stretch) -> Tensor:
+    """Run a stretch up to the last layer; rows [B, R, D] for `norm_without_heads`."""
+    first, last, edit, read = given.first, given.last, given.edit, given.read
     if tower.pool is not None:
         raise UsageError(
             "this image tower pools its tokens by attention, so heads cannot be left out exactly; remove the "
@@ -63,9 +56,8 @@ def without_heads(
             f"heads of layer {min(layers)} are to be left out, but this method starts at layer {first}; "
             "remove the concept by words or by examples, or with heads of later layers"
         )
-    own = _HeadRows(layers, record)
-    last = tower.config.layers
-    rows = run(x, first, last, edit, read, own)
+    own = _HeadRows(layers, given.record)
+    rows = run(given._replace(record=own))
     added = torch.zeros_like(rows, dtype=tower.ln_post.weight.dtype)
     width = tower.config.head_width
     for layer, head in tower.ablated_heads:
@@ -75,8 +67,8 @@ def without_heads(
             outputs = _rows_of_then(outputs, read) if late else take_rows(outputs, read)
         if edit is not None and edit.count and edit.at is None:
             positions = torch.arange(outputs.shape[1], device=outputs.device) if read is None else read
-            kept = torch.where(positions < len(tower.positions), 1.0, _survives(edit, layer, last))
-            outputs = outputs * kept[..., None].to(outputs.dtype)
+            left = torch.where(positions < len(tower.positions), 1.0, _survives(edit, layer, last))
+            outputs = outputs * left[..., None].to(outputs.dtype)
         block = tower.blocks[layer - 1]
         assert isinstance(block, Block)
         weight = _output_weight(block, None if edit is None else edit.layers.get(layer))
@@ -96,12 +88,12 @@ def _output_weight(block: Block, change: LayerEdit | None) -> Tensor:
 
 def _survives(edit: Edit, layer: int, last: int) -> float:
     """How much of what a layer added to extra tokens is still in them behind layer `last`."""
-    kept = 1.0
+    left = 1.0
     for later in range(layer + 1, last + 1):
         change = edit.layers.get(later)
         if change is not None and change.tokens is not None:
-            kept *= 1.0 - change.token_weight
-    return kept
+            left *= 1.0 - change.token_weight
+    return left
 
 
 def _rows_of_then(outputs: Tensor, read: Tensor) -> Tensor:

@@ -9,14 +9,13 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from natsort import natsort_keygen, ns
 from PIL import Image
 from torch import Tensor
 
@@ -34,7 +33,14 @@ _WORDNET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
 _CAMEL = re.compile(r"[A-Z][a-z]{2,}(?:[A-Z][a-z]+)+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_NATURAL = natsort_keygen(alg=ns.IGNORECASE)
+
+
+@lru_cache(maxsize=1)
+def _natural() -> Callable[[str], Any]:
+    """A key that sorts names as people do; its library is loaded when names are sorted."""
+    from natsort import natsort_keygen, ns
+
+    return natsort_keygen(alg=ns.IGNORECASE)
 
 
 @runtime_checkable
@@ -404,7 +410,7 @@ def natural_key(text: str) -> tuple[object, ...]:
     >>> sorted(["b10", "B2", "a"], key=natural_key)
     ['a', 'B2', 'b10']
     """
-    return (_NATURAL(text), text)
+    return (_natural()(text), text)
 
 
 ImageLike = str | os.PathLike[str] | Image.Image

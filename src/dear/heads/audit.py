@@ -31,7 +31,7 @@ RELIES = 0.05  #: share of the margin, or of the answers, that goes with the con
 SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE = (
     "shortcut", "associated", "goes with another", "unused", "about the classes", "none"
 )  # fmt: skip
-"""Verdicts: suspected shortcut; associated (no model was asked); the same, but only as a stronger concept is
+"""Verdicts: suspected shortcut; associated (no model was tested); the same, but only as a stronger concept is
 (`dear.heads.explain_away`); associated but not used; what the classes are about; not associated."""
 
 
@@ -74,6 +74,12 @@ class Reliance:
         return max(0.0, (self.margin - self.margin_without) / max(abs(self.margin), 1e-9))
 
     @property
+    def sentence(self) -> str:
+        """What becomes of the answers, in a few words."""
+        changed = f"without it {self.changed:.1%} of the answers change"
+        return f"{changed} and the margin falls by {self.lost:.1%}" if self.lost >= 0.005 else changed
+
+    @property
     def relies(self) -> bool:
         """Whether the model uses the concept to a degree that matters."""
         return max(self.lost, self.changed) >= RELIES
@@ -84,7 +90,7 @@ class Finding:
     """What an audit says of one concept."""
 
     association: Association  #: with the labels
-    reliance: Reliance | None  #: of the model; None where no model was asked
+    reliance: Reliance | None  #: of the model; None where no model was tested
     heads: tuple[Key, ...]  #: the heads with that role
     verdict: str  #: one of the verdicts above
     sentence: str  #: the verdict for people
@@ -165,8 +171,8 @@ def natural_information(features: Tensor, labels: Tensor, kinds: int, seed: int 
         rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)
         scores = centered @ rows.T  # [n, K]
         values = (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
-        told, drawn = against_chance(values, labels, permutations=20, seed=seed)
-        found.append(told - float(drawn.mean()))
+        information, drawn = against_chance(values, labels, permutations=20, seed=seed)
+        found.append(information - float(drawn.mean()))
     return sum(found) / len(found)
 
 
@@ -211,9 +217,9 @@ def against_chance(
     both = (values * (int(within.max()) + 1) + within).unique(return_inverse=True)[1]
     kinds, groups, classes = (int(part.max()) + 1 for part in (both, within, labels))
 
-    def told(rows: Tensor) -> Tensor:
-        whole = mutual_information(both, rows, kinds, classes)
-        return whole - mutual_information(within, rows, groups, classes)
+    def beyond(rows: Tensor) -> Tensor:
+        both_together = mutual_information(both, rows, kinds, classes)
+        return both_together - mutual_information(within, rows, groups, classes)
 
     generator, own = torch.Generator().manual_seed(seed), within.argsort(stable=True)
     drawn, at_once = [], max(1, 2_000_000 // max(len(labels), kinds * classes))
@@ -222,10 +228,10 @@ def against_chance(
         keys = torch.rand(shape, generator=generator, dtype=torch.float64)
         rows = torch.empty(keys.shape, dtype=torch.int64)
         rows[:, own] = labels[(keys + within).argsort(dim=1)]  # keys are below 1: groups stay together
-        drawn.append(told(rows))
+        drawn.append(beyond(rows))
     share = torch.bincount(labels).double() / len(labels)
     entropy = max(float(-(share * share.clamp(min=1e-300).log()).sum()), 1e-12)
-    return float(told(labels[None])) / entropy, torch.cat(drawn) / entropy
+    return float(beyond(labels[None])) / entropy, torch.cat(drawn) / entropy
 
 
 def about_classes(directions: Tensor, class_features: Tensor) -> float:
@@ -283,32 +289,25 @@ def judge(
         verdict = ABOUT_CLASSES
         sentence = (
             f"{name} goes with the labels, and the class names differ in it, too ({association.about:.1f} "
-            "times as "
-            "much as in random directions): it is what the classes are about, or this backbone cannot "
-            "tell the two "
-            f"apart; {figures}."
+            "times as much as in random directions): it is what the classes are about, or this backbone "
+            f"cannot tell the two apart; {figures}."
         )
     elif reliance is None:
         verdict = ASSOCIATED
         sentence = (
             f"{name} goes with the labels although the class names do not differ in it: a model trained on "
-            "these "
-            f"images may answer by it; {figures}."
+            f"these images may answer by it; {figures}."
         )
     elif not reliance.relies:
         verdict = UNUSED
         sentence = (
-            f"{name} goes with the labels, but the model does not rely on it: without it "
-            f"{reliance.changed:.0%} of "
-            f"the answers change and the margin falls by {reliance.lost:.0%}; {figures}."
+            f"{name} goes with the labels, but the model does not rely on it: {reliance.sentence}; {figures}."
         )
     else:
         verdict = SHORTCUT
         sentence = (
-            f"{name} is a suspected shortcut: it goes with the labels although the class names do not "
-            "differ in it, "
-            f"and without it {reliance.changed:.0%} of the answers change and the margin falls by "
-            f"{reliance.lost:.0%}; {figures}."
+            f"{name} is a suspected shortcut: it goes with the labels although the class names do not differ "
+            f"in it, and {reliance.sentence}; {figures}."
         )
     return Finding(association, reliance, tuple(heads), verdict, sentence)
 
@@ -322,7 +321,7 @@ def _no_shortcut(
         label, value, share = alone
         return ASSOCIATED, (
             f"{name}: images of {classes[label] if classes else f'class {label}'} are seen as "
-            f"{association.words[value]!r} {share:.0%} more often than the others, and the class's name does "
+            f"{association.words[value]!r} {share:.1%} more often than the others, and the class's name does "
             "not say so: a model may answer by it."
         )
     if certain and association.excess >= STRONG:

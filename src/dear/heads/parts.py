@@ -22,23 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.clip.tower import Block, Edit, LayerEdit, added_weights, insert_tokens
+from dear.clip.tower import insert_tokens
 from dear.errors import UsageError
+from dear.heads.rows import Terms, added_to, block_of, change_of, output_of, row_terms, run_before
 from dear.heads.traced import Held, Scripted, Segment, traced
 
+SPREAD = 0.5  #: of a patch's part, shown around it
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The terms of one row of the last layer, for B images: their sum is the row."""
-
-    start: Tensor  #: [B, D], where the row started; of extra tokens: everything learned that was put in
-    heads: Tensor  #: [B, L, H, d], each head's output before the output projection, gated
-    mlps: Tensor  #: [B, L, D]
-    biases: Tensor  #: [D], of the output projections
-    weights: Tensor  #: [L], how much of what a layer added is still there at the end (1 but for extra tokens)
-    changes: tuple[LayerEdit | None, ...]  #: of each layer, as the row passed it
 
 
 @dataclass(frozen=True)
@@ -98,7 +88,7 @@ class Trace:
         if not _depends(logits, leaves):
             raise UsageError("the score does not depend on the last layer of the image tower")
         self.linear = not any(_depends(x, leaves) for x in held.inputs)
-        self._terms = [self._rows_of(segment) for segment in self._finals]
+        self._terms = [row_terms(self.visual, self._segments, segment) for segment in self._finals]
         self.rows = max(row for rows in self._terms for row in rows) + 1
 
     @property
@@ -131,86 +121,6 @@ class Trace:
                 found[name] = torch.nn.Parameter(leaf) if store is owner._parameters else leaf
                 store[kind] = found[name]
         return found
-
-    # -- the rows as sums -------------------------------------------------------------------------
-
-    def _rows_of(self, final: Segment) -> dict[int, tuple[int, Terms]]:
-        """Row number (0: class token, 1 + t: extra token t) -> place in the leaf, and its terms."""
-        found = {}
-        for place, position in enumerate(final.positions):
-            row = self._row_number(position, final.edit)
-            if row is not None:
-                found[row] = (place, self._terms_of(final, position, row))
-        return found
-
-    def _row_number(self, position: int, edit: Edit | None) -> int | None:
-        length = len(self.visual.positions)
-        if position == 0:
-            return 0
-        if edit is not None and edit.count and edit.at is None and position >= length:
-            return 1 + position - length
-        return None  # a patch's row: no method reads one behind the last layer
-
-    def _terms_of(self, final: Segment, position: int, row: int) -> Terms:
-        """Walk back from the last layer to where the row started."""
-        vision = self.visual.config
-        heads, mlps = {}, {}
-        changes: list[LayerEdit | None] = [None] * vision.layers
-        weights = torch.zeros(vision.layers, dtype=torch.float64)
-        biases = torch.zeros(vision.width, dtype=torch.float64)
-        start = torch.zeros(len(final.x), vision.width, dtype=torch.float64)
-        left_out = set(self.visual.ablated_heads)
-        weight, segment, layer = 1.0, final, final.last
-        while True:
-            change = changes[layer - 1] = _change(segment.edit, layer)
-            z = segment.record[f"blocks.{layer}.attn.heads"][:, :, position].double().cpu()  # [B, H, d]
-            for own, head in left_out:
-                if own == layer:
-                    z[:, head] = 0
-            heads[layer], mlps[layer] = z, segment.record[f"blocks.{layer}.mlp"][:, position].double().cpu()
-            weights[layer - 1] = weight
-            biases += weight * _output(self._block(layer), change)[1]
-            if row > 0 and segment.edit is not None:  # what was put in at this layer
-                fresh, kept = _fresh(segment.edit, layer, row - 1)
-                if fresh is not None:
-                    start += weight * (1 - kept) * fresh
-                weight *= kept
-                if layer == segment.edit.first or weight == 0:
-                    break
-            layer -= 1
-            if layer < segment.first:
-                before = self._before(segment, position)
-                if before is None:
-                    start += weight * segment.x[:, position].double().cpu()
-                    break
-                segment = before
-        zeros = torch.zeros(len(start), vision.heads, vision.head_width, dtype=torch.float64)
-        flat = torch.zeros_like(start)
-        layers = range(1, vision.layers + 1)
-        return Terms(
-            start,
-            torch.stack([heads.get(layer, zeros) for layer in layers], dim=1),
-            torch.stack([mlps.get(layer, flat) for layer in layers], dim=1),
-            biases,
-            weights,
-            tuple(changes),
-        )
-
-    def _before(self, segment: Segment, position: int) -> Segment | None:
-        """The run that made this run's input, found by the class token it left."""
-        if position >= segment.x.shape[1]:  # an extra token that came in later
-            return None
-        for other in reversed(self._segments):
-            if other.last == segment.first - 1 and other.first <= other.last and position in other.positions:
-                place = other.positions.index(position)
-                if other is not segment and torch.equal(other.out[:, place], segment.x[:, position]):
-                    return other
-        return None
-
-    def _block(self, layer: int) -> Block:
-        block = self.visual.blocks[layer - 1]
-        assert isinstance(block, Block)
-        return block
 
     # -- parts of a score -------------------------------------------------------------------------
 
@@ -299,7 +209,7 @@ class Trace:
         """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
         found = []
         for layer, change in enumerate(terms.changes, 1):
-            weight, _ = _output(self._block(layer), change)
+            weight, _ = output_of(block_of(self.visual, layer), change)
             found.append((at @ weight).unflatten(1, (self.visual.config.heads, -1)))
         return torch.stack(found, dim=1)
 
@@ -307,7 +217,7 @@ class Trace:
         """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
         side = self.visual.shape.side
         found = torch.zeros(*ways.shape[:3], side * side)
-        left_out = set(self.visual.ablated_heads)
+        ablated = set(self.visual.ablated_heads)
         segment: Segment | None = final
         while segment is not None:
             x = segment.x
@@ -319,18 +229,18 @@ class Trace:
                     columns = self._patch_columns(segment, layer)
                     found[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
                 x = segment.record[f"blocks.{layer}.out"]
-            segment = self._before(segment, position)
-        for layer, head in left_out:
+            segment = run_before(self._segments, segment, position)
+        for layer, head in ablated:
             found[:, layer - 1, head] = 0
         maps: Tensor = found.unflatten(-1, (side, side))
         return maps
 
     def _values(self, segment: Segment, layer: int, x: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Values [B, H, N, d] of a layer, gated, and the pattern [B, H, N] of one row."""
-        change, block = _change(segment.edit, layer), self._block(layer)
+        change, block = change_of(segment.edit, layer), block_of(self.visual, layer)
         if segment.edit is not None and segment.edit.first is not None and layer >= segment.edit.first:
             x = insert_tokens(x, segment.edit, layer)
-        own = dict(block.named_parameters()) | _added(block, change)
+        own = dict(block.named_parameters()) | added_to(block, change)
         with torch.no_grad():
             normed = F.layer_norm(x, x.shape[-1:], own["ln_1.weight"], own["ln_1.bias"], block.ln_1.eps)
             values = block.attn.split(F.linear(normed, own["attn.v.weight"], own["attn.v.bias"]))
@@ -404,7 +314,7 @@ class Trace:
         for row, (place, terms) in self._terms[number].items():
             for layer, head in chosen:
                 mean = spread[:, place, None] * means[number][row][layer - 1, head]
-                weight, _ = _output(self._block(layer), terms.changes[layer - 1])
+                weight, _ = output_of(block_of(self.visual, layer), terms.changes[layer - 1])
                 own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
                 change = (mean - terms.heads[:, layer - 1, head]) @ own.T
                 change = change - change.mean(-1, keepdim=True)
@@ -461,6 +371,18 @@ class Trace:
             visual["script"], visual["spreads"] = None, {}
 
 
+def spread(maps: Tensor, share: float = SPREAD) -> Tensor:
+    """Maps [..., S, S] with a share of each patch's part divided among its neighbors; sums stay the same.
+
+    Patches exchange what they know with their neighbors in every layer: what is read at one of them speaks
+    of the ones around it, too.
+    """
+    kernel = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]])[None, None].to(maps) / 16
+    flat = maps.reshape(-1, 1, *maps.shape[-2:])
+    room = F.conv2d(torch.ones_like(flat), kernel, padding=1)  # less at the edge
+    return (1 - share) * maps + share * F.conv2d(flat / room, kernel, padding=1).view_as(maps)
+
+
 def means_of(traces: Iterable[Trace]) -> list[dict[int, Tensor]]:
     """Mean of `Trace.head_states` over all images of some traces, [L, H, d] per run and row."""
     totals: list[dict[int, Tensor]] = []
@@ -483,29 +405,3 @@ def _depends(x: Tensor, leaves: Sequence[Tensor]) -> bool:
         return False
     found = torch.autograd.grad(x, leaves, torch.ones_like(x), retain_graph=True, allow_unused=True)
     return any(slope is not None for slope in found)
-
-
-def _change(edit: Edit | None, layer: int) -> LayerEdit | None:
-    return None if edit is None else edit.layers.get(layer)
-
-
-def _added(block: Block, change: LayerEdit | None) -> dict[str, Tensor]:
-    """The weights of a layer that a change adds to, with the additions."""
-    return {} if change is None or not change.added else added_weights(block, change.added)
-
-
-def _output(block: Block, change: LayerEdit | None) -> tuple[Tensor, Tensor]:
-    """Weight [D, D] and bias [D] of a layer's output projection, in float64 on the CPU."""
-    added = _added(block, change)
-    weight = added.get("attn.o.weight", block.attn.o.weight)
-    bias = added.get("attn.o.bias", block.attn.o.bias)
-    return weight.detach().double().cpu(), bias.detach().double().cpu()
-
-
-def _fresh(edit: Edit, layer: int, token: int) -> tuple[Tensor | None, float]:
-    """What a layer puts in for an extra token, [1 or B, D], and how much of the token's past is kept."""
-    change = edit.layers.get(layer)
-    if change is None or change.tokens is None:
-        return None, 1.0
-    fresh = change.tokens[..., token, :].detach().double().cpu()
-    return fresh, 0.0 if layer == edit.first else 1.0 - change.token_weight

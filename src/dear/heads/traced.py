@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, Record
+from dear.clip.tower import Edit, Record, Stretch, shared_copy
 from dear.clip.towers import TextTower, VisionTower
 from dear.errors import UsageError
 
@@ -106,45 +105,30 @@ class Scripted:
 
 
 class TracedVision(VisionTower):
-    """The image tower of a traced backbone; made by `traced`."""
-
-    def __init__(self) -> None:  # never called: see `on`
-        raise NotImplementedError
+    """The image tower of a traced backbone; made by `on`."""
 
     @classmethod
     def on(cls, tower: VisionTower, segments: list[Segment]) -> TracedVision:
         """A tower on the weights of another that adds every run to `segments`."""
-        own = cls.__new__(cls)
-        own.__dict__ = dict(tower.__dict__)
-        own._buffers = dict(tower._buffers)
-        own.__dict__["segments"] = segments
-        own.__dict__["script"] = None
-        own.__dict__["spreads"] = {}
+        own = shared_copy(tower, cls)
+        own.segments, own.script, own.spreads = segments, None, {}
         return own
 
     segments: list[Segment]
     script: Iterator[Scripted] | None  #: what to give instead of running again
     spreads: dict[int, Tensor]  #: by id of such an output: what the final norm divides it by
 
-    def run(
-        self,
-        x: Tensor,
-        first: int = 1,
-        last: int | None = None,
-        edit: Edit | None = None,
-        read: Tensor | None = None,
-        record: Record | None = None,
-    ) -> Tensor:
+    def run_layers(self, given: Stretch) -> Tensor:
         """As the tower's own, with everything recorded; the last layer's rows begin a gradient."""
+        x, first, last, edit, read, record = given
         if self.script is not None:
-            given = next(self.script)
+            known = next(self.script)
             if record is not None:
-                given.segment.hand_on(record, given.heads)
-            return given.out
-        last = self.config.layers if last is None else last
+                known.segment.hand_on(record, known.heads)
+            return known.out
         own = Record(slice(None), pattern=True)
         with torch.no_grad():
-            out = super().run(x.detach(), first, last, edit, read, own)
+            out = super().run_layers(given._replace(x=x.detach(), record=own))
         length = x.shape[1] + self._brought(edit, first, last)
         rows = range(length) if read is None else read.tolist()
         segment = Segment(first, last, x.detach(), edit, own, tuple(rows), out)
@@ -183,24 +167,14 @@ class TracedVision(VisionTower):
 class HeldText(TextTower):
     """The text tower of a traced backbone: no gradient passes, for texts are taken as they are."""
 
-    def __init__(self) -> None:
-        raise NotImplementedError
-
-    @classmethod
-    def on(cls, tower: TextTower) -> HeldText:
-        """A tower on the weights of another."""
-        own = cls.__new__(cls)
-        own.__dict__ = dict(tower.__dict__)
-        return own
-
-    def run(self, *args: Any, **kwargs: Any) -> Tensor:
+    def run_layers(self, given: Stretch) -> Tensor:
         """As the tower's own, without gradient."""
         with torch.no_grad():
-            return super().run(*args, **kwargs)
+            return super().run_layers(given)
 
 
 def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision]:
     """The same backbone, which adds every run of its image tower to `segments`; and that tower."""
-    other, visual = copy.copy(clip), TracedVision.on(clip.visual, segments)
-    other._modules = {**clip._modules, "visual": visual, "text": HeldText.on(clip.text)}
+    other, visual = shared_copy(clip, Clip), TracedVision.on(clip.visual, segments)
+    other.visual, other.text = visual, shared_copy(clip.text, HeldText)
     return other, visual

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +16,17 @@ from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
+from dear.methods.frozen import (
+    Batch,
+    Batches,
+    Cut,
+    FeatureBatch,
+    Frozen,
+    Loss,
+    features_of,
+    frozen_feature,
+    frozen_input,
+)
 from dear.methods.options import Preset, configured
 from dear.methods.prompts import ClassPrompts, ContextPrompts
 from dear.methods.tensors import distance, linear, normal, scores, uniform, unit
@@ -41,45 +52,6 @@ __all__ = [
     "uniform",
     "unit",
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """What is minimized, and its named parts (unweighted, for the log)."""
-
-    total: Tensor  #: scalar
-    parts: Mapping[str, Tensor]  #: name -> scalar, detached
-
-
-class Batch(NamedTuple):
-    """Normalized pixels [B, 3, S, S], labels [B] and, where the dataset has them, domain numbers [B]."""
-
-    pixels: Tensor
-    labels: Tensor
-    domains: Tensor | None = None
-
-
-class FeatureBatch(NamedTuple):
-    """A batch whose frozen image features [B, E] are known already, in place of its pixels."""
-
-    features: Tensor
-    labels: Tensor
-    domains: Tensor | None = None
-
-
-Batches = Callable[[bool], Iterator[Batch | FeatureBatch]]  #: batches(augment) walks the training set once
-
-
-def features_of(clip: Clip, batch: Batch | FeatureBatch) -> Tensor:
-    """Frozen image features [B, E] of a batch: the known ones, or computed from its pixels."""
-    return batch.features if isinstance(batch, FeatureBatch) else clip.encode_image(batch.pixels)
-
-
-Frozen = tuple[Tensor, ...]  #: what the frozen backbone gives of a batch: tensors [B, ...]
-Cut = int | Literal["pixels", "pooled", "feature"]
-"""Where the frozen part of the image tower ends: before anything ("pixels" [B, 3, S, S]), at the input of a
-layer (its number, from 1; [B, N, D]), at the pooled vector before the projection ("pooled" [B, D]), or at the
-image feature ("feature" [B, E])."""
 
 
 TEMPLATE = "a photo of a {}."
@@ -174,20 +146,12 @@ class Method(nn.Module):
 
     @classmethod
     def configure(cls, options: Mapping[str, Any], config: Any = None) -> Any:
-        """The `Config` of `options` by name, as people write them; what they leave out is as in `config`.
-
-        Raises:
-            UsageError: the method has no such option, or its value is of another kind.
-        """
+        """The `Config` of `options` by name, as people write them; what they leave out is as in `config`."""
         return configured(cls.name, cls.Config, options, config)
 
     @classmethod
     def preset(cls, name: str | None = None) -> Preset:
-        """A named setting of the method; None: the recommended one, which is empty where there is none.
-
-        Raises:
-            UsageError: the method has no such preset.
-        """
+        """A named setting of the method; None: the recommended one, which is empty where there is none."""
         name = cls.recommended() if name is None else name
         if name is None:
             return Preset("the method's own values")
@@ -338,11 +302,7 @@ class Method(nn.Module):
         return all(self._trained_columns())
 
     def pick_mode(self, mode: str | None) -> str:
-        """The mode that is meant: the usual one for None.
-
-        Raises:
-            UsageError: the method has no such mode.
-        """
+        """The mode that is meant: the usual one for None."""
         if mode is None:
             return self.modes[0]
         if mode not in self.modes:
@@ -438,10 +398,7 @@ class Method(nn.Module):
         """The same method on another copy of its backbone (in lower precision, say).
 
         The new object shares everything learned with this one, whichever of the two is trained, and has
-        prompts and kept tensors of its own. This one stays as it is.
-
-        Raises:
-            UsageError: the backbone has another shape, or is on another device than the learned tensors.
+        prompts and cached tensors of its own. This one stays as it is.
         """
         if clip.config != self.clip.config or clip.device != self.clip.device:
             raise UsageError(
@@ -456,7 +413,7 @@ class Method(nn.Module):
         return other
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
-        """`compute()`, kept while no learned tensor changes; with gradients on it is computed every time."""
+        """`compute()`, cached while no learned tensor changes; with gradients on it is always computed."""
         if torch.is_grad_enabled():
             return compute()
         stamp = self._stamp()
@@ -469,27 +426,6 @@ class Method(nn.Module):
         return tuple((t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
 
 
-def frozen_input(clip: Clip, cut: Cut, pixels: Tensor) -> Tensor:
-    """What the frozen image tower gives at the cut, for pixels [B, 3, S, S]."""
-    visual = clip.visual
-    if isinstance(cut, int):
-        return visual.prefix(pixels, cut)
-    if cut == "pooled":
-        with torch.no_grad():
-            rows = visual.run(visual.embed(pixels), read=visual.read_rows())
-            return visual.pooled(rows)[:, 0]
-    return clip.encode_image(pixels) if cut == "feature" else pixels
-
-
-def frozen_feature(clip: Clip, cut: Cut, found: Tensor) -> Tensor:
-    """The frozen image feature [B, E], not of unit length, from what the tower gives at the cut."""
-    if isinstance(cut, int):
-        return clip.visual.frozen_features(found, cut)
-    if cut == "pooled":
-        return clip.visual.correct(clip.visual.into_space(found))
-    return found if cut == "feature" else clip.encode_image(found)
-
-
 _texts: WeakKeyDictionary[Method, tuple[Clip, Any, Any, Any]] = WeakKeyDictionary()
 
 
@@ -497,16 +433,16 @@ def in_precision(method: M, precision: str) -> M:
     """`method` bound to its backbone in a precision; `method` itself stays as it is.
 
     "auto" leaves a backbone that was loaded in another precision than float32 as it is. The copy of a
-    backbone is made once and kept as long as the backbone; what a method keeps of its texts on it is found
+    backbone is made once and cached as long as the backbone; what a method keeps of its texts on it is found
     again, so that answers for one image after another encode texts once.
     """
     clip = method.clip
     if precision != "auto" or clip.dtype == torch.float32:
         clip = cached_cast(clip, matrix_dtype(precision, clip.device))
     bound = method.bound(clip)
-    kept = _texts.get(method)
-    if kept is not None and kept[0] is clip and kept[1] is method.prompts:
-        bound.prompts, bound._cache = kept[2], kept[3]
+    cached = _texts.get(method)
+    if cached is not None and cached[0] is clip and cached[1] is method.prompts:
+        bound.prompts, bound._cache = cached[2], cached[3]
     else:
         _texts[method] = (clip, method.prompts, bound.prompts, bound._cache)
     return bound

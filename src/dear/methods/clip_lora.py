@@ -12,37 +12,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.clip.tower import Edit, LayerEdit, LowRank
-from dear.errors import UsageError
 from dear.methods.base import Cut, Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
+from dear.methods.options import AtLeastOne, Options, Share
 
 TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
 
 
 @dataclass(frozen=True)
-class CLIPLoRAConfig:
+class CLIPLoRAConfig(Options):
     """Options of CLIP-LoRA."""
 
-    rank: int = 2  #: r
+    rank: AtLeastOne = 2  #: r
     scale: float = 1.0  #: a; the change is multiplied with a / sqrt(r)
-    dropout: float = 0.25  #: on the input of A, in training
-    on: tuple[str, ...] = ("q", "k", "v")  #: projections that change
-    towers: str = "both"  #: or "image" or "text"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "on", tuple(self.on))
-        if self.towers not in TOWERS:
-            raise UsageError(f"towers {self.towers!r} is not known; choose from {', '.join(TOWERS)}")
-        if self.rank < 1 or not self.on or not set(self.on) <= {"q", "k", "v"}:
-            raise UsageError("rank must be at least 1 and `on` name some of q, k, v")
+    dropout: Share = 0.25  #: on the input of A, in training
+    #: projections that change
+    on: Annotated[tuple[Literal["q", "k", "v"], ...], Meta(min_length=1)] = ("q", "k", "v")
+    towers: Literal["both", "image", "text"] = "both"
 
 
 class CLIPLoRA(Method):

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Method, linear, unit
+from dear.methods.options import Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
-class CoCoOpConfig:
+class CoCoOpConfig(Options):
     """Options of CoCoOp."""
 
     context: int = 4  #: how many context vectors

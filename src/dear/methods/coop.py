@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Method
+from dear.methods.options import Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
-class CoOpConfig:
+class CoOpConfig(Options):
     """Options of CoOp."""
 
     context: int = 4  #: M, how many vectors

@@ -7,9 +7,9 @@ feature of its own (eq. 10, 11), and a learned softmax weighs their votes (eq. 1
 
 Loss (eq. 12-16): `CE + lambda_reg (L_img + L_txt) + lambda_fusion (-log alpha_cls)`.
 
-Departures: none that is known; the authors published no code. Where their text leaves a choice, ours is the
-first value of the option: P_attr starts as a copy of CLIP's projection, isolation works both ways, one set
-of tokens serves all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The recipe `strong` departs further
+Departures: none that is known in the preset `paper`; the authors published no code. Where their text leaves
+a choice, P_attr starts as a copy of CLIP's projection, isolation works both ways, one set of tokens serves
+all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `strong`, depart further
 (docs/strong.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
 from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast.
 
@@ -29,12 +29,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.clip.focus import focused_from
 from dear.clip.gpu.streams import side_by_side
 from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE
 from dear.heads.roles import Role, RoleMap
-from dear.methods.base import Frozen, Loss, Method, distance, normal, unit
+from dear.methods.base import (
+    Batches,
+    Cut,
+    Frozen,
+    Loss,
+    Method,
+    distance,
+    features_of,
+    normal,
+    unit,
+)
 from dear.methods.options import Preset
 
 ISOLATIONS = ("bidirectional", "readonly")
@@ -136,7 +147,7 @@ _MOST = 1024  # more tokens or ranks than anyone means; a damaged file may name 
 
 @dataclass(frozen=True)
 class DeARConfig:
-    """Options of DeAR; the defaults are the paper's."""
+    """Options of DeAR; the defaults are the recipe `strong`, the paper's are `DeAR.preset("paper")`."""
 
     attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
     tokens_per_attribute: int = 1  #: an attribute's feature is the mean of its tokens' features
@@ -144,31 +155,34 @@ class DeARConfig:
     first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
     text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
     text_tokens: int = 5  #: K
-    token_start: str = "free"  #: "class": the image's class token plus what is learned
-    beta: float = 0.9  #: weight of the raw token against the layer before (eq. 5)
-    early_tokens: int = 0  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
+    token_start: str = "class"  #: the image's class token plus what is learned, or "free"
+    beta: float = 0.1  #: weight of the raw token against the layer before (eq. 5)
+    early_tokens: int = 5  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
     early_layer: int | None = None  #: where they enter; None: after a sixth of the layers (3 of 12)
-    early_beta: float = 0.9  #: weight of a raw early token against the layer before
-    text_beta: float | None = None  #: the same for text tokens (eq. 6); None: beta
+    early_beta: float = 1.0  #: weight of a raw early token against the layer before
+    text_beta: float | None = 0.9  #: the same for text tokens (eq. 6); None: beta
     isolation: str = "bidirectional"  #: or "readonly": attribute tokens may read the originals
     projection: str = "copy"  #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
     rank: int = 16  #: of the low-rank projection
     fusion_loss: str = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
     lambda_reg: float = 1.0  #: weight of L_img + L_txt
-    lambda_fusion: float = 0.7  #: weight of L_fusion
-    class_ce: float = 0.0  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
+    lambda_fusion: float = 0.02  #: weight of L_fusion
+    class_ce: float = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
     alpha_start: float | None = None  #: alpha_cls before training; None: the same for all, 1 / (1 + A)
-    token_rate: float = 1.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
-    early_rate: float = 1.0  #: the same for the early tokens
-    text_rate: float = 1.0  #: the same for the text tokens
-    projection_rate: float = 1.0  #: the same for P_attr
-    alpha_rate: float = 1.0  #: the same for v, whose softmax is alpha
+    token_rate: float = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
+    early_rate: float = 20.0  #: the same for the early tokens
+    text_rate: float = 3.0  #: the same for the text tokens
+    projection_rate: float = 0.5  #: the same for P_attr
+    alpha_rate: float = 100.0  #: the same for v, whose softmax is alpha
+    focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
+    focus_share: float = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
 
     def __post_init__(self) -> None:
         def demand(good: bool, message: str) -> None:
             if not good:
                 raise UsageError(message)
 
+        object.__setattr__(self, "focus", tuple((int(layer), int(head)) for layer, head in self.focus))
         if self.attributes is not None:
             names = tuple(_concept(name) for name in self.attributes)
             demand(bool(names), "attributes is empty: DeAR needs at least one")
@@ -177,7 +191,7 @@ class DeARConfig:
         demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
         for name in ("text_tokens", "early_tokens"):
             demand(0 <= getattr(self, name) <= _MOST, f"{name} must be from 0 to {_MOST}")
-        for name in ("beta", "text_beta", "early_beta", "class_ce"):
+        for name in ("beta", "text_beta", "early_beta", "class_ce", "focus_share"):
             value = getattr(self, name)
             demand(value is None or 0.0 <= value <= 1.0, f"{name} = {value} is not between 0 and 1")
         alpha = self.alpha_start
@@ -204,42 +218,40 @@ def _concept(name: str) -> str:
 
 
 PRESETS = {
-    "strong": Preset(
-        "free tokens prepare the class token, attribute tokens that start from it answer",
-        options={
-            "token_start": "class",
-            "early_tokens": 5,
-            "early_beta": 1.0,
-            "beta": 0.1,
-            "text_beta": 0.9,
-            "class_ce": 0.3,
-            "lambda_fusion": 0.02,
-            "token_rate": 20.0,
-            "early_rate": 20.0,
-            "text_rate": 3.0,
-            "projection_rate": 0.5,
-            "alpha_rate": 100.0,
-        },
-        recipe={"batch": 4},
-    ),
+    "strong": Preset("free tokens prepare the class token, attribute tokens that start from it answer"),
     "quick": Preset(
         "attribute tokens that start from the class token alone: 0.6 of the time of strong",
         options={
-            "token_start": "class",
+            "early_tokens": 0,
             "beta": 0.2,
-            "text_beta": 0.9,
             "class_ce": 0.7,
+            "lambda_fusion": 0.7,
             "token_rate": 5.0,
-            "text_rate": 3.0,
+            "projection_rate": 1.0,
+            "alpha_rate": 1.0,
         },
-        recipe={"batch": 4},
     ),
-    "paper": Preset("every value of the paper and its supplement", recipe={"epochs": 10}),
+    "paper": Preset(
+        "every value of the paper and its supplement",
+        options={
+            "token_start": "free",
+            "early_tokens": 0,
+            "beta": 0.9,
+            "text_beta": None,
+            "class_ce": 0.0,
+            "lambda_fusion": 0.7,
+            "token_rate": 1.0,
+            "text_rate": 1.0,
+            "projection_rate": 1.0,
+            "alpha_rate": 1.0,
+        },
+        recipe={"batch": 16, "epochs": 10},
+    ),
 }
 
 
 class DeAR(Method):
-    """DeAR on a frozen CLIP.
+    """DeAR on a frozen CLIP, with the recipe `strong`; `**DeAR.preset("paper").options` are the paper's.
 
     Example:
         >>> import dear, torch
@@ -248,7 +260,7 @@ class DeAR(Method):
         >>> ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
         >>> model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids)
         >>> model.trainable_parameters, model.logits(torch.zeros(1, 3, 224, 224), mode="decoupled").shape
-        (399622, torch.Size([1, 2]))
+        (422662, torch.Size([1, 2]))
     """
 
     name: ClassVar[str] = "dear"
@@ -257,9 +269,11 @@ class DeAR(Method):
     cut: int = 1  # `build` sets the layer
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
     uses_roles: ClassVar[bool] = True
+    recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = DeARConfig
     config: DeARConfig
+    focus_mean: Tensor | None  #: of the training images [E]; None without a focus
 
     def build(self, generator: torch.Generator) -> None:
         """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
@@ -312,6 +326,8 @@ class DeAR(Method):
         if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
             v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
         self.v = self.learn(v, config.alpha_rate)
+        mean = torch.zeros(self.clip.config.embed_dim).to(self.v) if config.focus else None
+        self.register_buffer("focus_mean", mean)
         if config.early_tokens:
             sets = (self.entry - self.first, config.early_tokens, vision.width)
             self.early_tokens = self.learn(normal(generator, *sets), config.early_rate)
@@ -327,6 +343,11 @@ class DeAR(Method):
             )
         self.notice = roles.check(self.clip, self.allow_other_roles)
         return roles
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """Names of what votes in the fused answer: the class token, the attributes, the heads of a focus."""
+        return ("class", *self.attributes, *(("focus",) if self.config.focus else ()))
 
     # -- image side -------------------------------------------------------------------------------
 
@@ -377,12 +398,46 @@ class DeAR(Method):
             return None
         return (frozen[1] if self.config.early_tokens else frozen[0][:, :1]).detach()
 
+    @torch.no_grad()
+    def prepare(self, batches: Batches) -> None:
+        """Take the mean over the training images of what the heads of a focus contribute."""
+        if self.focus_mean is not None:
+            terms = torch.cat([features_of(self.clip, batch) for batch in batches(False)])
+            self.focus_mean.copy_(terms[:, self.clip.config.embed_dim :].mean(dim=0))
+
+    def stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
+        """With a focus, also what its heads contribute to the frozen image feature [B, E]."""
+        stage, x, at = super().stages(pixels)
+        focus, visual = self.clip.focus, self.clip.visual
+        if not focus:
+            return stage, x, at
+        with torch.no_grad():
+            if isinstance(at, int) and at <= focus[0][0]:  # go on where the tower was run to
+                both = focused_from(visual, x, at, (focus,))
+            else:
+                both = focused_from(visual, visual.embed(pixels), 1, (focus,))
+        return (*stage, both[:, self.clip.config.embed_dim :]), x, at
+
     def _adapted(self, frozen: Frozen) -> tuple[Tensor, Tensor]:
-        """Features of the class token [B, E] and of the attributes [B, A, E] from the frozen stage."""
+        """Features of the class token [B, E] and of the other voters [B, V, E] from the frozen stage."""
         visual = self.clip.visual
         learned = [_raw(self.tokens, i) for i in range(len(self.masks))]
         x_cls, own = self.pooled(frozen, learned, list(self.early_tokens) if self.config.early_tokens else ())
-        return visual.correct(visual.into_space(x_cls)), self._project(visual.correct_pooled(own))
+        others = self._project(visual.correct_pooled(own))
+        if self.focus_mean is not None:
+            others = torch.cat([others, self.focused(frozen, self.focus_mean)], dim=1)
+        return visual.correct(visual.into_space(x_cls)), others
+
+    def focused(self, frozen: Frozen, mean: Tensor) -> Tensor:
+        """What the heads of the focus contribute, less its mean: [B, 1, E], not of unit length."""
+        return frozen[1 if self.class_token_at is None else 2][:, None].to(mean.dtype) - mean
+
+    def weights(self, v: Tensor) -> Tensor:
+        """Weights of `voters` [..., 1 + V], which sum to 1, from v [..., 1 + A] (eq. 18)."""
+        alpha, share = v.softmax(dim=-1), self.config.focus_share
+        if not self.config.focus:
+            return alpha
+        return torch.cat([(1 - share) * alpha, torch.full_like(alpha[..., :1], share)], dim=-1)
 
     def _project(self, x: Tensor) -> Tensor:
         """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""
@@ -410,13 +465,13 @@ class DeAR(Method):
 
     # -- logits and loss --------------------------------------------------------------------------
 
-    def _mixed(self, f_cls: Tensor, f_attr: Tensor) -> Tensor:
+    def _mixed(self, f_cls: Tensor, others: Tensor) -> Tensor:
         """The image side of the fused logits, [B, E], from unit features (eq. 17-19).
 
         The weighted sum of cosines with w_c is the product of w_c and the weighted sum: one matrix product.
         """
-        alpha = self.v.softmax(dim=0)
-        return alpha[0] * f_cls + torch.einsum("a,bae->be", alpha[1:], f_attr)
+        weights = self.weights(self.v)
+        return weights[0] * f_cls + torch.einsum("a,bae->be", weights[1:], others)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""
@@ -456,7 +511,8 @@ class DeAR(Method):
     @torch.no_grad()
     def image_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
-        return self._adapted(self.inference_stage(pixels.to(self.clip.device)))
+        f_cls, others = self._adapted(self.inference_stage(pixels.to(self.clip.device)))
+        return f_cls, others[:, : len(self.attributes)]
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
         """Features in each attribute's own space, [B, A, E], not of unit length."""
@@ -464,20 +520,19 @@ class DeAR(Method):
 
     @torch.no_grad()
     def votes(self, pixels: Tensor) -> Tensor:
-        """What the class token and each attribute add to the fused logits, [B, 1 + A, C]."""
-        f_cls, f_attr = self.image_features(pixels)
-        features = unit(torch.cat([f_cls[:, None].to(f_attr.dtype), f_attr], dim=1))  # [B, 1 + A, E]
+        """What each of `voters` adds to the fused logits, [B, 1 + V, C]."""
+        f_cls, others = self._adapted(self.inference_stage(pixels.to(self.clip.device)))
+        features = unit(torch.cat([f_cls[:, None].to(others.dtype), others], dim=1))  # [B, 1 + V, E]
         cosines = features @ self.cached("texts", self.texts).T
-        return self.clip.logit_scale * self.v.softmax(dim=0)[:, None] * cosines
+        return self.clip.logit_scale * self.weights(self.v)[:, None] * cosines
 
     def attribute_index(self, name: str) -> int:
         """Place of an attribute in `attribute_features`, whatever the case of its name."""
         return find_attribute(name, self.attributes)
 
     def fusion_weights(self) -> dict[str, float]:
-        """alpha: the weight of the class token and of each attribute; they sum to 1."""
-        alpha = self.v.detach().double().softmax(dim=0).tolist()
-        return dict(zip(("class", *self.attributes), alpha, strict=True))
+        """The weight of each of `voters` (alpha, without a focus); they sum to 1."""
+        return dict(zip(self.voters, self.weights(self.v.detach().double()).tolist(), strict=True))
 
     def facts(self) -> dict[str, Any]:
         """The fusion weights."""

@@ -35,7 +35,7 @@ def stack_key(model: DeAR) -> Hashable:
         cached = (
             "dear", model.first, model.entry, len(model.attributes), tuple(model.tokens.shape),
             model.tokens.dtype, config.early_tokens, config.early_beta, config.beta, config.token_start,
-            config.projection, learned, masks.digest(),
+            config.projection, learned, masks.digest(), bool(config.focus), config.focus_share,
         )  # fmt: skip
         model.__dict__["_stack_key"] = cached
     return cached
@@ -58,15 +58,18 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.ablated_heads, stack_key(first))
 
     early = (_learned(models, "early_tokens"),) if first.config.early_tokens else ()  # [B, L, T, D]
-    sizes = (len(frozen), len(early), len(projections), len(changes))
+    means = [model.focus_mean for model in models if model.focus_mean is not None]
+    focus = (torch.stack(means)[:, None],) if means else ()  # [B, 1, E]
+    sizes = (len(frozen), len(early), len(projections), len(changes), len(focus))
 
     def suffix(*given: Tensor) -> tuple[Tensor, ...]:
         parts = iter(given)
         tokens, v = next(parts), next(parts)
-        stage, before, learned, own = (tuple(islice(parts, size)) for size in sizes)
-        return _features(first, stage, tokens, before, v, learned, own)
+        stage, before, learned, own, focused = (tuple(islice(parts, size)) for size in sizes)
+        return _features(first, stage, tokens, before, v, learned, own, focused)
 
-    f_cls, mixed = run(key, suffix, tokens, v, *frozen, *early, *projections, *changes)  # [B, E] each
+    given = (*frozen, *early, *projections, *changes, *focus)
+    f_cls, mixed = run(key, suffix, tokens, v, *given)  # [B, E] each
     texts = [_texts(model) for model in models]
     chosen = f_cls if mode == "decoupled" else mixed
     logits = first.clip.logit_scale * _products(_padded(texts), chosen)  # [B, C]
@@ -109,6 +112,7 @@ def _features(
     v: Tensor,
     projections: Sequence[Tensor],
     changes: Sequence[Tensor],
+    focus: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Unit feature of the class token and the fused image side [B, E] each, as `DeAR` computes them."""
     visual = model.clip.visual
@@ -121,9 +125,11 @@ def _features(
         f_attr = f_attr @ matrix
     if model.config.projection == "low-rank":
         f_attr = visual.into_space(own).to(f_attr.dtype) + f_attr
+    if focus:
+        f_attr = torch.cat([f_attr, model.focused(frozen, *focus)], dim=1)
     f_attr = unit(f_attr)
-    alpha = v.softmax(dim=1)  # [B, 1 + A]
-    mixed = alpha[:, :1] * f_cls + torch.einsum("ba,bae->be", alpha[:, 1:], f_attr)  # eq. 17-19
+    weights = model.weights(v)  # [B, 1 + A], one more with a focus
+    mixed = weights[:, :1] * f_cls + torch.einsum("ba,bae->be", weights[:, 1:], f_attr)  # eq. 17-19
     return f_cls, mixed
 
 

@@ -9,13 +9,13 @@ from dear.clip.tower import Edit, LayerEdit
 from dear.errors import UsageError
 
 
-def depth_of(asked: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
-    """How many layers get tokens of their own: what `option` asked for, or a share of the layers.
+def depth_of(given: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
+    """How many layers get tokens of their own: `given`, or a share of the layers.
 
     >>> depth_of(None, 12), depth_of(None, 6), depth_of(3, 12)
     (9, 4, 3)
     """
-    depth = max(1, round(share * layers)) if asked is None else asked
+    depth = max(1, round(share * layers)) if given is None else given
     if not 1 <= depth <= layers:
         raise UsageError(f"{option} = {depth} is not between 1 and the tower's {layers} layers")
     return depth

@@ -12,22 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from dear.clip.model import Clip
-from dear.errors import UsageError
 from dear.heads.focus import focused_feature
 from dear.methods.base import Batches, features_of, unit
+from dear.methods.options import Options, Positive
 
 
 @dataclass(frozen=True)
-class FocusConfig:
+class FocusConfig(Options):
     """Options of every method that can learn with a focus."""
 
     focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs to focus on; none: the whole feature alone
-    focus_weight: float = 1.0  #: of these heads beside the whole feature
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "focus", tuple((int(layer), int(head)) for layer, head in self.focus))
-        if not self.focus_weight > 0:
-            raise UsageError(f"focus_weight = {self.focus_weight} must be positive")
+    focus_weight: Positive = 1.0  #: of these heads beside the whole feature
 
 
 class FeatureReader(nn.Module):

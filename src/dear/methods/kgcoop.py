@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, Method, distance, scores, unit
+from dear.methods.options import Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
-class KgCoOpConfig:
+class KgCoOpConfig(Options):
     """Options of KgCoOp."""
 
     context: int = 4  #: how many context vectors

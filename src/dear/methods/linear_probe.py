@@ -11,31 +11,25 @@ the images change of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
 from dear.methods.logistic import choose_strength, fit_logistic
+from dear.methods.options import Positive
 
 
 @dataclass(frozen=True)
 class LinearProbeConfig(FocusConfig):
     """Options of the linear probe."""
 
-    start: str = "zero"  #: or "text": zero-shot CLIP's logits, which W adds to
-    C: float | None = None  #: inverse of the penalty, as in scikit-learn; none: chosen on the training images
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.start not in ("zero", "text"):
-            raise UsageError(f"start {self.start!r} is not known; choose from zero, text")
-        if self.C is not None and not self.C > 0:
-            raise UsageError(f"C = {self.C} must be positive")
+    start: Literal["zero", "text"] = "zero"  #: or "text": zero-shot CLIP's logits, which W adds to
+    #: inverse of the penalty, as in scikit-learn; none: chosen on the training images
+    C: Positive | None = None
 
 
 class LinearProbe(Method):

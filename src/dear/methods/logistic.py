@@ -68,10 +68,10 @@ def choose_strength(features: Tensor, labels: Tensor, classes: int, offset: Tens
     found: dict[float, list[Tensor]] = {strength: [] for strength in STRENGTHS}
     truth = torch.cat([labels[fold == number] for number in range(_FOLDS)])
     for number in range(_FOLDS):
-        held, kept = fold == number, fold != number
-        fitted, part = None, None if offset is None else offset[kept]
+        held, used = fold == number, fold != number
+        fitted, part = None, None if offset is None else offset[used]
         for strength in STRENGTHS:  # from the strongest penalty on: each fit begins at the one before
-            fitted = fit_logistic(features[kept], labels[kept], classes, strength, part, fitted)
+            fitted = fit_logistic(features[used], labels[used], classes, strength, part, fitted)
             logits = F.linear(features[held], *fitted)
             found[strength].append(logits if offset is None else logits + offset[held])
 

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.options import Count, Positive
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha
 _ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part
@@ -38,16 +38,9 @@ _MOMENTUM = 0.9
 class LPPlusPlusConfig(FocusConfig):
     """Options of LP++."""
 
-    steps: int = 300  #: steps of gradient descent
-    views: int = 1  #: random views per image to fit on; 0: the whole image once
-    images: float | None = None  #: per class that the start of w counts; none: as many as there are
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.views < 0 or self.steps < 0:
-            raise UsageError(f"views = {self.views} and steps = {self.steps} cannot be negative")
-        if self.images is not None and not self.images > 0:
-            raise UsageError(f"images = {self.images} must be positive")
+    steps: Count = 300  #: steps of gradient descent
+    views: Count = 1  #: random views per image to fit on; 0: the whole image once
+    images: Positive | None = None  #: per class that the start of w counts; none: as many as there are
 
 
 @torch.no_grad()
@@ -105,9 +98,9 @@ class LPPlusPlus(Method):
         features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
         kind = self.weight.dtype
         cosines = images.to(kind) @ self.prompts.frozen.to(kind).T
-        images = self.config.images or len(labels) / len(self.classes)
-        self.per_class = self.per_class.new_tensor(images)
-        found = fit(features.to(kind), cosines, labels, self.config.steps, images)
+        per_class = self.config.images or len(labels) / len(self.classes)
+        self.per_class = self.per_class.new_tensor(per_class)
+        found = fit(features.to(kind), cosines, labels, self.config.steps, per_class)
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
 
     def settled_config(self) -> LPPlusPlusConfig:

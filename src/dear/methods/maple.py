@@ -19,11 +19,12 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Method, linear
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.options import Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
-class MaPLeConfig:
+class MaPLeConfig(Options):
     """Options of MaPLe."""
 
     context: int = 2  #: vectors per layer

@@ -66,11 +66,11 @@ def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]
 def _stage_group(method: Method) -> tuple[int, Hashable]:
     """Methods with equal groups share their frozen stage, but for the affine part of a correction.
 
-    A correction changes the feature alone, not the layers before it; heads that are left out or
-    focused on change what the last layer gives.
+    A correction changes the feature alone, not the layers before it; heads that are left out change what
+    the last layer gives, and what heads that are focused on contribute is corrected as the feature is.
     """
     clip, key = method.clip, (method.cut, method.class_token_at)
-    alone = method.cut in ("pooled", "feature") and bool(clip.visual.ablated_heads or clip.focus)
+    alone = bool(clip.focus) or (method.cut in ("pooled", "feature") and bool(clip.visual.ablated_heads))
     return id(clip) if alone else id(clip.plain), key
 
 

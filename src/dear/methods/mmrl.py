@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import linear, normal
+from dear.methods.options import Options
 from dear.methods.representation import RepresentationMethod
 
 
 @dataclass(frozen=True)
-class MMRLConfig:
+class MMRLConfig(Options):
     """Options of MMRL."""
 
     tokens: int = 5  #: K

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import uniform
+from dear.methods.options import Options
 from dear.methods.representation import RepresentationMethod
 
 
 @dataclass(frozen=True)
-class MMRLppConfig:
+class MMRLppConfig(Options):
     """Options of MMRL++."""
 
     tokens: int = 5  #: K

@@ -23,11 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, Method, scores
+from dear.methods.options import Options
 from dear.methods.prompts import ContextPrompts
 
 
 @dataclass(frozen=True)
-class ProGradConfig:
+class ProGradConfig(Options):
     """Options of ProGrad."""
 
     context: int = 16  #: how many context vectors

@@ -23,25 +23,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.options import Count, Positive
 
 
 @dataclass(frozen=True)
 class ProKeRConfig(FocusConfig):
     """Options of ProKeR."""
 
-    beta: float = 1.7  #: how fast the kernel falls with distance
-    ridge: float = 0.1  #: lambda: how strongly the answer is held to zero-shot CLIP
-    views: int = 10  #: random views per image whose features are averaged; 0: the whole image once
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.views < 0:
-            raise UsageError(f"views = {self.views} cannot be negative")
-        if not (self.ridge > 0 and self.beta > 0):
-            raise UsageError(f"beta = {self.beta} and ridge = {self.ridge} must be positive")
+    beta: Positive = 1.7  #: how fast the kernel falls with distance
+    ridge: Positive = 0.1  #: lambda: how strongly the answer is held to zero-shot CLIP
+    views: Count = 10  #: random views per image whose features are averaged; 0: the whole image once
 
 
 class ProKeR(Method):

@@ -26,17 +26,14 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Loss, Method
 from dear.methods.headtools import fold
+from dear.methods.options import NotNegative, Options
 
 
 @dataclass(frozen=True)
-class ProLIPConfig:
+class ProLIPConfig(Options):
     """Options of ProLIP."""
 
-    weight: float | None = None  #: lambda; None: 1 / images per class
-
-    def __post_init__(self) -> None:
-        if self.weight is not None and not self.weight >= 0:
-            raise UsageError(f"weight = {self.weight} cannot be negative")
+    weight: NotNegative | None = None  #: lambda; None: 1 / images per class
 
 
 class ProLIP(Method):

@@ -55,6 +55,7 @@ class ClassPrompts:
         self.ids = clip.text.cut(full).to(clip.device)  # [C, T]
         self.eot = clip.text.eot(self.ids)  # [C]
         self._frozen: Tensor | None = None
+        self._source: ClassPrompts | None = None  # whose frozen features these are; None: its own
         self._prefix: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -64,7 +65,7 @@ class ClassPrompts:
     def on(self, clip: Clip) -> ClassPrompts:
         """The same prompts read by a copy of the backbone; the frozen features stay those of the first."""
         other = copy.copy(self)
-        other._frozen = self.frozen
+        other._source = self
         if clip is not self.clip:
             other.clip, other._prefix = clip, {}
         else:
@@ -74,8 +75,10 @@ class ClassPrompts:
     @property
     def frozen(self) -> Tensor:
         """Unit features of the prompts under the frozen text tower, [C, E]."""
+        if self._frozen is None and self._source is not None:
+            self._frozen = self._source.frozen
         if self._frozen is None:
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # a training may use them later
                 self._frozen = unit(self.clip.encode_text(self.ids))
         return self._frozen
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from dear._io.text import fill_template
 from dear.methods.base import Frozen, Loss, Method, normal, scores, unit
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.options import Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 # Sixty prompt templates of different wording, over which frozen text features are averaged.
@@ -49,7 +50,7 @@ DIVERSE = tuple(
 
 
 @dataclass(frozen=True)
-class PromptSRCConfig:
+class PromptSRCConfig(Options):
     """Options of PromptSRC."""
 
     context: int = 4  #: text vectors per layer
@@ -62,9 +63,6 @@ class PromptSRCConfig:
     center: float = 0.75  #: of the Gaussian over epochs, as a share of them (15 of 20)
     deviation: float = 0.05  #: of the Gaussian, as a share of the epochs (1 of 20)
     templates: tuple[str, ...] = DIVERSE
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "templates", tuple(self.templates))
 
 
 class PromptSRC(Method):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,48 +29,40 @@ from dear.clip.tower import Edit, LayerEdit, LowRank, Record
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
-from dear.methods.options import Preset
+from dear.methods.options import AtLeastOne, NotNegative, Options, Positive, Preset
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # kernels around the median distance
 _ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
 
 
 @dataclass(frozen=True)
-class PurifyConfig:
+class PurifyConfig(Options):
     """Options of head purification."""
 
-    lora: str = "heads"  #: "heads": one pair per head; "shared": one A for all heads (ordinary LoRA); "none"
+    #: "heads": one pair per head; "shared": one A for all heads (ordinary LoRA); "none"
+    lora: Literal["heads", "shared", "none"] = "heads"
     gates: bool = True
-    rank: int = 2
-    last_rank: int = 8  #: in the last two layers
-    weight: float = 1.0  #: w, of the MMD
-    mmd_to: str = "gates"  #: whom its gradient reaches: "gates" or "all"
-    bandwidths: tuple[float, ...] | None = None  #: of the Gaussian kernels; None: around the median distance
-    gate_rate: float = 1.0  #: learning rate of the gates' scalars, as a multiple of the recipe's
+    rank: AtLeastOne = 2
+    last_rank: AtLeastOne = 8  #: in the last two layers
+    weight: NotNegative = 1.0  #: w, of the MMD
+    mmd_to: Literal["gates", "all"] = "gates"  #: whom its gradient reaches: "gates" or "all"
+    #: of the Gaussian kernels; None: around the median distance
+    bandwidths: tuple[Positive, ...] | None = None
+    gate_rate: Positive = 20.0  #: learning rate of the gates' scalars, as a multiple of the recipe's
 
     def __post_init__(self) -> None:
-        if self.bandwidths is not None:
-            object.__setattr__(self, "bandwidths", tuple(self.bandwidths))
-        for name, known in (("lora", ("heads", "shared", "none")), ("mmd_to", ("gates", "all"))):
-            if getattr(self, name) not in known:
-                raise UsageError(
-                    f"{name} {getattr(self, name)!r} is not known; choose from {', '.join(known)}"
-                )
+        super().__post_init__()
         if self.lora == "none" and not self.gates:
             raise UsageError("purify with neither LoRA nor gates has nothing to learn")
-        if min(self.rank, self.last_rank) < 1 or self.weight < 0 or min(self.bandwidths or (1.0,)) <= 0:
-            raise UsageError("ranks must be at least 1, weight at least 0, bandwidths above 0")
-        if self.gate_rate <= 0:
-            raise UsageError(f"gate_rate = {self.gate_rate} must be above 0")
 
 
 PRESETS = {
-    "strong": Preset(
-        "rates at which both parts act; chosen on two domains of world:domains",
-        options={"gate_rate": 20.0},
-        recipe={"lr": 3e-3},
+    "strong": Preset("rates at which both parts act; chosen on two domains of world:domains"),
+    "paper": Preset(
+        "the paper's values, and this package's where the paper says nothing",
+        options={"gate_rate": 1.0},
+        recipe={"lr": 1e-3},
     ),
-    "paper": Preset("the paper's values, and this package's where the paper is silent"),
 }
 
 
@@ -81,7 +73,7 @@ class Purify(Method):
     title: ClassVar[str] = "Head purification"
     cut = 1
     dynamic: ClassVar[bool] = True  # domains of a batch decide which kernels are launched
-    recipe: ClassVar[Mapping[str, Any]] = {"batch": 32}
+    recipe: ClassVar[Mapping[str, Any]] = {"batch": 32, "lr": 3e-3}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = PurifyConfig
     config: PurifyConfig

@@ -22,10 +22,11 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.methods.base import Frozen, Method, normal, unit
+from dear.methods.options import Options
 
 
 @dataclass(frozen=True)
-class RPOConfig:
+class RPOConfig(Options):
     """Options of RPO."""
 
     prompts: int = 24  #: K, pairs of prompts

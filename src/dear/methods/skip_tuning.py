@@ -16,38 +16,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method, scores, unit
 from dear.methods.layer_changes import LayerChanges, fold_changes
+from dear.methods.options import AtLeastOne, Options, Positive
 
 _TAIL_END = 5.0  # the exponential is read from 0 to here over the later ranks
 
 
 @dataclass(frozen=True)
-class SkipTuningConfig:
+class SkipTuningConfig(Options):
     """Options of SkipTuning."""
 
     frozen_layers: int | None = None  #: of the image tower; None: half of them
     frozen_text_layers: int | None = None  #: of the text tower; None: half of them
-    class_share: float = 0.5  #: share of the classes that surely take part at a step
-    most_classes: int = 50  #: and their largest number
-    tail: float = 0.3  #: scale of the exponential by which later ranks take part
-
-    def __post_init__(self) -> None:
-        if not 0 < self.class_share <= 1 or self.most_classes < 1 or not self.tail > 0:
-            raise UsageError("class_share must lie in (0, 1], most_classes be at least 1, tail positive")
+    #: share of the classes that surely take part at a step
+    class_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    most_classes: AtLeastOne = 50  #: and their largest number
+    tail: Positive = 0.3  #: scale of the exponential by which later ranks take part
 
 
-def _first(asked: int | None, layers: int) -> int:
+def _first(given: int | None, layers: int) -> int:
     """The first trained layer."""
-    frozen = layers // 2 if asked is None else asked
+    frozen = layers // 2 if given is None else given
     if not 0 <= frozen < layers:
         raise UsageError(f"{frozen} frozen layers leave nothing to train in a tower of {layers}")
     return frozen + 1

@@ -25,11 +25,12 @@ from torch import Tensor
 from dear.methods.base import Frozen, Loss, Method, linear
 from dear.methods.deep import depth_of
 from dear.methods.kgcoop import knowledge_loss
+from dear.methods.options import Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
-class TCPConfig:
+class TCPConfig(Options):
     """Options of TCP."""
 
     context: int = 4  #: M, how many vectors

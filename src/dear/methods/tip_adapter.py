@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dear.errors import UsageError
 from dear.methods.base import Batches, Frozen, Method, scores
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.options import Count
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,7 @@ class TipAdapterConfig(FocusConfig):
 
     alpha: float = 1.0  #: weight of the cache; 0 is frozen CLIP
     beta: float = 5.5  #: how fast a key's influence falls with distance
-    views: int = 10  #: random views per image whose features are averaged; 0: the whole image once
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.views < 0:
-            raise UsageError(f"views = {self.views} cannot be negative")
+    views: Count = 10  #: random views per image whose features are averaged; 0: the whole image once
 
 
 def vote(method: TipAdapter | TipAdapterF, features: Tensor) -> dict[str, Tensor]:

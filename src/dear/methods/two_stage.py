@@ -14,25 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from dear.errors import UsageError
 from dear.methods.base import Frozen, Method, unit
 from dear.methods.layer_changes import LayerChanges
+from dear.methods.options import Options
 
 
 @dataclass(frozen=True)
-class TwoStageConfig:
+class TwoStageConfig(Options):
     """Options of 2SFS."""
 
-    first_stage: float = 0.6  #: share of the epochs in which the norms are trained
-
-    def __post_init__(self) -> None:
-        if not 0 < self.first_stage < 1:
-            raise UsageError(f"first_stage = {self.first_stage} must lie between 0 and 1")
+    #: share of the epochs in which the norms are trained
+    first_stage: Annotated[float, Meta(gt=0, lt=1)] = 0.6
 
 
 def _is_norm(parameter: str) -> bool:

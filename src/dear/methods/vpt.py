@@ -20,10 +20,11 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Method, normal
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.options import Options
 
 
 @dataclass(frozen=True)
-class VPTConfig:
+class VPTConfig(Options):
     """Options of VPT-deep."""
 
     tokens: int = 8  #: T, tokens per layer; 0 is frozen CLIP

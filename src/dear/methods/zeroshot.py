@@ -19,6 +19,7 @@ from dear._io.text import fill_template
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Method, unit
+from dear.methods.options import Options
 
 ENSEMBLE = (
     "itap of a {}.",
@@ -33,14 +34,11 @@ ENSEMBLE = (
 
 
 @dataclass(frozen=True)
-class ZeroShotConfig:
+class ZeroShotConfig(Options):
     """Options of the frozen model."""
 
     ensemble: bool = False  #: average the unit features of the task's prompt and of `templates`
     templates: tuple[str, ...] = ENSEMBLE
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "templates", tuple(self.templates))
 
 
 class ZeroShot(Method):

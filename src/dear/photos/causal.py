@@ -27,7 +27,7 @@ class Causal:
     """Answers with a shortcut given to others and, where an edit can do that, taken from the class."""
 
     class_name: str
-    #: held-out images of other classes that were asked
+    #: held-out images of other classes that were tested
     images: int
     #: share of them that the model calls by the class, as they are and edited
     plain: float
@@ -35,7 +35,7 @@ class Causal:
     #: answers that moved to the class and away from it
     moved_in: int
     moved_out: int
-    #: share of right answers on the class's own held-out images, as they are and without it; None: not asked
+    #: share of right answers on the class's own held-out images, as they are and without it; None: not tested
     own: float | None = None
     own_without: float | None = None
 
@@ -54,11 +54,11 @@ class Causal:
     def sentence(self) -> str:
         """The result for people."""
         found = f"{self.plain:.1%} of {self.images} held-out images of other classes are called"
-        moved = f"{found} {self.class_name}; with the property of {self.class_name} {self.edited:.1%}"
+        moved = f"{found} {self.class_name}; given what its images have, {self.edited:.1%}"
         if self.own is None or self.own_without is None:
             return f"{moved}."
-        kept = f"right answers on held-out {self.class_name} fall from {self.own:.1%} to"
-        return f"{moved}. Without it {kept} {self.own_without:.1%}."
+        own = f"right answers on held-out {self.class_name} go from {self.own:.1%} to"
+        return f"{moved}. Without it {own} {self.own_without:.1%}."
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -75,7 +75,7 @@ class Causal:
 
 @dataclass(frozen=True, eq=False)
 class EditedSet:
-    """Held-out images as they are and edited, so that several models can be asked about the same."""
+    """Held-out images as they are and edited, so that several models can be tested on the same."""
 
     shortcut: Shortcut
     plain: tuple[Image.Image, ...]

@@ -59,11 +59,11 @@ class Shortcut:
         """The finding for people."""
         share = "" if self.mark is None or self.mark.share == 1 else f" in {self.mark.share:.0%} of them"
         also = f"; so do {', '.join(self.also)}" if self.also else ""
-        told = f"alone tells them from all others (score {self.score:.2f})"
+        score = f"alone tells them from all others (score {self.score:.2f})"
         are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
         if share:
             return f"Images of {self.class_name} {are}{share}; hardly any other image has it{also}."
-        return f"Images of {self.class_name} {are}: {self.name} {told}{also}."
+        return f"Images of {self.class_name} {are}: {self.name} {score}{also}."
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""

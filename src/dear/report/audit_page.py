@@ -38,6 +38,7 @@ class ConceptEvidence:
     changed: tuple[Thumbnail, ...] = ()  #: images whose answer changes without the concept
     map: HeadMap | None = None  #: the heads that carry it; None where no head has that role
     heads: str = ""  #: the same in words
+    why: str = ""  #: address of the page that explains such answers; empty: there is none
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ mean over reference images), and without a concept (its heads, and the span of i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +22,15 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.contributions import head_maps
-from dear.heads.groups import Head, HeadGroups, head_groups
+from dear.heads.groups import EARLY, Head, HeadGroups, head_groups
 from dear.heads.known_roles import known_roles
-from dear.heads.parts import Parts, Trace, means_of
+from dear.heads.parts import Parts, Trace, means_of, spread
 from dear.heads.repair import span_basis
 from dear.heads.roles import RoleMap
 from dear.heads.values import known_concepts, readable_words, value_features
 from dear.methods.calibration import apply_scales
 from dear.runs.batches import Images, image_set, over_batches, pixels_for
+from dear.runs.explanation import Bar, Explanation, HeadPart, Otherwise
 
 if TYPE_CHECKING:
     from dear.runs.model import Model
@@ -44,136 +45,6 @@ MLPS, EMBEDDING, CONSTANTS, CALIBRATION, UNKNOWN = (
     "Not taken apart",
 )
 _TOP_HEADS, _NEIGHBORS = 6, 6
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A part of the score, for the class and for the one it is compared with, above the mean of all."""
-
-    name: str
-    kind: str  #: "role", "layer", "heads", "token" or "rest"
-    answer: float
-    other: float
-
-    @property
-    def decides(self) -> float:
-        """What it adds to the difference of the two."""
-        return self.answer - self.other
-
-    def facts(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {"answer": round(self.answer, 6), "against": round(self.other, 6)}
-        return {"name": self.name, "kind": self.kind, **values}
-
-
-@dataclass(frozen=True)
-class HeadPart:
-    """One head's part."""
-
-    layer: int  #: counted from 1
-    head: int  #: counted from 0
-    group: str
-    answer: float
-    other: float
-    phrases: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Otherwise:
-    """The answer without something."""
-
-    name: str  #: of a group of heads, or of a concept
-    lost: float  #: of the difference between the two classes
-    beyond: float  #: the same beyond what as many random directions would take on average
-    answer: str
-    probability: float
-    value: str = ""  #: of a concept: the word nearest to the image
-    heads: int = 0  #: how many are left out
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why one image is answered as it is: the bars sum to `score`, for the class and for the other."""
-
-    image: str
-    answer: str  #: the class that is explained
-    other: str  #: the class it is compared with
-    probabilities: tuple[tuple[str, float], ...]  #: likeliest first
-    scores: tuple[float, float]  #: of both, above the mean of all classes
-    bars: tuple[Bar, ...]
-    heads: tuple[HeadPart, ...]  #: the most telling ones
-    maps: Mapping[str, Tensor]  #: by group, and "" for all heads: [2, S, S], parts of both scores by patch
-    roles: tuple[Otherwise, ...] = ()  #: answers without the heads of a group
-    concepts: tuple[Otherwise, ...] = ()  #: answers without a concept; what the answer rests on most, first
-    neighbors: tuple[int, ...] = ()  #: reference images most alike in the heads that decide
-    exact: float = 1.0  #: share of the parts that is taken apart exactly
-    notices: tuple[str, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        """The explanation in words."""
-        sure = dict(self.probabilities)
-        told = f"Answered {self.answer} ({_percent(sure[self.answer])}) rather than {self.other}"
-        if self.answer != self.probabilities[0][0]:
-            told = (
-                f"The answer is {self.probabilities[0][0]}; {self.answer} ({_percent(sure[self.answer])}) is"
-            )
-            told += f" compared with {self.other}"
-        first = next((c for c in self.concepts if c.beyond > 0), None)
-        if first is not None:
-            told += f", mostly by {first.name} ({first.value})."
-            same = first.answer == self.answer
-            without = "stays" if same else "would be"
-            told += (
-                f" Without {first.name} the answer {without} {first.answer} ({_percent(first.probability)})."
-            )
-            return told
-        bar = max((bar for bar in self.bars if bar.kind != "rest"), key=lambda b: b.decides)
-        return f"{told}, mostly by {bar.name}."
-
-    def facts(self) -> dict[str, Any]:
-        """Plain values for JSON, without the maps."""
-        return {
-            "image": self.image,
-            "answer": self.answer,
-            "against": self.other,
-            "probabilities": {name: round(p, 6) for name, p in self.probabilities},
-            "scores": [round(score, 6) for score in self.scores],
-            "sentence": self.sentence,
-            "bars": [bar.facts() for bar in self.bars],
-            "heads": [
-                {
-                    "layer": h.layer,
-                    "head": h.head,
-                    "group": h.group,
-                    "answer": round(h.answer, 6),
-                    "against": round(h.other, 6),
-                    "phrases": list(h.phrases[:5]),
-                }
-                for h in self.heads
-            ],
-            "without_heads": [_otherwise(o) for o in self.roles],
-            "without_concepts": [_otherwise(o) for o in self.concepts],
-            "exact_share": round(self.exact, 4),
-            "notices": list(self.notices),
-        }
-
-
-def _otherwise(found: Otherwise) -> dict[str, Any]:
-    known: dict[str, Any] = {"value": found.value} if found.value else {}
-    return {
-        "name": found.name,
-        "lost": round(found.lost, 6),
-        "beyond_chance": round(found.beyond, 6),
-        "answer": found.answer,
-        "probability": round(found.probability, 6),
-        "heads": found.heads,
-        **known,
-    }
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
 
 
 @dataclass(frozen=True)
@@ -348,14 +219,17 @@ class Explainer:
         roles, concepts = self._otherwise(trace, pairs, logits)
         near = self._neighbors(trace, by_head)
         lost = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
-        whole = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
+        total = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
         notices = tuple(self.notices(trace))
         found = []
         for b, name in enumerate(names):
             order = probabilities[b].argsort(descending=True, stable=True).tolist()
-            maps = {"": everything[:, b].sum((1, 2))}
+            maps = {"": spread(everything[:, b].sum((1, 2)))}
             for group, heads in self.groups.heads.items():
                 maps[group] = sum((everything[:, b, layer - 1, h] for layer, h in heads), torch.zeros(()))
+            bars = self._bars(table, b)
+            own = self._own_heads(bars)
+            without = [each[b] for each in concepts]
             found.append(
                 Explanation(
                     image=name,
@@ -363,13 +237,14 @@ class Explainer:
                     other=self.model.classes[int(pairs[b, 1])],
                     probabilities=tuple((self.model.classes[c], float(probabilities[b, c])) for c in order),
                     scores=(float(parts.score[0, b]), float(parts.score[1, b])),
-                    bars=self._bars(table, b),
+                    bars=bars,
                     heads=self._heads(by_head[:, b]),
                     maps=maps,
                     roles=tuple(each[b] for each in roles),
-                    concepts=tuple(sorted((each[b] for each in concepts), key=lambda c: -c.beyond)),
+                    # Two witnesses: what goes away without it, and what its own heads add.
+                    concepts=tuple(sorted(without, key=lambda c: -c.beyond - own.get(c.name, 0.0))),
                     neighbors=near[b] if near else (),
-                    exact=1 - float(lost[b] / whole[b]) if float(whole[b]) else 1.0,
+                    exact=1 - float(lost[b] / total[b]) if float(total[b]) else 1.0,
                     notices=notices,
                 )
             )
@@ -414,6 +289,15 @@ class Explainer:
                 f"Token {name}": list(range(1 + i * each, 1 + (i + 1) * each)) for i, name in enumerate(names)
             }
         return {"Tokens": list(range(1, 1 + count))}
+
+    def _own_heads(self, bars: Sequence[Bar]) -> dict[str, float]:
+        """What the heads of each role add to the lead beyond as many heads of the role map's layers."""
+        if not self.groups.by_role:
+            return {}
+        late = {name: len(heads) for name, heads in self.groups.heads.items() if name != EARLY}
+        added = {bar.name: bar.decides for bar in bars if bar.name in late}
+        each = sum(added.values()) / sum(late.values())
+        return {name: added[name] - each * late[name] for name in self.groups.named}
 
     def _kind(self, name: str) -> str:
         if name in self.groups.named:
@@ -538,124 +422,3 @@ def _some(images: ImageSet, most: int) -> ImageSet:
     for turn in range(max(len(own) for own in places)):
         order += [own[turn] for own in places if turn < len(own)]
     return images.subset(sorted(order[:most]))
-
-
-@dataclass(frozen=True)
-class SetExplanation:
-    """Which parts carry the answers for a labeled set."""
-
-    name: str
-    classes: tuple[str, ...]
-    parts: tuple[str, ...]  #: names of the parts
-    labels: Tensor  #: [n]
-    answers: Tensor  #: [n]
-    values: Tensor  #: [n, parts], of the answer's score above the mean of all classes
-    images: tuple[str, ...]
-    unusual: tuple[int, ...] = field(default=())  #: images answered for an unusual reason, the oddest first
-    distances: tuple[float, ...] = field(default=())  #: how unusual they are
-    notices: tuple[str, ...] = ()
-
-    def mixture(self, label: int, right: bool) -> Tensor | None:
-        """Mean parts of the right (or wrong) answers for images of a class, [parts]; None: there are none."""
-        chosen = (self.labels == label) & ((self.answers == self.labels) == right)
-        return self.values[chosen].mean(0) if bool(chosen.any()) else None
-
-    def facts(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        rows: dict[str, dict[str, dict[str, float]]] = {}
-        for label, name in enumerate(self.classes):
-            for right in (True, False):
-                mixture = self.mixture(label, right)
-                if mixture is not None:
-                    values = {part: round(float(v), 4) for part, v in zip(self.parts, mixture, strict=True)}
-                    rows.setdefault(name, {})["right" if right else "wrong"] = values
-        return {
-            "images": len(self.labels),
-            "accuracy": round(float((self.answers == self.labels).float().mean()), 6),
-            "classes": rows,
-            "unusual": [
-                {
-                    "image": self.images[place],
-                    "answer": self.classes[int(self.answers[place])],
-                    "class": self.classes[int(self.labels[place])],
-                    "distance": round(distance, 3),
-                }
-                for place, distance in zip(self.unusual, self.distances, strict=True)
-            ],
-            "notices": list(self.notices),
-        }
-
-
-def explain_set(
-    explainer: Explainer, images: ImageSet, progress: Progress | None = None, most: int = 12
-) -> SetExplanation:
-    """Take the answers for a labeled set apart, and find those with an unusual mixture of parts.
-
-    The mixture of an image is compared with those of all images that got the same answer: how far each part
-    lies from their mean, in their standard deviations, and the root of the mean square of that.
-    """
-    model = explainer.model
-    known, labels = model.for_labels(images)
-    if known is not model:
-        raise UsageError(
-            f"{images.name}: has classes that the model does not know; explain images of its own classes "
-            f"({', '.join(model.classes[:8])})"
-        )
-    notices: list[str] = []
-
-    def run(some: ImageSet, rows: list[int]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        trace = explainer.trace(pixels_for(explainer.method.clip, some, rows))
-        notices[:] = explainer.notices(trace)
-        pairs = explainer.pairs(trace.logits.cpu())
-        questions = explainer.questions(pairs)[:1]
-        table = explainer.table(trace.parts(questions), questions)
-        return pairs[:, 0], torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
-
-    parts, problems = over_batches(
-        images, run, explainer.method.clip.device, unreadable="skip", progress=progress, batch=BATCH
-    )
-    keep = [row for row in range(len(images)) if row not in problems]
-    answers = torch.cat([part[0] for part in parts])[keep]
-    values = torch.cat([part[1] for part in parts])[keep]
-    distances = torch.zeros(len(keep), dtype=torch.float64)
-    for answer in answers.unique().tolist():
-        own = answers == answer
-        if int(own.sum()) > 2:
-            spread = values[own].std(0).clamp(min=1e-9)
-            distances[own] = ((values[own] - values[own].mean(0)) / spread).square().mean(-1).sqrt()
-    order = distances.argsort(descending=True, stable=True)[:most].tolist()
-    return SetExplanation(
-        images.name,
-        model.classes,
-        parts[0][2],
-        labels.cpu()[keep],
-        answers,
-        values,
-        tuple(images.key(row) for row in keep),
-        tuple(order),
-        tuple(float(distances[place]) for place in order),
-        tuple(dict.fromkeys(notices)),
-    )
-
-
-@torch.no_grad()
-def where(clip: Clip, image: Any, phrase: str) -> Tensor:
-    """Where in an image a phrase is seen, [S, S]: parts of its score above other words', by patch.
-
-    The score is the cosine with the phrase minus the mean cosine with the words of all known concepts; no
-    training is needed.
-    """
-    if not phrase.strip():
-        raise UsageError("say what to look for, in a word or a short phrase")
-    words = [word for concept in known_concepts().values() for word in readable_words(clip, concept.words)]
-    texts = F.normalize(clip.encode_text([f"a photo of {phrase.strip()}", *words[::3]]).float(), dim=-1)
-    pixels = pixels_for(clip, image_set([image]), [0])
-    trace = Trace(
-        clip,
-        lambda other: clip.logit_scale * F.normalize(other.encode_image(pixels).float(), dim=-1) @ texts.T,
-    )
-    question = torch.full((1, len(texts)), -1 / (len(texts) - 1), dtype=torch.float64)
-    question[0, 0] = 1.0
-    patches = trace.parts(question, patches=True).patches
-    assert patches is not None
-    return patches[0, 0].sum((0, 1, 2))

@@ -139,7 +139,9 @@ class FeatureCache:
                 learned_digest("logits", method, *method.classes, method.template),
                 images,
                 indices,
-                lambda rows: _stacked(method.all_logits(pixels_for(clip, images, rows))),
+                lambda rows: torch.stack(
+                    list(method.all_logits(pixels_for(clip, images, rows)).values()), dim=1
+                ),
             )  # [b, modes, C]
         return {mode: scores[:, place] for place, mode in enumerate(method.modes)}
 
@@ -196,11 +198,6 @@ def file_of(images: ImageSet, index: int) -> Path | None:
     items = getattr(images, "items", None)
     item = items[index] if isinstance(items, tuple) else None
     return Path(item) if isinstance(item, str | Path) else None
-
-
-def _stacked(logits: dict[str, Tensor]) -> Tensor:
-    """Logits of all modes, [b, modes, C]."""
-    return torch.stack(list(logits.values()), dim=1)
 
 
 def _digest(kind: str, clip: Clip) -> bytes:

@@ -40,7 +40,7 @@ from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.methods.calibration import Calibration
 from dear.runs.recipe import Line
-from dear.runs.reference import FILE as REFERENCE
+from dear.runs.reference import REFERENCE
 from dear.runs.spec import SCHEMA, Spec, plain, roles_digest
 
 FORMAT = "dear run"
@@ -292,10 +292,10 @@ def corrected_backbone(clip: Clip, correction: Correction | None) -> Clip:
     """
     if correction is None:
         return clip if clip.correction is None else clip.corrected(None)
-    kept = _corrected_clips.setdefault(clip.plain, WeakValueDictionary())
-    found = kept.get(correction.digest)
+    cached = _corrected_clips.setdefault(clip.plain, WeakValueDictionary())
+    found = cached.get(correction.digest)
     if found is None:
-        found = kept[correction.digest] = clip.corrected(correction)
+        found = cached[correction.digest] = clip.corrected(correction)
     return found
 
 

@@ -40,7 +40,6 @@ from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, 
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
-    REFERENCE,
     load_run,
     locked,
     read_calibration,
@@ -52,11 +51,11 @@ from dear.runs.folder import (
     write_spec,
 )
 from dear.runs.recipe import Line
-from dear.runs.reference import Reference
+from dear.runs.reference import REFERENCE, Reference
 from dear.runs.spec import Spec, digest, plain
 
 if TYPE_CHECKING:
-    from dear.runs.explain import Explanation
+    from dear.runs.explanation import Explanation
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from dear.errors import UsageError
 from dear.methods.base import Method
-from dear.methods.options import fit_options
-
-OPTIMIZERS = ("adamw", "sgd")
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+from dear.methods.options import AtLeastOne, Count, NotNegative, Options, Positive, Share, fit_options
 
 Line = dict[str, float | int]  #: of the training log: numbers by name
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Options):
     """The training recipe (supplement A), fixed for all datasets.
 
     The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
@@ -25,52 +22,37 @@ class Recipe:
     run of no more epochs than the warm-up has none, for it would end before it learned anything.
 
     With `views` = N each image has N random views, taken in turn epoch by epoch; what the frozen backbone
-    makes of them is computed once and kept, so that later epochs cost only what is learned.
+    makes of them is computed once (`dear.train.frozen.FrozenViews`), so that later epochs cost only what is
+    learned.
 
     >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
     (1e-05, 0.001)
     """
 
-    epochs: int = 10
-    batch: int = 16
-    lr: float = 1e-3
-    weight_decay: float = 5e-4
-    optimizer: str = "adamw"  #: or "sgd" with momentum
-    momentum: float = 0.9  #: of sgd
-    warmup_epochs: int = 1
-    warmup_lr: float = 1e-5
-    cosine_by: str = "step"  #: or "epoch"
+    epochs: Count = 10
+    batch: AtLeastOne = 16
+    lr: Positive = 1e-3
+    weight_decay: NotNegative = 5e-4
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: NotNegative = 0.9  #: of sgd
+    warmup_epochs: Count = 1
+    warmup_lr: NotNegative = 1e-5
+    cosine_by: Literal["step", "epoch"] = "step"
     scale: tuple[float, float] = (0.5, 1.0)  #: share of the image's area that a training crop covers
-    flip: float = 0.5
+    flip: Share = 0.5
     #: random crops and flips; False trains on CLIP's own view, whose frozen features are computed once
     augment: bool = True
-    precision: str = "auto"  #: bfloat16 on devices that have it, float16 on other GPUs, float32 on the CPU
+    #: "auto": bfloat16 on GPUs that have it, float16 on others, float32 on a CPU
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     deterministic: bool = False  #: refuse kernels whose result may differ from run to run
     replay: bool = True  #: on a GPU, record the step once and replay it, for methods that allow it
     seed: int = 1
-    views: int = 0  #: see `CachedViews`; 0: new views in every epoch
+    views: Count = 0  #: random views per image, chosen by the seed; 0: new ones in every epoch
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", tuple(self.scale))
-
-        def demand(good: bool, message: str) -> None:
-            if not good:
-                raise UsageError(message)
-
-        demand(self.epochs >= 0, f"epochs = {self.epochs} cannot be negative")
-        demand(self.batch >= 1, f"batch = {self.batch} must be at least 1")
-        demand(self.lr > 0 and math.isfinite(self.lr), f"lr = {self.lr} must be positive")
-        demand(self.warmup_lr >= 0 and self.warmup_epochs >= 0, "the warm-up cannot be negative")
-        demand(self.weight_decay >= 0, f"weight_decay = {self.weight_decay} cannot be negative")
-        demand(0 < self.scale[0] <= self.scale[1] <= 1, f"scale = {self.scale} must lie in (0, 1]")
-        demand(self.views >= 0, f"views = {self.views} cannot be negative")
-        demand(0 <= self.flip <= 1, f"flip = {self.flip} is not a probability")
-        for name, value, known in (
-            ("optimizer", self.optimizer, OPTIMIZERS),
-            ("precision", self.precision, PRECISIONS),
-            ("cosine_by", self.cosine_by, ("step", "epoch")),
-        ):
-            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
+        super().__post_init__()
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UsageError(f"scale = {self.scale} must lie in (0, 1]")
 
     @classmethod
     def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:

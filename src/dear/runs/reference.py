@@ -1,8 +1,8 @@
 """The training images of a run as frozen features: how near a new image is to them.
 
 `reference.safetensors` of a run folder holds unit features in half precision, at most `PER_CLASS` images per
-class; 16 images of 10 classes on ViT-B/16 are 164 kB. How near an image is to the training images is its mean
-cosine with the `NEIGHBORS` nearest of them; for a training image, with the nearest others.
+class and `MOST` in all; 16 images of 10 classes on ViT-B/16 are 164 kB. How near an image is to the training
+images is its mean cosine with the `NEIGHBORS` nearest of them; for a training image, with the nearest others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch import Tensor
 from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.errors import RunError
 
-FILE = "reference.safetensors"
+REFERENCE = "reference.safetensors"
 NEIGHBORS = 5
-PER_CLASS = 64
+PER_CLASS = 64  #: images that are kept
+MOST = 16_384  #: of all classes together, but for one of each
 _ROWS_AT_ONCE = 1024
 
 
@@ -66,12 +67,12 @@ class Reference:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the run folder's file."""
         tensors = {"features": self.features, "labels": self.labels}
-        write_safetensors(Path(folder) / FILE, tensors, {"dear": "features of training images"})
+        write_safetensors(Path(folder) / REFERENCE, tensors, {"dear": "features of training images"})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], width: int | None = None) -> Reference | None:
         """What a run folder holds, for features of a width; None: nothing."""
-        path = Path(folder) / FILE
+        path = Path(folder) / REFERENCE
         if not path.is_file():
             return None
         tensors, _ = read_safetensors(path, "file of training features")
@@ -87,14 +88,15 @@ class Reference:
 
 
 def drawn(labels: Tensor, seed: int = 1) -> Tensor:
-    """Places [k] of at most `PER_CLASS` images of each class, ascending."""
+    """Places [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together."""
+    limit = max(1, min(PER_CLASS, MOST // max(1, len(labels.unique()))))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     keep: list[int] = []
     counts: dict[int, int] = {}
     for index in order.tolist():
         label = int(labels[index])
         counts[label] = counts.get(label, 0) + 1
-        if counts[label] <= PER_CLASS:
+        if counts[label] <= limit:
             keep.append(index)
     return torch.tensor(sorted(keep), dtype=torch.long)
 

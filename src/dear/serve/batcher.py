@@ -14,10 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from dear.serve.errors import Refused
 from dear.serve.fair import FairQueue
+from dear.serve.pace import Pace
+from dear.serve.stages import add_split
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -32,6 +35,7 @@ class _Request:
         self.future: asyncio.Future[list[Any]] = self.loop.create_future()
         self._results: list[Any] = [None] * count
         self._left = count
+        self.began: float | None = None  #: when the first job was computed
 
     def set(self, number: int, result: Any) -> None:
         """Note a result, or the exception in its place."""
@@ -62,10 +66,10 @@ class Batcher(Generic[J, R]):
 
     Args:
         compute: results of a batch of jobs, in their order; an exception fails the whole batch.
-        largest: jobs in a batch.
+        largest: jobs in a batch; fewer where they take long (`dear.serve.pace`).
         longest_wait: seconds that a job which found the device busy waits for others; one that finds it idle
             is computed at once.
-        most_queued: jobs waiting at once; more are refused.
+        most_queued: jobs waiting at once; more are refused, except of callers that have few of them.
         most_per_caller: jobs of one caller waiting at once; None: as many as there are places.
         observe: called with (jobs in the batch, seconds of the computation) after every batch.
     """
@@ -82,6 +86,7 @@ class Batcher(Generic[J, R]):
         self._compute, self._largest, self._wait, self._most = compute, largest, longest_wait, most_queued
         self._most_per_caller = most_queued if most_per_caller is None else most_per_caller
         self._observe = observe
+        self._pace = Pace()
         self._queue: FairQueue[_Waiting] = FairQueue()
         self._held: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -106,30 +111,34 @@ class Batcher(Generic[J, R]):
             return []
         request = _Request(len(jobs))
         self._put([_Waiting(caller, request, n, job) for n, job in enumerate(jobs)], caller, cost)
-        return await request.future
+        return await _staged(request)
 
     async def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> V:
         """Call a function in the computing thread when it is the caller's turn."""
         request = _Request(1)
         self._put([_Waiting(caller, request, function=function)], caller, cost)
-        result: V = (await request.future)[0]
+        result: V = (await _staged(request))[0]
         return result
 
     def _put(self, waiting: list[_Waiting], caller: str, cost: float) -> None:
         with self._changed:
             if self._closed:
                 raise Refused(503, "the service is stopping; ask another one")
-            total = self._held.total()
-            if total + len(waiting) > self._most:
+            total, own = self._held.total(), self._held[caller]
+            if total + len(waiting) > self._most and own + len(waiting) > self._share(caller):
                 raise Refused(429, f"{total} images are waiting; try again", retry_after=1)
-            if self._held[caller] + len(waiting) > self._most_per_caller:
-                raise Refused(429, f"{self._held[caller]} images of this key wait; try again", retry_after=1)
+            if own + len(waiting) > self._most_per_caller:
+                raise Refused(429, f"{own} images of this key wait; try again", retry_after=1)
             if not total:
                 self._progress = time.monotonic()
             self._held[caller] += len(waiting)
             for one in waiting:
                 self._queue.put(caller, cost, one)
             self._changed.notify()
+
+    def _share(self, caller: str) -> int:
+        """Jobs that a caller may have waiting even where others have filled the queue."""
+        return self._most // (2 * len({*self._held, caller}))
 
     def close(self, seconds: float | None = None) -> None:
         """Answer what is queued, then stop; what is left after that many seconds is refused."""
@@ -155,7 +164,8 @@ class Batcher(Generic[J, R]):
             if first.function is not None:
                 return [first]
             batch, until = [first], first.since + self._wait if first.since < self._free else 0.0
-            while len(batch) < self._largest:
+            largest = self._pace.pieces(self._largest)
+            while len(batch) < largest:
                 one = self._queue.take(_is_job)
                 if one is not None:
                     batch.append(one)
@@ -168,12 +178,15 @@ class Batcher(Generic[J, R]):
     def _run(self, batch: list[_Waiting]) -> None:
         live = [one for one in batch if not one.request.future.done()]
         began = time.perf_counter()
+        for one in live:
+            one.request.began = one.request.began or began
         results: Sequence[Any] = []
         try:
             if live and live[0].function is not None:
                 results = [live[0].function()]
             elif live:
-                results = self._compute([one.job for one in live])
+                jobs = [one.job for one in live]
+                results = self._pace.timed(len(jobs), partial(self._compute, jobs))
         except BaseException as error:
             results = [error] * len(live)
         _deliver(list(zip(live, results, strict=True)))
@@ -182,8 +195,17 @@ class Batcher(Generic[J, R]):
             for one in batch:
                 self._held[one.caller] -= 1
             self._held = +self._held
-        if self._observe is not None and batch[0].function is None:
+        if self._observe is not None and live and live[0].function is None:
             self._observe(len(live), time.perf_counter() - began)
+
+
+async def _staged(request: _Request) -> list[Any]:
+    """The results of a request; how long it waited and was computed is noted."""
+    since = time.perf_counter()
+    try:
+        return await request.future
+    finally:
+        add_split("queue", "compute", since, request.began)
 
 
 def _deliver(answers: Sequence[tuple[_Waiting, Any]]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from dear.serve.decode_process import Decoding, Worker
 from dear.serve.errors import Refused
 from dear.serve.fair import FairQueue
+from dear.serve.stages import add_split
 
 __all__ = ["Decoder", "Decoding", "Upload"]
 _LARGE = 8_000_000  # pixels; such an image never takes the last idle process
@@ -42,6 +43,7 @@ class Task:
     caller: str
     future: asyncio.Future[Tensor | Refused]
     tries: int = 0
+    began: float | None = None  #: when a process got it
 
 
 class Decoder:
@@ -113,6 +115,7 @@ class Decoder:
         if not len(self._queue) and not any(worker.task for worker in self._workers):
             self._progress = time.monotonic()
         pending: list[Refused | asyncio.Future[Tensor | Refused]] = []
+        tasks, since = [], time.perf_counter()
         for upload, cost in zip(uploads, costs, strict=True):
             if isinstance(cost, Refused):
                 pending.append(cost)
@@ -120,10 +123,13 @@ class Decoder:
             task = Task(upload, cost, caller, loop.create_future())
             self._queue.put(caller, cost + _BASE_COST, task)
             pending.append(task.future)
+            tasks.append(task)
         self.dispatch()
         try:
             return [one if isinstance(one, Refused) else await one for one in pending]
         finally:
+            begun = [task.began for task in tasks if task.began is not None]
+            add_split("decode_wait", "decode", since, min(begun, default=None))
             for one in pending:  # of a request that was given up
                 if not isinstance(one, Refused):
                     one.cancel()
@@ -162,6 +168,7 @@ class Decoder:
                 return
             if not task.future.done():
                 self._pixels += task.cost
+                task.began = task.began or time.perf_counter()
                 worker.decode(task)
 
     def _fits(self, task: Task) -> bool:

@@ -1,4 +1,4 @@
-"""Processes that decode images: forked from one that has loaded the decoders, limited, and killed when late.
+"""Processes that decode images: forked with the decoders loaded, limited, killed when greedy.
 
 They also free the service from the decoders' Python parts, which hold the interpreter's lock: threads of one
 process decode a few hundred files a second however many there are.
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 REDUCED = 4
 _SHORT = 2**20  # bytes; memory of longer files is given back
 _MOST_SENTENCE = 4000  # bytes
+_LOOK_SECONDS = 0.05  # at least, between two looks at what a process has used
 _ENDED = "the image ended the program that was to decode it"
 _REQUEST = struct.Struct("<IQ")  # length of the file, pixels that it may have
 _REPLY = struct.Struct("<HId")  # status (0: pixels), length of the answer, processor time so far
@@ -60,7 +61,8 @@ class Decoding:
     size: Size  #: side S of the square, or the whole rule
     most_pixels: int  #: of an image before it is resized
     reduced: bool = False  #: decode large JPEG files at a reduced scale: faster, pixels a little off
-    seconds: float = 3.0  #: after which a decoding process is killed
+    seconds: float = 3.0  #: of processor time, after which a decoding process is killed
+    wall_seconds: float = 12.0  #: of any time, after which another process tries once more
     most_content: int = 32 * 2**20  #: bytes of a file
     most_bytes: int = 2**30  #: of memory that a decoding process may take beyond what it has at its start
 
@@ -86,54 +88,41 @@ class Decoding:
     def pixels(self, content: bytes, most_pixels: int) -> bytes:
         """The bytes of uint8 [3, S, S]."""
         try:
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                if image.width * image.height > most_pixels:
-                    raise Refused(413, f"{image.width} x {image.height} pixels are more than its header says")
-                if self.reduced and image.format == "JPEG":  # the decoder can halve, quarter and eighth
-                    image.draft("RGB", (REDUCED * side_of(self.size),) * 2)
-                    return self._view(open_image(image))
-        except Refused:
-            raise
-        except Exception:  # the library's own reader has the better sentence
-            pass
-        try:
-            return self._view(open_image(content))
+            return self._view(self._checked(content, most_pixels))
         except InputError as error:
             if isinstance(error.__cause__, MemoryError):
                 raise Refused(413, "takes too much memory to decode; make it smaller") from None
             raise Refused(400, _reason(error)) from None
-        except MemoryError:
+        except (MemoryError, RuntimeError):  # PyTorch's kernels raise the latter
             raise Refused(413, "takes too much memory to decode; make it smaller") from None
 
     def _checked(self, content: bytes, most_pixels: int) -> Source:
         """The file, or an image at a reduced scale; refused where it is larger than its header said."""
         header = None if self.reduced else jpeg.read_header(content)
+        if header is not None:
+            _allow(header.width, header.height, most_pixels)
+            return content
         try:
-            if header is not None:
-                width, height = header.width, header.height
-            else:
-                width, height, reduced = self._opened(content)
-                if reduced is not None:
-                    return reduced
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                size, reducible = image.size, self.reduced and image.format == "JPEG"
         except Exception:  # the library's reader has the better sentence
             return content
-        if width * height > most_pixels:
-            raise Refused(413, f"{width} x {height} pixels are more than its header says")
-        return content
-
-    def _opened(self, content: bytes) -> tuple[int, int, Image.Image | None]:
-        """Width and height by Pillow, and the image where it is decoded at a reduced scale."""
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            width, height = image.size
-            if self.reduced and image.format == "JPEG":  # the decoder can halve, quarter and eighth
+        _allow(*size, most_pixels)
+        if reducible:  # the decoder can halve, quarter and eighth
+            with contextlib.suppress(Exception), Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 image.draft("RGB", (REDUCED * side_of(self.size),) * 2)
-                if image.size != (width, height):
-                    return width, height, open_image(image)
-        return width, height, None
+                if image.size != size:
+                    return open_image(image)
+        return content
 
     def _view(self, source: Source) -> bytes:
         found: bytes = view_pixels(source, self.size).transpose(2, 0, 1).tobytes()
         return found
+
+
+def _allow(width: int, height: int, most_pixels: int) -> None:
+    if width * height > most_pixels:
+        raise Refused(413, f"{width} x {height} pixels are more than its header says")
 
 
 class Worker:
@@ -150,7 +139,7 @@ class Worker:
         self._handle = -1
         self._ready = False
         self._heard = b""
-        self._used = 0.0  # processor time until its last answer
+        self._used = self._began = 0.0  # processor time until its last answer; when the file came
         self._timer: asyncio.TimerHandle | None = None
         self._memory, descriptor = _shared_memory(_room(self._how))
         self.line, other = socket.socketpair()
@@ -172,8 +161,8 @@ class Worker:
     def decode(self, task: Task) -> None:
         """Begin with a file; `hear` is called when it is done."""
         content = task.upload.content
-        self.task = task
-        self._timer = self._decoder.loop.call_later(self._how.seconds, self._late)
+        self.task, self._began = task, time.monotonic()
+        self._timer = self._decoder.loop.call_later(self._how.seconds, self._look)
         try:
             self._memory[: len(content)] = content
             self.line.send(_REQUEST.pack(len(content), max(task.cost, 1)))
@@ -238,14 +227,25 @@ class Worker:
             self._decoder.released(task)
             self._decoder.finish(task, found)
 
-    def _late(self) -> None:
-        """The file took too long: the process is killed."""
-        seconds = self._how.seconds
-        reason = Refused(413, f"takes longer than {seconds:g} seconds to decode; make it smaller")
-        # With hardly any processor time it was stopped, or others were busy: not the image's fault.
-        self._end(reason, again=_cpu_seconds(self.pid) - self._used < seconds / 2)
+    def _look(self) -> None:
+        """See what a file that is not done has used; the process is killed when that is too much.
 
-    def _end(self, reason: Refused, again: bool) -> None:
+        Processor time counts, so that a busy machine refuses no image. A process that something else stopped,
+        or that got hardly any time for long, is replaced and its file tried once more.
+        """
+        how, waited = self._how, time.monotonic() - self._began
+        used, stopped = _state(self.pid)
+        left = how.seconds - (used - self._used)
+        if left <= 0:
+            self._end(Refused(413, f"takes longer than {how.seconds:g} seconds to decode; make it smaller"))
+        elif stopped or waited >= how.wall_seconds:
+            reason = Refused(503, "the service is too busy to decode it; try again", retry_after=1)
+            self._end(reason, again=True)
+        else:
+            wait = max(min(left, how.wall_seconds - waited), _LOOK_SECONDS)
+            self._timer = self._decoder.loop.call_later(wait, self._look)
+
+    def _end(self, reason: Refused, again: bool = False) -> None:
         """End the process; its file is refused, or tried once more by another."""
         self._decoder.loop.remove_reader(self.line)
         self.kill()
@@ -379,14 +379,14 @@ def _limit_memory(more: int) -> None:
         pass
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Processor time of a process; infinite where the system does not say."""
+def _state(pid: int) -> tuple[float, bool]:
+    """Processor time of a process, infinite where the system does not say, and whether it was stopped."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] in "Tt"
     except (OSError, ValueError, IndexError):
-        return float("inf")
+        return float("inf"), False
 
 
 def _reason(error: InputError) -> str:

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from dear.serve.errors import Refused
 from dear.serve.metrics import Metrics
 from dear.serve.settings import Limits
+from dear.serve.stages import server_timing, staged
 from dear.serve.tracing import span
 from dear.serve.traffic import Traffic
 
@@ -52,11 +53,14 @@ class Guard:
         async def answer(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 answered["status"] = message["status"]
-                message.setdefault("headers", []).append((b"x-request-id", number.encode()))
+                headers = message.setdefault("headers", [])
+                headers.append((b"x-request-id", number.encode()))
+                if spent:
+                    headers.append((b"server-timing", server_timing(spent)))
             await send(message)
 
         body = _Body(scope, receive, self.limits, self.traffic)
-        with span(scope, number) as traced:
+        with staged() as spent, span(scope, number) as traced:
             try:
                 self._check_headers(scope)
                 await self.app(scope, body.receive, answer)
@@ -76,18 +80,22 @@ class Guard:
             finally:
                 body.release()
                 seconds = time.perf_counter() - began
-                traced(_route(scope), answered["status"])
-                self._count(scope, answered["status"], seconds, number)
+                traced(_route(scope), answered["status"], spent)
+                self._count(scope, answered["status"], seconds, number, spent)
 
     def _check_headers(self, scope: dict[str, Any]) -> None:
         length = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         if length > self.limits.header_bytes:
             raise Refused(431, f"the headers have more than {self.limits.header_bytes:,} bytes")
 
-    def _count(self, scope: dict[str, Any], status: int, seconds: float, number: str) -> None:
+    def _count(
+        self, scope: dict[str, Any], status: int, seconds: float, number: str, spent: dict[str, float]
+    ) -> None:
         route = _route(scope)
         self.metrics.requests.labels(route, status).inc()
         self.metrics.seconds.labels(route).observe(seconds)
+        for name, part in spent.items():
+            self.metrics.stages.labels(name).observe(part)
         client = scope.get("client")
         LOG.info(
             json.dumps(
@@ -100,6 +108,7 @@ class Guard:
                     "model": scope.get("path_params", {}).get("name"),
                     "status": status,
                     "seconds": round(seconds, 4),
+                    **({"stages": {name: round(part, 4) for name, part in spent.items()}} if spent else {}),
                 }
             )
         )

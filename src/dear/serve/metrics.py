@@ -30,6 +30,13 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.stages = Histogram(
+            "dear_stage_seconds",
+            "Time of requests by stage.",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.images = Counter("dear_images", "Images answered.", registry=registry)
         self.batch = Histogram("dear_batch_images", "Images per batch.", buckets=_SIZES, registry=registry)
         self.compute = Histogram(

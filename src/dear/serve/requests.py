@@ -19,6 +19,7 @@ from dear.serve.decode import Upload
 from dear.serve.errors import Refused
 from dear.serve.multipart import read_parts
 from dear.serve.settings import Limits
+from dear.serve.stages import stage
 
 _MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
 _SHORT_BODY = 128 * 1024  # bytes that are read at once; longer bodies are read by a thread
@@ -70,11 +71,13 @@ async def read_request(request: Request, limits: Limits) -> tuple[list[Upload], 
     kind = header.partition(";")[0].strip().casefold()
     if kind not in ("multipart/form-data", "application/json"):
         raise Refused(415, "send images as multipart/form-data (field files) or as application/json")
-    body = await request.body()
+    with stage("receive"):
+        body = await request.body()
     read = _read_json if kind == "application/json" else _read_multipart
     if len(body) <= _SHORT_BODY:
         return read(body, header, limits)
-    return await asyncio.get_running_loop().run_in_executor(_readers, read, body, header, limits)
+    with stage("read"):
+        return await asyncio.get_running_loop().run_in_executor(_readers, read, body, header, limits)
 
 
 def _read_json(body: bytes, content_type: str, limits: Limits) -> tuple[list[Upload], Options]:

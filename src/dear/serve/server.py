@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import suppress
 from types import FrameType
@@ -14,6 +15,8 @@ from dear.serve.app import make_app
 from dear.serve.connections import guarded_protocol
 from dear.serve.service import Service
 
+# Computing gives the interpreter up at every kernel, and waits this long for it where another thread has it.
+_SWITCH_SECONDS = 0.0005
 _GRACE = 3.0  # seconds after the drain limit in which the process ends by itself
 
 
@@ -46,6 +49,7 @@ def run_server(service: Service, host: str, port: int, **options: Any) -> None:
         **options,
     )
     server = Server(config)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has stopped
         server.run()
     if not server.started:

@@ -33,8 +33,10 @@ from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
 from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
+from dear.serve.pace import Pace
 from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
+from dear.serve.stages import stage, staged
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import Rows, prepare_texts
 from dear.serve.traffic import Traffic
@@ -46,6 +48,7 @@ _EXPLAINING = 3  # images that one explained image costs as much as
 _EXPLAINED_AT_ONCE = 4  # images, between two batches
 _MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
+_LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Service:
         self.store.refresh()
         size = clip.config.view
         how = Decoding(
-            size, limits.pixels, settings.reduced_jpeg, limits.decode_seconds,
+            size, limits.pixels, settings.reduced_jpeg, limits.decode_seconds, limits.decode_wall_seconds,
             limits.body_bytes, limits.decode_bytes,
         )  # fmt: skip
         self.decoder = Decoder(settings.decoding(device), how, limits.decoding_pixels)
@@ -113,6 +116,7 @@ class Service:
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
         self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Answerer] = OrderedDict()
         self._begun: OrderedDict[tuple[str, str, tuple[str, ...]], list[Rows]] = OrderedDict()
+        self._pace = Pace(least=_LEAST_TEXTS)
         self._stopping = threading.Event()
         self._memory = ExitStack()
         self._memory.enter_context(given_back())
@@ -135,9 +139,12 @@ class Service:
     async def adapter(self, name: str) -> Adapter:
         """An adapter, loaded in the background if need be, with its class texts encoded."""
         adapter = self.store.ready(name)
-        if adapter is None:
-            adapter = await asyncio.get_running_loop().run_in_executor(self._loaders, self.store.get, name)
-        await self._prepared(adapter)
+        if adapter is None or not adapter.prepared:
+            with stage("load"):
+                if adapter is None:
+                    loop = asyncio.get_running_loop()
+                    adapter = await loop.run_in_executor(self._loaders, self.store.get, name)
+                await self._prepared(adapter)
         return adapter
 
     async def _prepared(self, adapter: Adapter) -> None:
@@ -150,8 +157,13 @@ class Service:
             await asyncio.shield(adapter.preparing)
 
     async def _prepare(self, adapter: Adapter) -> None:
-        adapter.rows = await prepare_texts(adapter.answerer, self._in_turn(_ADAPTERS))
+        with staged():  # not part of the request that came first
+            adapter.rows = await prepare_texts(adapter.answerer, self._for_adapters, self._pace)
         adapter.prepared = True
+
+    async def _for_adapters(self, function: Callable[[], Any], cost: float) -> Any:
+        """Call a function between batches; whatever its cost it counts as one image: answers wait for it."""
+        return await self.batcher.call(function, _ADAPTERS)
 
     def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
         return lambda function, cost: self.batcher.call(function, caller, cost)
@@ -170,7 +182,7 @@ class Service:
             with self._in_time():  # what a request that gave up has begun is gone on with
                 loop = asyncio.get_running_loop()
                 answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
-                await prepare_texts(answerer, self._in_turn(caller), adapter.rows, parts)
+                await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows, parts)
             self._begun.pop(key, None)
             self._lists[key] = answerer
             while sum(len(names) for _, _, names in self._lists) > _MOST_CACHED_CLASSES:
@@ -218,8 +230,7 @@ class Service:
                 continue
             _require_finite(own, adapter.card.name)
             scaled, nearness = (own[:-1], own[-1:]) if near else (own, None)
-            score = None if limit is None else float(answerer.model.score(scaled[None], nearness))
-            rejected = limit is not None and score is not None and score < limit.value
+            rejected = limit is not None and float(answerer.model.score(scaled[None], nearness)) < limit.value
             answers.append(Answer(scaled.softmax(dim=-1), rejected))
         return answers
 
@@ -283,11 +294,13 @@ class Service:
         def encode(some: list[str]) -> Tensor:
             return torch.nn.functional.normalize(self.clip.encode_text(some).float(), dim=-1).cpu()
 
-        parts = []
+        parts, left = [], list(texts)
         with self._in_time():
-            for start in range(0, len(texts), _TEXTS_AT_ONCE):
-                some = list(texts[start : start + _TEXTS_AT_ONCE])
-                parts.append(await self.batcher.call(partial(encode, some), caller, len(some)))
+            while left:
+                count = self._pace.pieces(_TEXTS_AT_ONCE)
+                some, left = left[:count], left[count:]
+                own = partial(self._pace.timed, len(some), partial(encode, some))
+                parts.append(await self.batcher.call(own, caller, len(some)))
         return torch.cat(parts)
 
     # -- management -------------------------------------------------------------------------------
@@ -304,11 +317,16 @@ class Service:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
-            asked = self.batcher.compute([ImageJob(blank, adapter.answerer)], MANAGEMENT)
-            answer = asyncio.run(asyncio.wait_for(asked, self.settings.limits.seconds))
-            _require_finite(answer[0], adapter.card.name)
+            answer = asyncio.run(
+                asyncio.wait_for(self._answered(adapter, blank), self.settings.limits.seconds)
+            )
+            _require_finite(answer, adapter.card.name)
         except Exception as error:  # whatever its values make of an image
             raise Refused(400, f"the run cannot be served: it does not answer an image ({error})") from error
+
+    async def _answered(self, adapter: Adapter, pixels: Tensor) -> Tensor:
+        await self._prepare(adapter)
+        return (await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT))[0]
 
     # -- operation --------------------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ class Limits:
     request_pixels: int = 100_000_000  #: of all images of a request
     classes: int = 1000  #: that a request may name
     texts: int = 256  #: of an embedding request
-    decode_seconds: float = 3.0  #: for one image; then its decoder is killed
+    decode_seconds: float = 3.0  #: of processor time for one image; then its decoder is killed
+    decode_wall_seconds: float = 12.0  #: for one image; then another decoder tries once more
     decode_bytes: int = 2**30  #: of memory that the decoder of an image may take
     seconds: float = 30.0  #: from the last byte of the request to its answer
     # of all requests together

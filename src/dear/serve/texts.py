@@ -18,8 +18,9 @@ from torch import Tensor
 from dear.methods.base import Method, unit
 from dear.methods.calibration import class_scales, distance_ratio
 from dear.serve.engine import Answerer
+from dear.serve.pace import Pace
 
-SLICE = 16  #: classes whose texts are encoded at once on a CPU, between two batches
+SLICE = 16  #: classes whose texts are encoded at once on a CPU, between two batches; fewer if that takes long
 SLICE_ON_GPU = 64
 Call = Callable[[Callable[[], Any], float], Awaitable[Any]]  #: runs a function of some cost in its turn
 
@@ -34,28 +35,32 @@ class Rows:
 
 
 async def prepare_texts(
-    answerer: Answerer, call: Call, base: Rows | None = None, parts: list[Rows] | None = None
+    answerer: Answerer, call: Call, pace: Pace, base: Rows | None = None, parts: list[Rows] | None = None
 ) -> Rows | None:
     """Encode the texts of a model's classes in slices; None for a method that cannot take other classes.
 
     Args:
         answerer: whose first answer then encodes nothing.
         call: runs one slice.
+        pace: how many classes a slice may have.
         base: of the adapter's own classes, for the calibration of others.
         parts: slices that are done already; further ones are added.
     """
     method = answerer.method
-    size = SLICE if method.clip.device.type == "cpu" else SLICE_ON_GPU
+    most = SLICE if method.clip.device.type == "cpu" else SLICE_ON_GPU
     if not method.open_classes:
         await call(partial(_answer, method), 1.0)
         return None
     parts = [] if parts is None else parts
-    for start in range(size * len(parts), len(method.classes), size):
-        names = method.classes[start : start + size]
-        if start + size < len(method.classes):
-            parts.append(await call(partial(_rows, method, names), len(names)))
-    found: Rows = await call(partial(_last, answerer, names, parts, base), len(names))
-    return found
+    while True:
+        start = sum(len(part.texts) for part in parts)
+        names = method.classes[start : start + pace.pieces(most)]
+        if start + len(names) == len(method.classes):
+            last = partial(_last, answerer, names, parts, base)
+            found: Rows = await call(partial(pace.timed, len(names), last), len(names))
+            return found
+        rows = partial(_rows, method, names)
+        parts.append(await call(partial(pace.timed, len(names), rows), len(names)))
 
 
 @torch.no_grad()

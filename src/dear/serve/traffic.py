@@ -58,10 +58,14 @@ class Traffic:
         self._tokens[caller.name] = (left - 1, now)
 
     def hold(self, caller: str, count: int) -> None:
-        """Note bytes of a body that are held; negative: given back. One caller may hold half of all."""
+        """Note bytes of a body that are held; negative: given back.
+
+        One caller may hold half of all; where others hold all, one that holds little may go on.
+        """
         own, most = self._bytes.get(caller, 0) + count, self.limits.held_bytes
-        total = sum(self._bytes.values()) + count
-        if count > 0 and (own > max(most // 2, self.limits.upload_bytes) or total > most):
+        full = sum(self._bytes.values()) + count > most
+        share = most // (2 * len({*self._bytes, caller}))
+        if count > 0 and (own > max(most // 2, self.limits.upload_bytes) or (full and own > share)):
             raise Refused(429, "too many bytes of requests are held; try again", retry_after=1)
         if own:
             self._bytes[caller] = own

@@ -18,8 +18,9 @@ from dear.heads.without import role_map, ways_to_remove
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
 from dear.studio.state import EXAMPLE, StudioState
-from dear.workflows.audit import Audit, AuditOptions, audit, without
+from dear.workflows.audit import Audit, AuditOptions, audit
 from dear.workflows.audit_evidence import evidence
+from dear.workflows.audit_model import without
 
 SHOTS = 16  #: images per class that are looked at
 CHOICES = CONCEPTS
@@ -62,7 +63,7 @@ class Auditor:
         progress: Progress | None = None,
         without_it: bool = True,
     ) -> list[Thumbnail]:
-        """The model's answers for a visitor's images, and if asked those without the concept."""
+        """The model's answers for a visitor's images, and if wanted those without the concept."""
         model = self.state.find_model(progress)
         opened = [image for _, image in images]
         answers = [model.probabilities(opened)]
@@ -85,11 +86,11 @@ class Auditor:
         roles = role_map(self.state.roles, model.clip)
         layers = model.clip.config.vision.last_third if roles is None else roles.layers
 
-        def report(done: int) -> None:
+        def images_done(done: int) -> None:
             if progress is not None:
                 progress("images", done, len(training))
 
-        seen = collect(model.clip, training, layers, progress=report)
+        seen = collect(model.clip, training, layers, progress=images_done)
         ways = ways_to_remove(model.clip, find_concept(concept), seen, roles)
         if not ways:
             raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
@@ -102,6 +103,6 @@ def audit_html(found: Audit) -> str:
 
 
 def answers_html(concept: str, images: Sequence[Thumbnail], without_it: bool = True) -> str:
-    """Answers with a concept, and without it if they were asked for."""
+    """Answers with a concept, and without it if they are wanted."""
     title = f"Your images with and without {concept}" if without_it else "Your images as the model answers"
     return render("studio/gallery.html", title=title, images=images)

@@ -32,7 +32,6 @@ _SECONDS = 30.0
 Ranked = tuple[tuple[str, float], ...]  #: class names with probabilities, likeliest first
 
 MOST_IMAGES, MOST_CLASSES = 24, 1000
-HEADLESS = "attributes without heads"
 TITLES = {
     "zero-shot": "zero-shot CLIP",
     "auto": "adapted, auto",
@@ -168,10 +167,10 @@ def classify(
         if votes is not None and isinstance(method, DeAR):
             first, second = logits["fused"][row].topk(2).indices.tolist()
             parts = (votes[row, :, first] - votes[row, :, second]).tolist()
-            shares = dict(zip(("class", *method.attributes), parts, strict=True))
-            headless = [name for name in method.attributes if name not in with_heads]
-            if headless:
-                shares[HEADLESS] = sum(shares.pop(name) for name in headless)
+            shares = dict(zip(method.voters, parts, strict=True))
+            hidden = [name for name in method.attributes if name not in with_heads]
+            if hidden:  # no head has their role, so one bar stands for all of them
+                shares["others"] = sum(shares.pop(name) for name in hidden)
             runner_up = classes[second]
         none = tuple(mode for mode, rows in refused.items() if rows[row])
         verdicts.append(Verdict(name, image, answers, shares, runner_up, none))

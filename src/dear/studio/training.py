@@ -187,9 +187,8 @@ class Trainer:
         else:
             title = model.method.title
             self.state.use(model, f"{title} trained here on {images.name}", test or images)
-            labels = label_sentence(
-                model.metrics.get("labels"), self.spec and self.spec.data, model.clip.name
-            )
+            data = None if self.spec is None else self.spec.data
+            labels = label_sentence(model.metrics.get("labels"), data, model.clip.name)
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
             watched.message += f" Notice: {labels}." if labels else ""
             watched.state = "finished"

@@ -8,8 +8,9 @@ from typing import Any
 from dear.errors import InputError
 from dear.report.explain_page import heat
 from dear.report.page import render
-from dear.runs.explain import Explainer, where
+from dear.runs.explain import Explainer
 from dear.runs.model import Model
+from dear.runs.where import where
 from dear.studio.state import StudioState
 from dear.workflows.explain import page_facts, seen
 

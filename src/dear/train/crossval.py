@@ -82,14 +82,14 @@ def class_folds(classes: int, seed: int) -> list[tuple[Tensor, Tensor]]:
 
     A half of one class cannot be trained, so three classes give one turn and two give none.
 
-    >>> [len(kept) for kept, _ in class_folds(3, 1)], len(class_folds(4, 1)), class_folds(2, 1)
+    >>> [len(trained) for trained, _ in class_folds(3, 1)], len(class_folds(4, 1)), class_folds(2, 1)
     ([2], 2, [])
     """
     order = torch.randperm(classes, generator=stream(seed, "class folds", classes))
     half = (classes + 1) // 2
     first, second = order[:half].sort().values, order[half:].sort().values
     turns = [(first, second), (second, first)]
-    return [(kept, left) for kept, left in turns if len(kept) >= 2 and len(left) >= 1]
+    return [(trained, held) for trained, held in turns if len(trained) >= 2 and len(held) >= 1]
 
 
 def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, seed: int = 1) -> Method:
@@ -121,7 +121,7 @@ class Trials:
     repeated: Callable[[Tensor], list[int]] | None = None
     #: called with (steps done, steps in all) of the training that runs
     progress: Callable[[int, int], None] | None = None
-    stop: Callable[[], bool] | None = None  #: asked after every step; True ends everything with `Paused`
+    stop: Callable[[], bool] | None = None  #: called after every step; True ends everything with `Paused`
 
     def fit_subset(self, method: Method, rows: Tensor, place: Tensor | None = None) -> None:
         """Train a fresh method on the images at `rows`; `place` translates the set's labels to its own."""

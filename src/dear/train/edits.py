@@ -1,36 +1,42 @@
 """Removing a property of images (brightness, a frame, a mark) from what a training learns.
 
-Two ways: edited copies of the training images join the training, or the directions along which edits move the
-feature are removed from it. Which one is better is asked by cross-validation on the training images: a linear
-classifier must stay right on held-out images as they are and edited.
+Three ways: edited copies of the training images join the training; the directions along which edits move the
+feature are removed from it; or what those heads add that react to the edits. Which one is best is decided on
+the training images (`dear.train.edit_trials`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
+from dear._io.progress import Progress, silent
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import UsageError
+from dear.heads.ablate import Collected, collect
 from dear.heads.repair import Repair
 from dear.heads.without import Without
 from dear.photos.copies import EditedImages
-from dear.photos.directions import edit_directions
+from dear.photos.directions import DIRECTIONS
 from dear.photos.edits import KINDS
 from dear.photos.properties import measure
 from dear.photos.shortcuts import Shortcut, find_shortcuts
-from dear.runs.feature_cache import FeatureCache
+from dear.train.edit_trials import (
+    WAYS,
+    Choice,
+    EditedFeatures,
+    Trial,
+    choose,
+    directions_removed,
+    heads_removed,
+)
 
-WAYS = ("directions", "copies")  #: the simpler first: it folds into weights
-CLOSE = 0.01  #: of accuracy: ways that are this near count as equal
-FOLDS = 4
+GAIN = 0.02  #: of the answers, to count as better
+MOST = 400  #: training images that are edited to find directions and heads, and to choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +45,16 @@ class EditPlan:
 
     kinds: tuple[str, ...]
     way: str
-    #: of the frozen feature's linear classifier on held-out images as they are and edited, by way
-    scores: Mapping[str, float]
     #: findings of these kinds in the training images
     shortcuts: tuple[Shortcut, ...]
+    #: what was tried on held-out training images; None: the way was given
+    choice: Choice | None = None
     #: edited copies, in blocks as long as the training set
     copies: tuple[EditedImages, ...] = ()
-    #: directions to remove from the feature; None: copies are trained on
+    #: what is removed from the feature; None: copies are trained on
     repair: Repair | None = None
+    #: contributions of training images in the plain backbone
+    images: Collected | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
@@ -62,12 +70,41 @@ class EditPlan:
         for kind in self.kinds:
             if not any(one.kind == kind for one in self.shortcuts):
                 found.append(f"No class of the training images stands out by {kind}; edits of it are random.")
-        if self.scores and self.scores[self.way] <= self.scores["nothing"] + 0.005:
-            found.append(
-                f"A linear classifier hardly uses {', '.join(self.kinds)}: on edited images it is right in "
-                f"{self.scores['nothing']:.1%} untouched, in {self.scores[self.way]:.1%} by {self.way}."
-            )
-        return tuple(found)
+        return (*found, *(() if self.choice is None else (self._verdict(self.choice),)))
+
+    def _verdict(self, choice: Choice) -> str:
+        """What the chosen way did on held-out training images."""
+        names, trials = ", ".join(self.kinds), choice.trials
+        before, after = trials["nothing"], trials[choice.way]
+        what = "brings answers to the class" if self.shortcuts else "makes answers wrong"
+        moved = f"on held-out training images an edit {what} in {before.moved:.1%}"
+        if before.moved < GAIN:
+            return f"A linear classifier hardly uses {names}: {moved}."
+        figures = f"{moved}, by {choice.way} in {after.moved:.1%}"
+        if before.moved - after.moved < GAIN:
+            return f"No way helps much against {names}: {figures}."
+        random = choice.random
+        if random is None:
+            return f"Chosen for {names}: {choice.way}; {figures}."
+        drawn = f"as many random {choice.way} {random.moved:.1%}"
+        if before.moved - random.moved > (before.moved - after.moved) / 2:
+            return f"Removing {names} does little more than chance: {figures}, {drawn}."
+        return f"Chosen for {names}: {choice.way}; {figures}, {drawn}."
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        if self.choice is None:
+            return {"way": self.way}
+        trials = dict(self.choice.trials)
+        if self.choice.random is not None:
+            trials["random"] = self.choice.random
+        return {"way": self.way, "held_out_training_images": _facts(trials)}
+
+
+def _facts(trials: Mapping[str, Trial]) -> dict[str, dict[str, float]]:
+    return {
+        way: {"accuracy": round(one.accuracy, 4), "moved": round(one.moved, 4)} for way, one in trials.items()
+    }
 
 
 def split_without(without: Without) -> tuple[tuple[str, ...], Without | None]:
@@ -76,7 +113,7 @@ def split_without(without: Without) -> tuple[tuple[str, ...], Without | None]:
     concepts = tuple(name for name in without.concepts if name not in KINDS)
     if not concepts:
         return kinds, None
-    if kinds and without.way in WAYS:
+    if without.way in ("directions", "copies"):
         raise UsageError(
             f"{concepts[0]} is a concept: {without.way} removes properties of images, {', '.join(KINDS)}"
         )
@@ -84,7 +121,12 @@ def split_without(without: Without) -> tuple[tuple[str, ...], Without | None]:
 
 
 def plan_edits(
-    clip: Clip, images: ImageSet, kinds: Sequence[str], way: str = "auto", seed: int = 1
+    clip: Clip,
+    images: ImageSet,
+    kinds: Sequence[str],
+    way: str = "auto",
+    seed: int = 1,
+    progress: Progress | None = None,
 ) -> EditPlan:
     """Decide how to remove properties from a training on these images.
 
@@ -92,70 +134,54 @@ def plan_edits(
         clip: the plain backbone.
         images: the training images.
         kinds: of the properties.
-        way: "auto", "copies" or "directions".
+        way: "auto", "directions", "heads" or "copies".
         seed: of the edits.
+        progress: called with (stage, done, total).
     """
     if way not in ("auto", *WAYS):
         raise UsageError(
-            f"{kinds[0]} is a property of images; it is removed by auto, {' or '.join(WAYS)}, not by {way}"
+            f"{kinds[0]} is a property of images; it is removed by auto, {', '.join(WAYS[:-1])} or "
+            f"{WAYS[-1]}, not by {way}"
         )
-    labels = images.labels
-    found = find_shortcuts(measure(images), labels.tolist(), images.classes)
+    progress = progress or silent
+    found = find_shortcuts(measure(images, progress), images.labels.tolist(), images.classes)
     shortcuts = tuple(one for one in found if one.kind in kinds)
     copies = [EditedImages(images, kind, seed=seed) for kind in kinds]
     copies += [EditedImages(images, one.kind, one, seed=seed) for one in shortcuts]
-    cache = FeatureCache()
-    seen = cache.image_features(clip, images)
-    edited = torch.stack([cache.image_features(clip, each) for each in copies])  # [T, n, E]
-    scores: dict[str, float] = {}
-    if way == "auto":
-        scores = {one: _score(one, seen, edited, labels) for one in ("nothing", *WAYS)}
-        best = max(scores[one] for one in WAYS)
-        way = next(one for one in WAYS if scores[one] >= best - CLOSE)
-    plan = EditPlan(tuple(kinds), way, scores, shortcuts)
+    plan = EditPlan(tuple(kinds), way, shortcuts)
     if way == "copies":
         return replace(plan, copies=tuple(copies))
-    basis = _basis(seen, edited)
-    removed = (basis.T @ basis).to(seen)
-    repair = Repair(tuple(kinds), ("edits",), seen.mean(dim=0), removed, rank=len(basis))
-    return replace(plan, repair=repair)
+    step = -(-len(images) // MOST)
+    places = range(0, len(images), step)
+    some, some_copies = images.subset(places), [each.subset(places) for each in copies]
+    seen = edited_features(clip, some, some_copies, progress)
+    choice = choose(seen, kinds) if way == "auto" else None
+    return _with_way(replace(plan, choice=choice, images=seen.original), seen, tuple(copies))
 
 
-def _basis(seen: Tensor, edited: Tensor) -> Tensor:
-    return edit_directions(seen.repeat(len(edited), 1), edited.flatten(0, 1))
+def edited_features(
+    clip: Clip, images: ImageSet, copies: Sequence[EditedImages], progress: Progress = silent
+) -> EditedFeatures:
+    """What the plain backbone makes of images and of their edited copies."""
+    layers, total = clip.config.vision.last_third, len(images) * (1 + len(copies))
+
+    def run(number: int, each: ImageSet) -> Collected:
+        start = number * len(images)
+        return collect(
+            clip, each, layers, progress=lambda done: progress("edited images", start + done, total)
+        )
+
+    original, *edited = (run(number, each) for number, each in enumerate((images, *copies)))
+    toward = tuple(-1 if each.shortcut is None else each.shortcut.label for each in copies)
+    return EditedFeatures(original, tuple(edited), images.labels.to(torch.int64), toward)
 
 
-def _score(way: str, seen: Tensor, edited: Tensor, labels: Tensor) -> float:
-    """Cross-validated accuracy of a logistic regression on images as they are and edited, half and half."""
-    from sklearn.linear_model import LogisticRegression
-
-    truth, right = labels.numpy(), []
-    fold = np.zeros(len(truth), dtype=int)
-    for label in np.unique(truth):
-        members = np.flatnonzero(truth == label)
-        fold[members] = np.arange(len(members)) % FOLDS
-    for number in range(FOLDS):
-        held = torch.from_numpy(fold == number)
-        learn, mine = seen[~held], truth[fold != number]
-        if not bool(held.any()) or len(np.unique(mine)) < 2:
-            continue
-        keep = torch.eye(seen.shape[1])
-        if way == "directions":
-            basis = _basis(learn, edited[:, ~held]).float()
-            keep = keep - basis.T @ basis
-        if way == "copies":
-            learn, mine = torch.cat((learn, edited[:, ~held].flatten(0, 1))), np.tile(mine, 1 + len(edited))
-        center = seen[~held].mean(dim=0)
-        model = LogisticRegression(C=100, max_iter=200).fit(_read(learn, center, keep), mine)
-        hits = [
-            float((model.predict(_read(rows[held], center, keep)) == truth[fold == number]).mean())
-            for rows in (seen, *edited)
-        ]
-        right.append((hits[0] + float(np.mean(hits[1:]))) / 2)
-    return float(np.mean(right)) if right else 0.0
-
-
-def _read(rows: Tensor, center: Tensor, keep: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Unit features with only some directions of the centered feature kept."""
-    read: np.ndarray[Any, np.dtype[np.float32]] = F.normalize((rows - center) @ keep + center, dim=-1).numpy()
-    return read
+def _with_way(plan: EditPlan, seen: EditedFeatures, copies: tuple[EditedImages, ...]) -> EditPlan:
+    """The plan with what its way needs."""
+    way = plan.way if plan.choice is None else plan.choice.way
+    if way == "copies":
+        return replace(plan, way=way, copies=copies)
+    if way == "heads":
+        return replace(plan, way=way, repair=heads_removed(seen, plan.kinds))
+    count = DIRECTIONS if plan.choice is None else plan.choice.directions
+    return replace(plan, way=way, repair=directions_removed(seen, plan.kinds, count))

@@ -43,11 +43,11 @@ def estimate(job: Job) -> Estimate | None:
             once, step, cached = _measured(job, job.images.subset(rows))
     except torch.OutOfMemoryError:
         return None  # the error of the training says what to do
-    whole = once * images / len(rows) + step * job.steps
+    total = once * images / len(rows) + step * job.steps
     if not job.spec.calibrate:
-        return Estimate(whole, 0.0)
+        return Estimate(total, 0.0)
     share = sum(trial_costs(job.method, job.images.labels, job.recipe.seed))
-    return Estimate(whole, share * (step * job.steps if cached else whole))
+    return Estimate(total, share * (step * job.steps if cached else total))
 
 
 def _measured(job: Job, first: ImageSet) -> tuple[float, float, bool]:

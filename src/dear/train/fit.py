@@ -42,7 +42,7 @@ def fit(
         resume: continue an interrupted run in `out`.
         progress: called with (stage, done, total).
         log: called after every step with steps done, steps in all and the last line of the training log.
-        stop: asked after every step; True stops.
+        stop: called after every step; True stops.
 
     Raises:
         DearError: anything a user can correct, in one sentence.
@@ -72,7 +72,7 @@ def fit(
         views=views.subset(rows) if views is not None and repeats else views,
     )
     if job.spec.calibrate and trained.calibration is None:
-        if views is not None and images is not job.images:  # copies would tell of the images held out
+        if views is not None and images is not job.images:  # copies would give away the images held out
             views = views.subset(range(len(job.images)))
         _calibrate(trained, job, views, progress, stop)
     return trained
@@ -85,8 +85,8 @@ def trials_of(job: Job, views: FrozenViews | None, stop: Callable[[], bool] | No
 
 
 def _features(trained: Model, job: Job, views: FrozenViews | None) -> Tensor:
-    """Frozen features [n, E] of the training images."""
-    if views is None:
+    """Frozen features [n, E] of the training images, in the precision of answers."""
+    if views is None or views.method.clip is not trained.bound.clip:
         return trained.features(job.images)
     own = views.features(None, range(len(job.images)))
     return own[:, : trained.clip.config.embed_dim]  # a focus stands behind it

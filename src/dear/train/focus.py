@@ -51,7 +51,7 @@ def find_focus(
         images: the training images.
         wanted: a role of the map, in any case, or "auto".
         roles: the backbone's role map.
-        progress: told about the images that are read.
+        progress: called with (stage, done, total).
     """
     heads = {
         name: left
@@ -91,16 +91,18 @@ def _concept(wanted: str) -> str:
         return wanted
 
 
-def focus_options(choice: FocusChoice) -> dict[str, Any]:
-    """The options of a method that a choice stands for."""
-    return {"focus": choice.heads, "focus_weight": choice.weight}
+def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
+    """The options of a method that a choice stands for; some have no weight for it."""
+    known = {option.name for option in fields(kind.Config)}
+    found = {"focus": choice.heads, "focus_weight": choice.weight}
+    return {name: value for name, value in found.items() if name in known}
 
 
-def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap) -> list[str]:
+def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap, kind: type[Method]) -> list[str]:
     """What was chosen, why, and what to know about the backbone."""
-    told = hardly_specialized(roles)
-    found = [] if told is None else [f"{clip.name}: {told}, so a focus gains little or nothing here."]
+    sentence = hardly_specialized(roles)
+    found = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
     if choice.role is None:
         return [*found, f"Focus: none; {choice.why}."]
-    weight = f", weight {choice.weight:g}"
+    weight = f", weight {choice.weight:g}" if "focus_weight" in focus_options(choice, kind) else ""
     return [*found, f"Focus: {choice.role} ({len(choice.heads)} heads{weight}); {choice.why}."]

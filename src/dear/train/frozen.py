@@ -52,19 +52,19 @@ class _Memory:
 
 
 class FrozenViews:
-    """The frozen stages of the images of a set, each computed when it is first needed and kept in memory.
+    """The frozen stages of the images of a set, each computed when it is first needed and held in memory.
 
     A random view depends on the seed, its number and the image's place in the set alone; epochs take the
     views in turn. Stages are computed for fixed groups of images, so that a resumed run computes the same
     bits. Features of CLIP's own view come from the cache on disk. Where all views would take more than
-    `limit_bytes`, nothing is kept: the views are the same, and their stages are computed at every step.
+    `limit_bytes`, nothing is held: the views are the same, and their stages are computed at every step.
 
     Args:
         method: whose frozen stages are computed; its learned tensors do not matter.
         images: the set.
         recipe: how views are made; without `augment` CLIP's own view is the only one.
         views: random views per image; None: as many as the recipe says.
-        limit_bytes: how much may be kept, on the device.
+        limit_bytes: how much may be held, on the device.
         progress: called with (stage, done, total) while features of the whole set are computed.
     """
 
@@ -125,7 +125,7 @@ class FrozenViews:
         return tuple(rows[at] for rows in self._memory.rows[key])
 
     def _keeps(self, key: _Key, places: list[int]) -> bool:
-        """Compute the groups of some images unless they are there; False where they cannot be kept."""
+        """Compute the groups of some images unless they are there; False where they cannot be held."""
         memory = self._memory
         if key == ("feature", None):
             if key not in memory.rows:
@@ -136,7 +136,7 @@ class FrozenViews:
         return all((key, group) in memory.groups or self._fill(key, group) for group in groups)
 
     def _fill(self, key: _Key, group: int) -> bool:
-        """Compute a group of images; False where its rows cannot be kept, which features always can."""
+        """Compute a group of images; False where its rows cannot be held, which features always can."""
         images, memory, limited = len(self.feed.images), self._memory, key[0] != "feature"
         if limited and memory.fits is False:
             return False

@@ -20,7 +20,7 @@ from dear.methods.base import Loss, Method
 from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
 from dear.train.frozen import FrozenViews, StepFeed, StepInputs
-from dear.train.recording import Inputs, Recording, can_record
+from dear.train.recording import Inputs, StepRecording, can_record
 
 _log = logging.getLogger("dear")
 _WORTH_RECORDING = 50  # steps
@@ -78,12 +78,12 @@ class EagerStep:
 class RecordedStep:
     """On a GPU: the frozen stage ahead of time for several steps, the rest recorded once and replayed.
 
-    Batches that are not whole are launched kernel by kernel.
+    A last batch that is not full is launched kernel by kernel.
     """
 
     def __init__(self, parts: StepParts, inputs: StepFeed) -> None:
         self.parts, self.inputs = parts, inputs
-        self.recording: Recording | None = None
+        self.recording: StepRecording | None = None
         self._works = True
         self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
 
@@ -91,10 +91,10 @@ class RecordedStep:
         """Take step `number`."""
         parts, inputs = self.parts, self.inputs.at(number)
         flat = (*inputs.frozen, inputs.labels, inputs.domains)
-        whole = len(inputs.labels) == parts.feed.recipe.batch
-        if whole and self.recording is None and self._works:
+        full = len(inputs.labels) == parts.feed.recipe.batch
+        if full and self.recording is None and self._works:
             self.recording = self._record(flat)
-        if not whole or self.recording is None:
+        if not full or self.recording is None:
             parts.optimizer.zero_grad(set_to_none=True)
             loss = parts.gradients(inputs)
             parts.update()
@@ -104,14 +104,14 @@ class RecordedStep:
             parts.update()
         return loss
 
-    def _record(self, inputs: Inputs) -> Recording | None:
+    def _record(self, inputs: Inputs) -> StepRecording | None:
         """A recording of the step; None where the method does what cannot be recorded.
 
         Recording runs the step a few times; random numbers (dropout) go on as if it had not.
         """
         before = torch.cuda.get_rng_state(self.parts.feed.device)
         try:
-            return Recording(
+            return StepRecording(
                 self._recorded, inputs, self.parts.learned, self.parts.optimizer if self._updates else None
             )
         except torch.OutOfMemoryError:
@@ -132,11 +132,8 @@ class RecordedStep:
     def _recorded(self, inputs: Inputs) -> Loss:
         *frozen, labels, domains = inputs
         assert labels is not None
-        return self.parts.gradients(StepInputs(tuple(_present(frozen)), labels, domains))
-
-
-def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+        present = tuple(tensor for tensor in frozen if tensor is not None)
+        return self.parts.gradients(StepInputs(present, labels, domains))
 
 
 def make_step(
@@ -219,7 +216,7 @@ class Loop:
             progress: called after every step.
             save: called after every epoch and every `save_every` steps, and before a pause.
             save_every: see `save`.
-            stop: asked after every step; True pauses.
+            stop: called after every step; True pauses.
 
         Returns:
             None when training is complete, else where it paused.

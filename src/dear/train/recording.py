@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from dear.clip.gpu.recorded import Recording
 from dear.methods.base import Loss
 
-_WARM_UP = 3  # steps before recording, so that libraries have chosen their kernels and taken their memory
+_WARM_UP = 3  # steps before recording
 
 Inputs = Sequence[Tensor | None]  #: tensors of one step
 
 
-class Recording:
-    """Loss, gradients and update of a method on inputs of one shape, as a CUDA graph.
+class StepRecording:
+    """Loss, gradients and update of a method on inputs of one shape, recorded.
 
-    The recorded step reads its inputs from fixed places and leaves the gradients in fixed places; learned
-    tensors, buffers, the optimizer's state and its learning rate are read and written where they are. The
-    recording knows memory addresses, so everything that `step` reads must stay alive: `step` is kept, and
-    what it refers to (a bound method with its prompts and backbone) is never exchanged.
+    Learned tensors, buffers, the optimizer's state and its learning rate are read and written where they are,
+    and gradients are left in fixed places: what `step` refers to (a bound method with its prompts and
+    backbone) is never exchanged.
 
     Args:
         step: from inputs to the loss, with gradients put on the learned tensors.
@@ -36,48 +36,35 @@ class Recording:
         learned: Sequence[Tensor],
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.held = (step, learned, optimizer)  # their memory must stay theirs
         self.updates = optimizer is not None
-        self.places = [None if part is None else part.clone() for part in inputs]
 
-        def gradients() -> Loss:
+        def gradients(*inputs: Tensor | None) -> Loss:
             for p in learned:
                 p.grad = None
-            loss = step(self.places)
+            loss = step(inputs)
+            if optimizer is not None and torch.cuda.is_current_stream_capturing():
+                optimizer.step()
             return Loss(loss.total.detach(), loss.parts)  # nothing of the autograd graph is kept
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                gradients()
-            if optimizer is not None:
-                _make_state(optimizer, learned)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = gradients()
-            self.grads = [(p, p.grad) for p in learned]
-            if optimizer is not None:
-                optimizer.step()
+        if optimizer is not None:
+            _make_state(optimizer, learned)
+        self.recording = Recording(gradients, inputs, warm_up=_WARM_UP, error_mode="global")
+        self.grads = [(p, p.grad) for p in learned]
 
     def __call__(self, inputs: Inputs) -> Loss:
         """The step on other inputs of the same shapes."""
-        for place, part in zip(self.places, inputs, strict=True):
-            if place is not None and part is not None:
-                place.copy_(part)
         for p, grad in self.grads:
             p.grad = grad
-        self.graph.replay()
+        loss = self.recording(inputs)
         if self.updates:
             mark_changed(p for p, _ in self.grads)
-        return self.loss
+        return loss
 
 
 def mark_changed(learned: Iterable[Tensor]) -> None:
     """Tell PyTorch that tensors were changed in place, which a replay does without its knowledge.
 
-    What is kept by a tensor's version (`Method.cached`) is then computed again.
+    What is cached by a tensor's version (`Method.cached`) is then computed again.
     """
     for tensor in learned:
         torch.autograd.graph.increment_version(tensor)
@@ -96,13 +83,13 @@ def _make_state(optimizer: torch.optim.Optimizer, learned: Sequence[Tensor]) -> 
     rates = [group["lr"].clone() for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"].zero_()
-    kept = [p.grad for p in learned]
+    grads = [p.grad for p in learned]
     for p in learned:  # only those without state take part, with a gradient that moves nothing
         p.grad = torch.zeros_like(p) if any(p is other for other in missing) else None
     optimizer.step()
     for p in missing:
         optimizer.state[p]["step"].zero_()
-    for p, grad in zip(learned, kept, strict=True):
+    for p, grad in zip(learned, grads, strict=True):
         p.grad = grad
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"].copy_(rate)

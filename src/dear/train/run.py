@@ -46,7 +46,7 @@ class Paused(RunError):  # noqa: N818 (a state, not a mistake)
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """What `train` was asked to do."""
+    """The arguments of `train`."""
 
     method: Method
     images: ImageSet
@@ -84,7 +84,7 @@ def train(
         resume: continue the run in `out` where it was saved last; the result has the same bits as that of
             a run never interrupted (on the CPU).
         progress: called with (steps done, steps in all, last line of the log) after every step.
-        stop: asked after every step; True stops as Ctrl-C does.
+        stop: called after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: made of method, recipe and images.
         views: what the frozen backbone makes of the images, where it is shared with other trainings.
@@ -93,8 +93,8 @@ def train(
     check_labels(method, images)
     folder = None if out is None else Path(out)
     spec = Spec.of(method, recipe, images) if spec is None else spec
-    with _deterministic(recipe.deterministic), _interrupts(stop) as asked:
-        job = _Job(method, images, recipe, folder, resume, progress, asked, save_every, spec, views)
+    with _deterministic(recipe.deterministic), _interrupts(stop) as stopped:
+        job = _Job(method, images, recipe, folder, resume, progress, stopped, save_every, spec, views)
         if folder is None:
             return _train(job)
         fresh = not folder.exists()
@@ -187,7 +187,7 @@ def check_labels(method: Method, images: ImageSet) -> None:
 
 
 def _paused(pause: Pause, folder: Path | None) -> str:
-    where = "nothing is kept" if folder is None else f"{folder} can be resumed"
+    where = "nothing is saved" if folder is None else f"{folder} can be resumed"
     return f"stopped after step {pause.step} of {pause.steps}; {where}"
 
 
@@ -196,11 +196,11 @@ def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]
     """Let the first Ctrl-C end training between two steps; the second is as usual."""
     pressed = threading.Event()
 
-    def asked() -> bool:
+    def stopped() -> bool:
         return pressed.is_set() or (stop is not None and stop())
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stopped
         return
     before = signal.getsignal(signal.SIGINT)
 
@@ -210,7 +210,7 @@ def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]
 
     signal.signal(signal.SIGINT, first)
     try:
-        yield asked
+        yield stopped
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -264,13 +264,13 @@ def _check_words(loop: Loop, window: Tensor | None, words: Mapping[str, str]) ->
 
 def _check_optimizer(loop: Loop, names: list[str]) -> None:
     """Refuse an optimizer's state that would only fail some steps later."""
-    whole = {"momentum_buffer"} if loop.recipe.optimizer == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
+    expected = {"momentum_buffer"} if loop.recipe.optimizer == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
     found = 0
     for parameter in loop.learned:
         state = loop.optimizer.state.get(parameter, {})
         found += len(state)
-        if state and set(state) != whole:
-            raise ValueError("the optimizer's state is not whole")
+        if state and set(state) != expected:
+            raise ValueError("the optimizer's state is incomplete")
         if any(value.shape not in (parameter.shape, torch.Size([])) for value in state.values()):
             raise ValueError("the optimizer's state does not fit the learned tensors")
     if found != len(names):

@@ -1,7 +1,7 @@
 """Auditing a dataset or a run: the images themselves, the concepts, and what a model relies on.
 
-First the images: properties by which a class is told without looking at what it shows. Then concepts, in the
-features of a backbone. A model is asked about held-out images only: what it answers for images it was trained
+First the images: properties that tell a class without looking at what it shows. Then concepts, in the
+features of a backbone. A model is tested on held-out images only: what it answers for images it was trained
 on says nothing.
 """
 
@@ -22,7 +22,7 @@ from dear._io.progress import Progress, silent
 from dear._io.text import fill_template
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
-from dear.data.images import FileImages, ImageSet, group_names
+from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data, open_folder
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
@@ -36,24 +36,19 @@ from dear.heads.audit import (
     UNUSED,
     Association,
     Finding,
-    Reliance,
     associate,
     judge,
-    reliance,
 )
 from dear.heads.explain_away import explain_away
-from dear.heads.repair import Repair
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.heads.without import role_map, ways_to_remove
 from dear.methods.base import Method
 from dear.runs.folder import load_run
-from dear.runs.model import Model
+from dear.workflows.audit_model import HELD_OUT, INSIDE, HeldOutScores, some_of, worst_group
 from dear.workflows.audit_photos import PhotoAudit, edit_tests, look_at_images
 from dear.workflows.evaluate import run_images
 
-HELD_OUT = 300  #: held-out images that a model is asked about at most
-ASKED = 96  #: the same for a method that learns inside the tower, which answers anew for every concept
 COMPARED = 2000  #: held-out images that are compared with the training images at most
 _ORDER = (SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE)
 
@@ -74,7 +69,7 @@ class AuditOptions:
     shots: int | None = None
     #: of the draw and of the permutations
     seed: int = 1
-    #: which images are audited; those that a model is asked about are held out from them
+    #: which images are audited; those that a model is tested on are held out from them
     split: str = "train"
     #: prompt with `{}`; None: the dataset's
     template: str | None = None
@@ -98,19 +93,19 @@ class Audit:
     images: ImageSet
     #: the backbone; None where the images alone were looked at
     clip: Clip | None
-    #: the model that was asked; None for data alone
+    #: the model that was tested; None for data alone
     method: Method | None = None
     #: the role map, where there is one
     roles: RoleMap | None = None
-    #: the images that the model was asked about; None: there are none beside the training images
+    #: the images that the model was tested on; None: there are none beside the training images
     held_out: ImageSet | None = None
     #: per concept the model's answers [m] with the concept removed
     without: Mapping[str, Tensor] = field(default_factory=dict)
-    #: the model's answers [m] for the images it was asked about
+    #: the model's answers [m] for the images it was tested on
     answers: Tensor | None = None
     #: name and accuracy of the worst group of class and value among held-out images, where values are known
     worst_group: tuple[str, float] | None = None
-    #: what the images themselves tell; None: not asked
+    #: what the images themselves show; None: not looked at
     photos: PhotoAudit | None = None
 
     @property
@@ -181,10 +176,10 @@ def audit(
 
     Args:
         data: what `open_data` takes, or an image set: the training images.
-        run: run folder or method to ask; None: the data alone.
+        run: run folder or method to test; None: the data alone.
         options: which concepts, on which images.
         progress: called with (stage, done, total).
-        held_out: images to ask the model about; None: the test split of `data`, where that is a name.
+        held_out: images to test the model on; None: the test split of `data`, where that is a name.
 
     Raises:
         DearError: anything a user can correct, in one sentence.
@@ -212,7 +207,7 @@ def audit(
 
 
 def audit_run(run: str, options: AuditOptions | None = None, progress: Progress | None = None) -> Audit:
-    """The audit of a run on the images it was trained on, asked about the test images of the same data."""
+    """The audit of a run on the images it was trained on, tested on the test images of the same data."""
     options = options or AuditOptions()
     held_out = None
     if options.split == "train":
@@ -236,33 +231,37 @@ def _audit(
     roles = role_map(options.roles, clip)
     layers = clip.config.vision.last_third if roles is None else roles.layers
     seen = collect(clip, images, layers, progress=lambda done: progress("images", done, len(images)))
-    asked = None if method is None else _Asked.of(method, held_out or images, layers, options.mode, progress)
+    tested = (
+        None
+        if method is None
+        else HeldOutScores.of(method, held_out or images, layers, options.mode, progress)
+    )
     found = _associations(clip, images, seen, wanted, options)
     findings, without, spans = [], {}, {}
     for number, (concept, association, directions) in enumerate(found):
         spans[concept.name] = directions
         heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
         finding = judge(association, None, heads, len(found), images.classes)
-        if asked is not None and (asked.quick or finding.verdict == ASSOCIATED):
+        if tested is not None and (tested.quick or finding.verdict == ASSOCIATED):
             ways = ways_to_remove(clip, concept, seen, roles, _shown(concept, options))
-            used, without[concept.name] = asked.without(ways)
+            used, without[concept.name] = tested.without(ways)
             finding = judge(association, used, heads, len(found), images.classes)
         findings.append(finding)
         progress("concepts", number + 1, len(found))
-    told = explain_away(findings, spans, seen.features, images.labels, options.seed)
-    order = sorted(told, key=lambda one: (_ORDER.index(one.verdict), -one.association.excess))
+    judged = explain_away(findings, spans, seen.features, images.labels, options.seed)
+    order = sorted(judged, key=lambda one: (_ORDER.index(one.verdict), -one.association.excess))
     photos = None
     if options.photos and not _drawn(images):
         photos = look_at_images(images, held_out, None, progress)
-        if asked is not None and held_out is not None and photos.shortcuts:
-            causal = edit_tests(photos, asked.model, images, held_out, options.mode, progress)
+        if tested is not None and held_out is not None and photos.shortcuts:
+            causal = edit_tests(photos, tested.model, images, held_out, options.mode, progress)
             photos = replace(photos, causal=causal)
-    answers = None if asked is None else asked.scores.argmax(dim=1)
+    answers = None if tested is None else tested.scores.argmax(dim=1)
     worst = None
-    if asked is not None and held_out is not None and answers is not None:
-        worst = _worst(asked.images, answers == asked.labels)
-    held = held_out if asked is None or held_out is None else asked.images
-    shown_method = None if asked is None else asked.model.method
+    if tested is not None and held_out is not None and answers is not None:
+        worst = worst_group(tested.images, answers == tested.labels)
+    held = held_out if tested is None or held_out is None else tested.images
+    shown_method = None if tested is None else tested.model.method
     return Audit(tuple(order), images, clip, shown_method, roles, held, without, answers, worst, photos)
 
 
@@ -321,62 +320,6 @@ def _examples(folders: Sequence[str]) -> ImageSet | None:
     return ListedImages(tuple(path for path, _ in files), labels, names, name="examples")
 
 
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """A model and its scores for the images it is asked about."""
-
-    model: Model
-    images: ImageSet
-    labels: Tensor
-    scores: Tensor  # [m, C]
-    collected: Collected | None  # of these images, where the method reads the feature alone
-    mode: str | None
-
-    @classmethod
-    def of(
-        cls, method: Method, images: ImageSet, layers: Sequence[int], mode: str | None, progress: Progress
-    ) -> _Asked:
-        quick = method.cut == "feature" and method.clip.correction is None and not method.clip.focus
-        images = _some(images, HELD_OUT if quick else ASKED)
-        model, labels = Model(method).for_labels(images)
-        collected = None
-        if quick:
-            collected = collect(
-                method.clip,
-                images,
-                layers,
-                progress=lambda done: progress("held-out images", done, len(images)),
-            )
-            scores = _from_features(model, collected.features, mode)
-        else:
-            scores = model.logits(images, progress=progress)[model.pick_mode(mode)]
-        return cls(model, images, labels, scores, collected, mode)
-
-    @property
-    def quick(self) -> bool:
-        """Whether a removal costs nothing but a product."""
-        return self.collected is not None
-
-    def without(self, ways: Mapping[str, Repair]) -> tuple[Reliance, Tensor]:
-        """The largest effect of some ways to remove a concept, and the answers without it."""
-        found = []
-        for way, repair in ways.items():
-            if way == "leace":
-                continue
-            if self.collected is not None:
-                scores = _from_features(self.model, repair.apply(self.collected), self.mode)
-            else:
-                scores = scores_of(without(self.model.method, repair), self.images, self.mode)
-            found.append((reliance(self.scores, scores, self.labels, way), scores.argmax(dim=1)))
-        return max(found, key=lambda pair: max(pair[0].lost, pair[0].changed))
-
-
-@torch.no_grad()
-def _from_features(model: Model, features: Tensor, mode: str | None) -> Tensor:
-    logits = model.method.logits_from_frozen((features.to(model.clip.device),))
-    return logits[model.pick_mode(mode)].float().cpu()
-
-
 def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, method: Method | None) -> None:
     """Say how long the audit takes about, where that is more than a few seconds."""
     few = images.subset(range(min(8, len(images))))
@@ -387,7 +330,7 @@ def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, method: M
     if method is not None and held_out is not None:
         count += min(HELD_OUT, len(held_out))
     if method is not None and method.cut != "feature":
-        count += 3 * ASKED
+        count += 3 * INSIDE
     if count * each > 5:
         note(f"{count} images to run through {clip.name}: about {count * each:.0f} s")
 
@@ -401,14 +344,7 @@ def _held_out(data: PathLike | ImageSet, images: ImageSet, options: AuditOptions
     except DataError:
         return None
     same = tuple(found.classes) == tuple(images.classes)
-    return _some(found, COMPARED) if len(found) and same else None
-
-
-def _some(images: ImageSet, most: int) -> ImageSet:
-    """At most so many images, evenly from the whole set."""
-    if len(images) <= most:
-        return images
-    return images.subset(torch.linspace(0, len(images) - 1, most).long().tolist())
+    return some_of(found, COMPARED) if len(found) and same else None
 
 
 def _drawn(images: ImageSet) -> bool:
@@ -430,27 +366,3 @@ def _backbone(options: AuditOptions) -> Clip:
     if isinstance(options.backbone, Clip):
         return options.backbone
     return load("mini" if options.backbone is None else options.backbone, device=pick_device(options.device))
-
-
-def scores_of(method: Method, images: ImageSet, mode: str | None = None) -> Tensor:
-    """A method's scores [n, C] of all images of a set, on the CPU."""
-    model = Model(method)
-    return model.logits(images)[model.pick_mode(mode)]
-
-
-def without(method: Method, repair: Repair) -> Method:
-    """A trained method with something removed from its image feature, as it is: nothing is trained again."""
-    return method.bound(method.clip.corrected(repair.correction(after=method.clip.correction)))
-
-
-def _worst(images: ImageSet, right: Tensor) -> tuple[str, float] | None:
-    """The group of class and value with the fewest right answers."""
-    names = group_names(images)
-    if names is None:
-        return None
-    found: dict[str, list[bool]] = {}
-    for name, hit in zip(names, right.tolist(), strict=True):
-        found.setdefault(name, []).append(hit)
-    share = {name: sum(hits) / len(hits) for name, hits in found.items()}
-    worst = min(share, key=share.__getitem__)
-    return worst, share[worst]

@@ -22,25 +22,30 @@ from dear.workflows.audit_photos import PhotoAudit
 _IMAGES, _CLASSES, _VALUES, _PAIRS = 6, 8, 12, 40
 
 
-def evidence(found: Audit, next_steps: Mapping[str, str] | None = None) -> AuditFacts:
+def evidence(
+    found: Audit, next_steps: Mapping[str, str] | None = None, why: Mapping[str, str] | None = None
+) -> AuditFacts:
     """What the page of an audit shows.
 
     Args:
         found: the audit.
         next_steps: what a reader can do, sentence -> command.
+        why: per concept the address of explained answers (`dear.workflows.audit_why`).
     """
     suspects = {finding.association.concept for finding in found.suspects}
     what = f"{len(found.images)} images of {found.images.name}"
     if found.method is not None:
         where = f"{len(found.held_out)} held-out images" if found.held_out is not None else "these images"
-        what += f", and {found.method.title} asked about {where}"
+        what += f", and {found.method.title} tested on {where}"
     on = "" if found.clip is None else f", on the backbone {found.clip.name}"
     tiles = [(str(len(found.images)), "images"), (str(len(found.images.classes)), "classes")]
     photos = found.photos
     if photos is not None:
         tiles.append((str(len(photos.shortcuts)), "classes that stand out by their images"))
     if found.findings:
-        tiles.append((str(len(suspects)), "suspected shortcuts" if found.method else "concepts to watch"))
+        plural = "s" * (len(suspects) != 1)
+        words = f"suspected shortcut{plural}" if found.method else f"concept{plural} to watch"
+        tiles.append((str(len(suspects)), words))
     if found.worst_group is not None:
         tiles.append((percent(found.worst_group[1]), f"in the worst group: {found.worst_group[0]}"))
     return AuditFacts(
@@ -50,7 +55,11 @@ def evidence(found: Audit, next_steps: Mapping[str, str] | None = None) -> Audit
         tuple(tiles),
         overview(found),
         tuple(
-            _concept(found, finding, finding.association.concept in suspects) for finding in found.findings
+            replace(
+                _concept(found, finding, finding.association.concept in suspects),
+                why=(why or {}).get(finding.association.concept, ""),
+            )
+            for finding in found.findings
         ),
         next_steps or {},
         _notes(found),
@@ -82,7 +91,13 @@ def photo_table(found: Audit) -> Table:
         test = None if photos is None else photos.causal.get(one.class_name)
         moved = "" if test is None else f"{percent(test.plain)} to {percent(test.edited)}"
         rows.append((one.class_name, one.look, one.name, f"{one.score:.2f}", moved))
-    columns: tuple[str, ...] = ("class", "its images are", "told by", "score", "others called so when edited")
+    columns: tuple[str, ...] = (
+        "class",
+        "its images are",
+        "property",
+        "score",
+        "others called so when edited",
+    )
     if photos is None or not photos.causal:
         columns, rows = columns[:4], [row[:4] for row in rows]
     return Table(columns, tuple(rows), labels=3)
@@ -140,11 +155,11 @@ def overview(found: Audit) -> Table:
     rows = []
     for finding in found.findings:
         about, used = finding.association, finding.reliance
-        told: tuple[str, ...] = ()
+        relied: tuple[str, ...] = ()
         if found.method is not None:
-            told = ("", "") if used is None else (percent(used.changed), percent(used.lost))
+            relied = ("", "") if used is None else (percent(used.changed), percent(used.lost))
         figures = (f"{about.information:.2f}", f"{about.expected:.2f}", f"{about.p_value:.3f}")
-        rows.append((about.concept, finding.title, *figures, *told))
+        rows.append((about.concept, finding.title, *figures, *relied))
     columns: tuple[str, ...] = ("concept", "verdict", "information", "by chance", "p")
     if found.method is not None:
         columns += ("answers changed", "margin lost")
@@ -221,15 +236,15 @@ def _changed(found: Audit, finding: Finding) -> tuple[Thumbnail, ...]:
     if after is None or found.answers is None or found.method is None:
         return ()
     result = []
-    classes, asked = found.method.classes, found.held_out or found.images
+    classes, images = found.method.classes, found.held_out or found.images
     for index in (after != found.answers).nonzero().flatten().tolist()[: 2 * _IMAGES]:
-        truth = asked.classes[int(asked.labels[index])]
+        truth = images.classes[int(images.labels[index])]
         answers = (classes[int(found.answers[index])], classes[int(after[index])])
         lines = tuple(
             ("right" if answer == truth else "wrong", f"{words} {answer}")
             for words, answer in zip(("with:", "without:"), answers, strict=True)
         )
-        result.append(Thumbnail(thumbnail(asked.image(index)), truth, (("name", truth), *lines)))
+        result.append(Thumbnail(thumbnail(images.image(index)), truth, (("name", truth), *lines)))
     return tuple(result)
 
 

@@ -239,7 +239,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return X
         if not isinstance(X, str | os.PathLike):
             return as_images(X)
-        if os.path.isdir(X) and not any(entry.is_dir() for entry in os.scandir(X)):
+        if os.path.isdir(X) and not any(entry.is_dir() for entry in Path(X).iterdir()):
             return find_images([os.fspath(X)])
         if is_image_name(os.fspath(X)):
             return as_images(X)  # says that one image comes in a list, too

@@ -125,7 +125,7 @@ def shortcut_parts(
     test = _first(test, group_names(test) or (), size.per_group)
     found = audit_run(str(run), AuditOptions(backbone=clip, roles=roles, shots=SHOTS, seed=SEED))
     fixed = repair_run(run, Without.of(CONCEPT.lower(), way="heads"), test=test, roles=roles, backbone=clip)
-    assert fixed.proof is not None
+    assert fixed.comparison is not None
     before, after = evaluate_run(model, test), evaluate_run(fixed.trained, test)
     home = torch.tensor([name in set(group_names(found.images) or ()) for name in before.groups or ()])
     facts = ShortcutFacts(
@@ -134,9 +134,9 @@ def shortcut_parts(
         findings=found.findings,
         concept=CONCEPT,
         heads=len(roles.select(concept=CONCEPT)),
-        untouched=fixed.proof.untouched,
-        repaired=fixed.proof.repaired,
-        random=fixed.proof.random,
+        untouched=fixed.comparison.untouched,
+        repaired=fixed.comparison.repaired,
+        random=fixed.comparison.random,
         at_home=(_share(before, home), _share(after, home)),
         examples=tuple(_example(found.images, label) for label in range(len(found.images.classes))),
         compared=Compared(test, after, before, after.pick(None)),

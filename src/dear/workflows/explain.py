@@ -17,7 +17,9 @@ from dear.errors import DataError, UsageError
 from dear.heads.known_roles import read_roles
 from dear.report.explain_page import BarRow, ExplainFacts, ImageFacts, SetFacts, heat
 from dear.report.page import Table, Thumbnail, percent, thumbnail
-from dear.runs.explain import Bar, Explainer, Explanation, SetExplanation
+from dear.runs.explain import Explainer
+from dear.runs.explain_set import SetExplanation
+from dear.runs.explanation import Bar, Explanation
 from dear.runs.model import Model
 
 _NEAR = 160

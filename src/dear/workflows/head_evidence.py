@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from dear._io.image_file import Size
-from dear._io.progress import Progress
+from dear._io.progress import Progress, silent
 from dear.clip.model import Clip
 from dear.errors import DearError
-from dear.heads.ablate import Task, collect, layer_effects, role_effects
+from dear.heads.ablate import Collected, Task, collect, layer_effects, role_effects
 from dear.heads.batches import Images, ImageSource, batches
 from dear.heads.embed import sentence_embedder
 from dear.heads.explain import ActivatingImages, activating_images, attention_maps
@@ -46,15 +45,15 @@ def measure_heads(
         limit: most images looked at, spread evenly over the set.
         top: images at either end.
         allow_other: accept a map that was made on other weights.
-        progress: told about each stage.
+        progress: called with (stage, done, total).
 
     Raises:
         RoleError: the map belongs to other weights than `clip`'s, or has no such head.
     """
     if clip is not None:
         roles.check(clip, allow_other)
-    tell = progress or (lambda stage, done, total: None)
-    tell("plane", 0, None)
+    progress = progress or silent
+    progress("plane", 0, None)
     plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
     if clip is None or images is None:
         return HeadEvidence(plane=plane)
@@ -62,15 +61,16 @@ def measure_heads(
     for key in chosen:
         roles[key]  # raises for a head that does not exist
     some, numbers = _some(clip, images, limit)
-    kept = collect(clip, some, progress=lambda done: tell("images", done, len(numbers)))
+    report = progress
+    seen = collect(clip, some, progress=lambda done: report("images", done, len(numbers)))
     found = {}
     for key in chosen:
         phrase = roles[key].phrases[0] if roles[key].phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
-        found[key] = activating_images(kept, key, text, phrase, top)
+        found[key] = activating_images(seen, key, text, phrase, top)
     wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
     shown = _shown(found, numbers, wanted, _looks(clip, some, wanted, chosen))
-    task = _task(clip, images, numbers, kept)
+    task = _task(clip, images, numbers, seen)
     return HeadEvidence(
         thumbnails={numbers[row]: _thumbnail(clip, images, numbers[row]) for row in wanted},
         names={numbers[row]: _name(images, numbers[row]) for row in wanted},
@@ -136,14 +136,14 @@ def _some(clip: Clip, images: Images, limit: int) -> tuple[Tensor | ImageSource,
 class _Part:
     """Some images of a set."""
 
-    def __init__(self, whole: ImageSource, numbers: list[int]) -> None:
-        self.whole, self.numbers = whole, numbers
+    def __init__(self, source: ImageSource, numbers: list[int]) -> None:
+        self.source, self.numbers = source, numbers
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        return self.whole.pixels([self.numbers[index] for index in indices], size)
+        return self.source.pixels([self.numbers[index] for index in indices], size)
 
 
 def _looks(clip: Clip, some: Tensor | ImageSource, rows: list[int], keys: list[Key]) -> Tensor:
@@ -158,14 +158,14 @@ def _digits(look: Tensor) -> str:
     return "".join(_LEVELS[round(value)] for value in (9 * share).flatten().tolist())
 
 
-def _task(clip: Clip, images: Images, numbers: list[int], kept: Any) -> Task | None:
+def _task(clip: Clip, images: Images, numbers: list[int], seen: Collected) -> Task | None:
     """The zero-shot question of a labeled set; None for images without labels."""
     labels, classes = getattr(images, "labels", None), getattr(images, "classes", None)
     if not isinstance(labels, Tensor) or not classes or len(classes) < 2:
         return None
     template = getattr(images, "template", "a photo of a {}.")
     words = clip.encode_text([template.format(name) for name in classes]).float().cpu()
-    return Task(kept, labels[numbers], words)
+    return Task(seen, labels[numbers], words)
 
 
 def _thumbnail(clip: Clip, images: Images, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Training a run again without a concept or a property of its images, and the proof on test images."""
+"""Training a run again without a concept or a property of its images, and the comparison on test images."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from dear.workflows.audit_photos import answers_of
 from dear.workflows.evaluate import run_images
 
 DRAWS = 5  #: draws of random heads or directions that a removal is compared with
+INSIDE = 2  #: the same for a method that learns inside the tower, whose training takes long
 GAIN = 0.02  #: of a figure, to count as better
 
 
 @dataclass(frozen=True)
-class Proof:
+class Comparison:
     """A repair against the untouched model and against random removals, on test images."""
 
     #: accuracy, accuracy in the worst group where groups are known, and per class that stands out the share
@@ -101,31 +102,33 @@ def figures(method: Method, images: ImageSet) -> tuple[dict[str, float], Tensor]
     return shown, found.answers[found.pick(None)]
 
 
-def random_heads(
-    roles: RoleMap, count: int, seed: int = 1, draws: int = DRAWS
-) -> list[list[tuple[int, int]]]:
-    """Draws of as many heads of the role map's layers, whatever their roles."""
-    rng, keys = random.Random(seed), [key for key, _ in roles]
-    return [sorted(rng.sample(keys, min(count, len(keys)))) for _ in range(draws)]
-
-
 def random_repairs(
-    removal: Removal | None, edits: EditPlan | None, roles: RoleMap | None, seed: int = 1
+    removal: Removal | None, edits: EditPlan | None, draws: int = DRAWS, seed: int = 1
 ) -> list[Repair]:
-    """Removals of as many random heads, or of as many random directions; none beside edited copies."""
+    """Removals of as many random heads and directions; none beside edited copies."""
     repairs = [] if removal is None else [removal.repair]
-    repairs += [] if edits is None or edits.repair is None else [edits.repair]
+    if edits is not None and edits.repair is not None:
+        center = edits.repair.center if removal is None else removal.repair.center
+        repairs.append(replace(edits.repair, center=center))
     if not repairs:
         return []
-    whole = combine(*repairs)
-    if whole.heads and roles is not None and removal is not None:
-        draws = random_heads(roles, len(whole.heads), seed)
-        return [remove_heads(removal.images, heads, "random heads") for heads in draws]
+    chosen = combine(*repairs)
+    seen = None if edits is None else edits.images
+    seen = seen if removal is None else removal.images
     found = []
-    for draw in range(DRAWS):
-        basis = random_directions(len(whole.center), whole.rank, seed * DRAWS + draw)
-        removed = (basis.T @ basis).to(whole.center)
-        found.append(Repair(("random directions",), ("chance",), whole.center, removed, rank=whole.rank))
+    for draw in range(draws):
+        parts = []
+        if chosen.heads and seen is not None:
+            keys = [(layer, head) for layer in seen.layers for head in range(seen.outputs.shape[2])]
+            rng = random.Random(seed * DRAWS + draw)
+            parts.append(remove_heads(seen, rng.sample(keys, len(chosen.heads)), "random heads"))
+        if chosen.rank:
+            basis = random_directions(len(chosen.center), chosen.rank, seed * DRAWS + draw)
+            removed = (basis.T @ basis).to(chosen.center)
+            parts.append(
+                Repair(("random directions",), ("chance",), chosen.center, removed, rank=chosen.rank)
+            )
+        found.append(combine(*parts))
     return found
 
 
@@ -153,12 +156,12 @@ def compare(
     repaired: Method,
     test: _Test,
     others: Sequence[Repair] = (),
-) -> Proof:
+) -> Comparison:
     """Train the same method on the plain backbone and on random removals, and test all of them."""
     before, answers = test.figures(train_again(plain.corrected(None)))
     after, fixed = test.figures(repaired)
     drawn = tuple(test.figures(train_again(plain.corrected(other.correction())))[0] for other in others)
-    return Proof(before, after, drawn, float((answers != fixed).double().mean()))
+    return Comparison(before, after, drawn, float((answers != fixed).double().mean()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +174,7 @@ class Repaired:
     #: of properties of the images
     edits: EditPlan | None
     #: on test images, where there are any
-    proof: Proof | None
+    comparison: Comparison | None
 
     @property
     def title(self) -> str:
@@ -187,10 +190,13 @@ class Repaired:
         """Plain values for JSON."""
         facts = {} if self.removal is None else self.removal.facts()
         if self.edits is not None:
-            chosen = {"way": self.edits.way, "scores": {k: round(v, 4) for k, v in self.edits.scores.items()}}
-            choices = {**facts.get("choices", {}), ", ".join(self.edits.kinds): chosen}
+            choices = {**facts.get("choices", {}), ", ".join(self.edits.kinds): self.edits.facts()}
             facts = {**facts, "choices": choices, "notices": list(self.notices)}
-        return {**facts, "removed": self.title, **({} if self.proof is None else self.proof.report())}
+        return {
+            **facts,
+            "removed": self.title,
+            **({} if self.comparison is None else self.comparison.report()),
+        }
 
 
 def repair_run(
@@ -203,7 +209,7 @@ def repair_run(
     roles: PathLike | RoleMap | None = None,
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
-    prove: bool = True,
+    compared: bool = True,
     progress: Progress | None = None,
 ) -> Repaired:
     """Train a run again, on the same images in the same way, with concepts removed.
@@ -213,11 +219,11 @@ def repair_run(
         without: which concepts, and how; None: none, the run is trained again as it was.
         out: folder of the new run; None keeps it in memory.
         data: where the training images are now, or an image set; None: where the run says.
-        test: images to prove it on; None: the test split of the same data.
+        test: images to compare on; None: the test split of the same data.
         roles: role map for the removal by heads; None: the backbone's own.
         backbone: if it moved since training.
         device: "auto", "cpu", "cuda", …
-        prove: also train on the untouched backbone and on removals of random heads, and compare.
+        compared: also train on the untouched backbone and on random removals, and compare.
         progress: called with (stage, done, total).
 
     Raises:
@@ -242,17 +248,20 @@ def repair_run(
             "anew, with the concept removed"
         )
     trained = fit(job, out, progress=progress)
-    proof = None
-    if prove and without is not None:
+    comparison = None
+    if compared and without is not None:
         images = run_images(run, "test") if test is None and data is None else test
         if images is not None:
             shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
             edited = tuple(edited_set(one, images, job.images) for one in shortcuts)
             tested = _Test(images, tuple(job.images.classes), edited)
-            others = random_repairs(job.removal, job.edits, role_map(roles, plain))
+            draws = DRAWS if job.method.cut == "feature" else INSIDE
+            others = random_repairs(job.removal, job.edits, draws)
             again = replace(job, spec=job.spec.changed(calibrate=False, copies=None), edits=None)
-            proof = compare(lambda clip: fit(again.on(clip)).method, plain, trained.method, tested, others)
-    return Repaired(trained, job.removal, job.edits, proof)
+            comparison = compare(
+                lambda clip: fit(again.on(clip)).method, plain, trained.method, tested, others
+            )
+    return Repaired(trained, job.removal, job.edits, comparison)
 
 
 def _training_images(run: PathLike, spec: Spec, data: PathLike | ImageSet | None) -> ImageSet:

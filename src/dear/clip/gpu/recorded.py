@@ -11,14 +11,14 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Result = TypeVar("Result")
 Tensors = tuple[Tensor, ...]
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  #: batch sizes that are recorded
-_WARM_UP = 2  # runs before recording, so that libraries have chosen their kernels and taken their memory
 _MOST = 128  # recordings kept; the least recently used one makes room
 
 
@@ -38,41 +38,51 @@ def run_eagerly(key: Hashable, function: Callable[..., Tensors], *inputs: Tensor
     return function(*inputs)
 
 
-class Recording:
+class Recording(Generic[Result]):
     """A function on inputs of fixed shapes as a CUDA graph.
 
     The graph knows memory addresses, so everything that `function` reads beside its inputs must stay where it
     is: the function is kept, and with it what it refers to.
 
     Args:
-        function: from tensors [B, ...] to tensors [B, ...].
+        function: of tensors; None stays None.
         inputs: of the shapes and kinds to record.
+        warm_up: runs before recording, so that libraries have chosen their kernels and taken their memory.
         pool: memory shared with other recordings.
+        error_mode: of `torch.cuda.graph`; "thread_local": only this thread's calls belong to the recording,
+            other threads may load adapters meanwhile.
     """
 
-    def __init__(self, function: Callable[..., Tensors], inputs: Sequence[Tensor], pool: Any = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Result],
+        inputs: Sequence[Tensor | None],
+        *,
+        warm_up: int = 2,
+        pool: Any = None,
+        error_mode: str = "thread_local",
+    ) -> None:
         self.function = function
-        self.places = [torch.zeros_like(one, memory_format=torch.contiguous_format) for one in inputs]
-        for place, one in zip(self.places, inputs, strict=True):
-            place.copy_(one)
+        self.places = [
+            None if one is None else one.clone(memory_format=torch.contiguous_format) for one in inputs
+        ]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
+            for _ in range(warm_up):
                 function(*self.places)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        # Other threads may load adapters meanwhile: only this thread's calls belong to the recording.
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode=error_mode):
             self.results = function(*self.places)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> Tensors:
-        """The results of inputs [b, ...] with b up to the recorded size, as tensors of their own."""
-        rows = len(inputs[0])
+    def __call__(self, inputs: Sequence[Tensor | None]) -> Result:
+        """Its results for inputs [b, ...] with b up to the recorded size; the next call overwrites them."""
         for place, one in zip(self.places, inputs, strict=True):
-            place[:rows].copy_(one)
+            if place is not None and one is not None:
+                place[: len(one)].copy_(one)
         self.graph.replay()
-        return tuple(result[:rows].clone() for result in self.results)
+        return self.results
 
 
 class Recorder:
@@ -150,7 +160,7 @@ class Recorder:
                 while len(self._kept) > self.most:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(place)
-            return self._kept[place](inputs)
+            return tuple(result[:rows].clone() for result in self._kept[place](inputs))
 
     def _usable(self, inputs: Sequence[Tensor]) -> bool:
         if self._record is not None:
@@ -166,7 +176,7 @@ class Recorder:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             try:
-                return Recording(function, inputs, self._pool)
+                return Recording(function, inputs, pool=self._pool)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # an operation that cannot be recorded

@@ -1,0 +1,232 @@
+"""The architecture from Hugging Face's config.json and preprocessor_config.json, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig, TextConfig, VisionConfig
+from dear.clip.config_fields import Section, build_config, integer, need, real, section, side
+from dear.errors import CheckpointError, UsageError
+
+# What transformers assumes where config.json does not say it; the published files list a few fields only.
+_VISION: Section = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+_TEXT: Section = {
+    "vocab_size": 49408,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 77,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "eos_token_id": 49407,
+}
+_SIGLIP: Section = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_SIGLIP_VISION: Section = {**_VISION, **_SIGLIP, "patch_size": 16}
+_SIGLIP_TEXT: Section = {
+    **_TEXT,
+    **_SIGLIP,
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 64,
+}
+_ACTIVATIONS = {
+    "quick_gelu": "quick_gelu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+_HALF = (0.5, 0.5, 0.5)
+_SIGLIP_END = 1  # in both vocabularies, whatever the files' eos_token_id says
+_GEMMA_VOCAB = 100_000  # SigLIP 2's vocabulary is larger, the first SigLIP's smaller
+#: Model types that are refused, and why.
+_REFUSED = {
+    "siglip2": "takes images of any shape (NaFlex); take a SigLIP 2 of fixed size, such as "
+    "google/siglip2-base-patch16-224",
+    "chinese_clip": "has a BERT as its text tower; take MetaCLIP 2 or SigLIP 2 for other languages",
+    "altclip": "has an XLM-RoBERTa as its text tower; take MetaCLIP 2 or SigLIP 2 for other languages",
+    "align": "has an EfficientNet as its image tower, without attention heads; take a vision transformer",
+}
+KNOWN = ("clip", "metaclip_2", "siglip")  #: values of model_type that can be loaded
+
+
+def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
+    """Read config.json (and preprocessor_config.json, or None), with transformers' defaults."""
+    top = section(raw, source)
+    kind = str(top.get("model_type", "clip"))
+    if kind in _REFUSED:
+        raise CheckpointError(f"{source}: a model of type {kind!r} {_REFUSED[kind]}")
+    if kind not in KNOWN:
+        raise CheckpointError(
+            f"{source}: describes a model of type {kind[:80]!r}; only {', '.join(KNOWN)} can be loaded"
+        )
+    siglip = kind == "siglip"
+    vision = _tower(top, "vision", _SIGLIP_VISION if siglip else _VISION, source)
+    text = _tower(top, "text", _SIGLIP_TEXT if siglip else _TEXT, source)
+    need(vision["num_channels"] == 3, source, f"images of {vision['num_channels']!r} channels, not 3")
+    parts = _siglip_parts(vision, text, source) if siglip else _clip_parts(top, text, kind, source)
+    sizes = {key: side(vision, key, source) for key in ("image_size", "patch_size")}
+    return build_config(
+        source,
+        vision={**_sizes(vision, source), **sizes, **parts["vision"]},
+        text={
+            **_sizes(text, source),
+            "context": integer(text, "max_position_embeddings", source),
+            "vocab": integer(text, "vocab_size", source),
+            **parts["text"],
+        },
+        embed_dim=parts["embed_dim"],
+        images={
+            **_images(preprocessor, sizes["image_size"], siglip, source),
+            **({"logit_bias": True} if siglip else {}),
+        },
+    )
+
+
+def _clip_parts(top: Section, text: Section, kind: str, source: str) -> dict[str, Any]:
+    """What CLIP and MetaCLIP 2 are made of."""
+    end, vocab = text["eos_token_id"], integer(text, "vocab_size", source)
+    parts: dict[str, Any] = {"vision": {}, "text": {}}
+    if kind == "metaclip_2":
+        parts["text"] = {"pool": "end", "end": integer(text, "eos_token_id", source), "clean": "none"}
+    else:
+        # Older files say 2 and mean the largest id in the text, which is where CLIP's own end token stands.
+        need(end in (2, vocab - 1, 49407), source, f"texts that end with token {end!r}")
+    parts["embed_dim"] = integer({"projection_dim": 512, **top}, "projection_dim", source)
+    return parts
+
+
+def _siglip_parts(vision: Section, text: Section, source: str) -> dict[str, Any]:
+    """What SigLIP is made of."""
+    need(vision.get("vision_use_head", True) is True, source, "a SigLIP without its pooling head")
+    size = text.get("projection_size")
+    vocab = integer(text, "vocab_size", source)
+    return {
+        "vision": {
+            "class_token": False,
+            "patch_bias": True,
+            "pre_norm": False,
+            "pool": "attention",
+            "projection": False,
+        },
+        "text": {
+            "causal": False,
+            "pool": "last",
+            "end": _SIGLIP_END,
+            "begins": False,
+            "clean": "lower" if vocab > _GEMMA_VOCAB else "punctuation",
+            "projection_bias": True,
+        },
+        "embed_dim": integer(text, "hidden_size" if size is None else "projection_size", source),
+    }
+
+
+def _tower(top: Section, tower: str, defaults: Section, source: str) -> dict[str, Any]:
+    """One tower's fields; a legacy `*_config_dict` replaces them all, as transformers does it."""
+    legacy = top.get(f"{tower}_config_dict")
+    given = top.get(f"{tower}_config") if legacy is None else legacy
+    fields = {**defaults, **section(given if given is not None else {}, source)}
+    if legacy is not None:
+        plain = section(top.get(f"{tower}_config") or {}, source)
+        fields = {**plain, **fields}
+    return fields
+
+
+def _sizes(tower: Section, source: str) -> dict[str, Any]:
+    given = tower["hidden_act"]
+    activation = _ACTIVATIONS.get(given) if isinstance(given, str) else None
+    if activation is None:
+        raise CheckpointError(
+            f"{source}: hidden_act = {str(given)[:80]!r} is not known; known are {', '.join(_ACTIVATIONS)}"
+        )
+    return {
+        "width": integer(tower, "hidden_size", source),
+        "layers": integer(tower, "num_hidden_layers", source),
+        "heads": integer(tower, "num_attention_heads", source),
+        "mlp": integer(tower, "intermediate_size", source),
+        "activation": activation,
+        "eps": real(tower, "layer_norm_eps", source),
+    }
+
+
+def _images(preprocessor: Any, size: int, siglip: bool, source: str) -> dict[str, Any]:
+    """How images are prepared: preprocessor_config.json, or what the family does without one."""
+    fields = section(preprocessor if preprocessor is not None else {}, source)
+    for key in ("do_normalize", "do_rescale", "do_resize"):
+        need(fields.get(key, True) is True, source, f"images with {key} = {fields.get(key)!r}")
+    sizes = fields.get("size", {"height": size, "width": size} if siglip else size)
+    squash = isinstance(sizes, dict) and "height" in sizes
+    given = list(sizes.values()) if isinstance(sizes, dict) else [sizes]
+    fits = bool(given) and all(value == size for value in given)
+    need(fits, source, f"images resized to {sizes!r} for a model of {size} pixels")
+    resample = fields.get("resample", 3)
+    need(resample in (2, 3), source, f"resample = {resample!r} (only 3, bicubic, and 2, bilinear)")
+    return {
+        "mean": fields.get("image_mean", _HALF if siglip else CLIP_MEAN),
+        "std": fields.get("image_std", _HALF if siglip else CLIP_STD),
+        "resize": "squash" if squash else "crop",
+        "interpolation": "bicubic" if resample == 3 else "bilinear",
+    }
+
+
+def to_huggingface(config: ClipConfig, dtype: str) -> dict[str, Any]:
+    """The config.json of a plain CLIP: the reverse of `from_huggingface`."""
+    vision, text = config.vision, config.text
+    plain = vision.pool == "class" and vision.pre_norm and vision.projection and not vision.projection_bias
+    if not plain or vision.rotary or text.pool != "largest" or text.projection_bias or not text.causal:
+        raise UsageError("only plain CLIPs can be written in Hugging Face's layout")
+
+    def tower(shape: VisionConfig | TextConfig) -> dict[str, Any]:
+        return {
+            "hidden_size": shape.width,
+            "intermediate_size": shape.mlp,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "hidden_act": shape.activation,
+            "layer_norm_eps": shape.eps,
+            "projection_dim": config.embed_dim,
+        }
+
+    ends = {"bos_token_id": text.vocab - 2, "eos_token_id": text.vocab - 1, "pad_token_id": 0}
+    images = {"image_size": vision.image_size, "patch_size": vision.patch_size, "num_channels": 3}
+    words = {"max_position_embeddings": text.context, "vocab_size": text.vocab, **ends}
+    return {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": config.embed_dim,
+        "torch_dtype": dtype,
+        "vision_config": {**tower(vision), **images},
+        "text_config": {**tower(text), **words},
+    }
+
+
+def to_images(config: ClipConfig) -> dict[str, Any]:
+    """The preprocessor_config.json that prepares images as `Clip.preprocess` does."""
+    side = config.vision.image_size
+    square, squash = {"height": side, "width": side}, config.resize == "squash"
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_resize": True,
+        "size": square if squash else {"shortest_edge": side},
+        "resample": 2 if config.interpolation == "bilinear" else 3,
+        "do_center_crop": not squash,
+        "crop_size": square,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "do_convert_rgb": True,
+        "image_mean": list(config.mean),
+        "image_std": list(config.std),
+    }

@@ -1,0 +1,108 @@
+"""A model on held-out images: its scores, the same with a concept removed, and its worst group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dear._io.progress import Progress
+from dear.data.images import ImageSet, group_names
+from dear.heads.ablate import Collected, collect
+from dear.heads.audit import Reliance, reliance
+from dear.heads.repair import Repair
+from dear.methods.base import Method
+from dear.runs.model import Model
+
+HELD_OUT = 300  #: held-out images at most
+INSIDE = 96  #: the same for a method that learns inside the tower, which answers anew for every concept
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutScores:
+    """A model and its scores for held-out images."""
+
+    model: Model
+    images: ImageSet
+    labels: Tensor
+    scores: Tensor  # [m, C]
+    collected: Collected | None  # of these images, where the method reads the feature alone
+    mode: str | None
+
+    @classmethod
+    def of(
+        cls, method: Method, images: ImageSet, layers: Sequence[int], mode: str | None, progress: Progress
+    ) -> HeldOutScores:
+        """Run the model on the images, or on some of them."""
+        quick = method.cut == "feature" and method.clip.correction is None and not method.clip.focus
+        images = some_of(images, HELD_OUT if quick else INSIDE)
+        model, labels = Model(method).for_labels(images)
+        collected = None
+        if quick:
+            collected = collect(
+                method.clip,
+                images,
+                layers,
+                progress=lambda done: progress("held-out images", done, len(images)),
+            )
+            scores = _from_features(model, collected.features, mode)
+        else:
+            scores = model.logits(images, progress=progress)[model.pick_mode(mode)]
+        return cls(model, images, labels, scores, collected, mode)
+
+    @property
+    def quick(self) -> bool:
+        """Whether a removal costs nothing but a product."""
+        return self.collected is not None
+
+    def without(self, ways: Mapping[str, Repair]) -> tuple[Reliance, Tensor]:
+        """The largest effect of some ways to remove a concept, and the answers without it."""
+        found = []
+        for way, repair in ways.items():
+            if way == "leace":
+                continue
+            if self.collected is not None:
+                scores = _from_features(self.model, repair.apply(self.collected), self.mode)
+            else:
+                scores = scores_of(without(self.model.method, repair), self.images, self.mode)
+            found.append((reliance(self.scores, scores, self.labels, way), scores.argmax(dim=1)))
+        return max(found, key=lambda pair: max(pair[0].lost, pair[0].changed))
+
+
+@torch.no_grad()
+def _from_features(model: Model, features: Tensor, mode: str | None) -> Tensor:
+    logits = model.method.logits_from_frozen((features.to(model.clip.device),))
+    return logits[model.pick_mode(mode)].float().cpu()
+
+
+def some_of(images: ImageSet, most: int) -> ImageSet:
+    """At most so many images, spread evenly over the set."""
+    if len(images) <= most:
+        return images
+    return images.subset(torch.linspace(0, len(images) - 1, most).long().tolist())
+
+
+def scores_of(method: Method, images: ImageSet, mode: str | None = None) -> Tensor:
+    """A method's scores [n, C] of all images of a set, on the CPU."""
+    model = Model(method)
+    return model.logits(images)[model.pick_mode(mode)]
+
+
+def without(method: Method, repair: Repair) -> Method:
+    """A trained method with something removed from its image feature, as it is: nothing is trained again."""
+    return method.bound(method.clip.corrected(repair.correction(after=method.clip.correction)))
+
+
+def worst_group(images: ImageSet, right: Tensor) -> tuple[str, float] | None:
+    """The group of class and value with the fewest right answers."""
+    names = group_names(images)
+    if names is None:
+        return None
+    found: dict[str, list[bool]] = {}
+    for name, hit in zip(names, right.tolist(), strict=True):
+        found.setdefault(name, []).append(hit)
+    share = {name: sum(hits) / len(hits) for name, hits in found.items()}
+    worst = min(share, key=share.__getitem__)
+    return worst, share[worst]
