@@ -384,6 +384,7 @@ def cpu(options: argparse.Namespace) -> list[Row]:
             theirs = transformers_model(shape, Path(folder))
             clip = dear.load(folder)
             half, compiled = cast_backbone(clip, torch.bfloat16), _onnx(clip, folder)
+            small = None if compiled is None else _onnx(clip, folder, int8=True)
             size = clip.config.vision.image_size
             for batch in (1, 16):
                 given = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
@@ -394,6 +395,8 @@ def cpu(options: argparse.Namespace) -> list[Row]:
                 }
                 if compiled is not None:
                     ways["onnxruntime"] = partial(compiled, given)
+                if small is not None:
+                    ways["onnxruntime, int8"] = partial(small, given)
                 with torch.no_grad():
                     taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
                     wanted = clip.encode_image(given)
@@ -405,7 +408,8 @@ def cpu(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _onnx(clip: Clip, folder: str) -> Callable[[Tensor], Any] | None:
+def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any] | None:
+    """The image tower in onnxruntime; `int8`: with the matrices of the file before in 8 bits."""
     try:
         import onnxruntime
     except ImportError:
@@ -414,15 +418,21 @@ def _onnx(clip: Clip, folder: str) -> Callable[[Tensor], Any] | None:
 
     path = str(Path(folder) / "tower.onnx")
     size = clip.config.vision.image_size
-    torch.onnx.export(
-        traceable_clip(clip).visual,
-        (torch.zeros(2, 3, size, size),),
-        path,
-        input_names=["pixels"],
-        dynamic_shapes={"pixels": {0: "batch"}},
-        dynamo=True,
-        verbose=False,
-    )
+    if int8:
+        from onnxruntime.quantization import quantize_dynamic
+
+        given, path = path, str(Path(folder) / "int8.onnx")
+        quantize_dynamic(given, path)
+    else:
+        torch.onnx.export(
+            traceable_clip(clip).visual,
+            (torch.zeros(2, 3, size, size),),
+            path,
+            input_names=["pixels"],
+            dynamic_shapes={"pixels": {0: "batch"}},
+            dynamo=True,
+            verbose=False,
+        )
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])

@@ -28,6 +28,16 @@ MODULE = """
             os.kill(os.getpid(), signal.SIGKILL)
         return value(cell, place)
 
+    def late(cell, place):
+        folder, seed = Path(place["data_root"]), cell["spec"]["seed"]
+        with (folder / f"begun-{seed}").open("a") as file:
+            file.write("x")
+        while seed == 1 and not (folder / "begun-4").exists():
+            time.sleep(0.01)
+        if seed == 1 and (folder / "begun-1").read_text() == "x":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value(cell, place)
+
     def doomed(cell, place):
         if cell["spec"]["seed"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -71,6 +81,15 @@ def test_processes_write_the_same_bytes_as_one_process_and_survive_a_kill(tmp_pa
     assert summary.failed == {}
     assert (tmp_path / "killed-2").exists()
     assert (tmp_path / "killed-5").exists()
+
+
+def test_what_was_computed_before_a_process_died_is_not_computed_again(tmp_path, work):
+    place = Environment("mini", data_root=str(tmp_path))
+    files, summary = _numbers(tmp_path / "out", Local(work.late, workers=2), place)
+    assert len(files) == len(summary.computed) == 6
+    begun = [(tmp_path / f"begun-{seed}").read_text() for seed in range(1, 7)]
+    assert begun[0] == "xx"
+    assert begun[1:3] == ["x", "x"]
 
 
 def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):

@@ -40,6 +40,7 @@ from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.serve.settings import Limits, ServeSettings
+from dear.serve.traffic import Traffic
 from hostile import broken_zips, empty_webp, encoded, many_scans, packed
 
 MANAGER = {"Authorization": f"Bearer {MANAGE}"}
@@ -722,6 +723,18 @@ def test_limits_bound_the_bytes_that_requests_hold(runs):
         reply = client.post("/v1/models/zero/classify", files=[file(1)])
         assert (reply.status_code, "held" in reply.json()["error"]) == (429, True)
         assert client.app.state.service.traffic._bytes == {}
+
+
+def test_callers_that_hold_much_leave_room_for_one_that_holds_little():
+    traffic = Traffic(Limits(held_bytes=1000, upload_bytes=100))
+    traffic.hold("a", 500)
+    traffic.hold("b", 500)
+    traffic.hold("c", 100)
+    for caller, count in (("a", 1), ("c", 100)):
+        with pytest.raises(Refused, match="held"):
+            traffic.hold(caller, count)
+    traffic.hold("a", -500)
+    traffic.hold("c", 100)
 
 
 def test_decode_gives_errors_per_file_and_a_limit_for_all(decoder):

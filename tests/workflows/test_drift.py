@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dear.cli import build_app
 from dear.data.open import open_data
 from dear.errors import DearError
-from dear.runs.reference import FILE, MOST, NEIGHBORS, PER_CLASS, Reference, drawn
+from dear.runs.reference import MOST, NEIGHBORS, PER_CLASS, REFERENCE, Reference, drawn
 from dear.workflows.adapt import adapt
 from dear.workflows.drift import compare, two_sample
 
@@ -58,7 +58,7 @@ def test_a_reference_is_kept_and_a_damaged_one_refused(tmp_path) -> None:
     again = Reference.load(tmp_path)
     assert again is not None
     assert torch.equal(again.features, reference.features)
-    path = tmp_path / FILE
+    path = tmp_path / REFERENCE
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(DearError):
         Reference.load(tmp_path)

@@ -88,19 +88,16 @@ class Local:
             for cell in cells:
                 report(outcome(cell, attempt(self.work, cell.document(), environment.plain())))
             return
-        todo = list(cells)
-        while todo:
-            lost = self._compute(todo, environment, report, min(self.workers, len(todo)))
-            todo = todo[todo.index(lost[-1]) + 1 :] if lost else []
+        waiting = iter(cells)
+        while lost := self._compute(waiting, environment, report, min(self.workers, len(cells) or 1)):
             for cell in lost:  # one of them ended its process: alone, it is known which
                 self._alone(cell, environment, report)
 
     def _compute(
-        self, cells: Sequence[Cell], environment: Environment, report: Report, workers: int
+        self, waiting: Iterator[Cell], environment: Environment, report: Report, workers: int
     ) -> list[Cell]:
-        """Compute cells in order; returns those that were begun when a process died."""
+        """Compute cells in order; returns those that were begun and not reported when a process died."""
         running: dict[Future[dict[str, Any]], Cell] = {}
-        waiting = iter(cells)
         with _pool(workers) as pool:
             while True:
                 with _interrupts_held():  # the first submission starts the processes
@@ -122,7 +119,7 @@ class Local:
     def _alone(self, cell: Cell, environment: Environment, report: Report) -> None:
         """Compute a cell whose process may have died, as often as is allowed."""
         for _ in range(self.retries):
-            if not self._compute([cell], environment, report, 1):
+            if not self._compute(iter([cell]), environment, report, 1):
                 return
         report(died(cell, f"its process died {self.retries + 1} times"))
 

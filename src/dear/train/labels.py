@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,7 @@ def out_of_sample(features: Tensor, labels: Tensor, classes: int, seed: int = 1)
         classes: number of classes, C.
         seed: of the folds.
     """
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
@@ -72,7 +74,9 @@ def out_of_sample(features: Tensor, labels: Tensor, classes: int, seed: int = 1)
     if len(np.unique(y[several])) < 2:
         return found
     for known, asked in StratifiedKFold(folds, shuffle=True, random_state=seed).split(several, y[several]):
-        model = LogisticRegression(C=1.0, max_iter=200).fit(x[several[known]], y[several[known]])
+        with warnings.catch_warnings():  # the last digits of a probability do not matter here
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = LogisticRegression(C=1.0, max_iter=200).fit(x[several[known]], y[several[known]])
         rows = np.zeros((len(asked), classes))
         rows[:, model.classes_] = model.predict_proba(x[several[asked]])
         found[several[asked]] = rows
