@@ -38,7 +38,8 @@ def traceable_clip(clip: Clip) -> Clip:
         clip = copy.deepcopy(clip).to("cpu", torch.float32)
     twin = shared_copy(clip, _Traceable)
     # Copies of the towers: their switch to written-out attention leaves the originals alone.
-    twin.visual, twin.text = (shared_copy(tower, type(tower)) for tower in (clip.visual, clip.text))
+    twin.visual = shared_copy(clip.visual, type(clip.visual))
+    twin.text = shared_copy(clip.text, type(clip.text))
     twin.number = number
     return twin.stand_for(original).use_fused(False)
 
