@@ -2,8 +2,6 @@
 
     python benchmarks/dear_search.py --variants variants.json --datasets world:textures,world:scenes \
         --device cuda --jobs 14 --seconds 400 --csv search.csv
-    python benchmarks/dear_search.py --variants benchmarks/dear_times.json --datasets world:textures \
-        --seeds 1 --csv times.csv          # CPU seconds of one epoch of the settings in docs/strong.md
 
 `variants.json` maps a name to changes of a preset of DeAR (`--preset`): options, fields of the training
 recipe under "recipe", and "roles" ("uniform:mixed", "shuffled:1"). The answer is the cosine with

@@ -266,17 +266,19 @@ def auto_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 def dear_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    kinds = {"none": "without", "own": "with its role's heads", "shuffled": "roles shuffled"}
-    yield "| task | images per class | " + " | ".join(kinds.values()) + " |"
-    yield "|---|---:|" + "---:|" * len(kinds)
-    for task, shots in dict.fromkeys((row["task"], row["images"]) for row in rows):
+    kinds = {"none": "without", "own": "heads of its role", "shuffled": "roles shuffled"}
+    yield "| task | images per class | share | " + " | ".join(kinds.values()) + " |"
+    yield "|---|---:|---:|" + "---:|" * len(kinds)
+    cases = {(r["task"], r["images"], r["share"]) for r in rows if r["map"] != "none"}
+    for task, shots, share in sorted(cases):
         cells = []
         for kind in kinds:
-            key = (task, shots, kind)
-            own = [r for r in rows if (r["task"], r["images"], r["map"].partition(":")[0]) == key]
+            own = [r for r in rows if (r["task"], r["images"]) == (task, shots)]
+            own = [r for r in own if r["map"].partition(":")[0] == kind]
+            own = [r for r in own if kind == "none" or r["share"] == share]
             means = [mean(float(r[name]) for r in own) for name in ("base", "novel", "hm", "joint") if own]
             cells.append(" / ".join(f"{value:.1f}" for value in means))
-        yield f"| {task} | {shots} | {' | '.join(cells)} |"
+        yield f"| {task} | {shots} | {share} | {' | '.join(cells)} |"
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""The training steps of DeAR's presets, at the same batch.
+"""The training steps of DeAR's presets, and of `strong` with other early tokens, at the same batch.
 
     python benchmarks/preset_step.py --device cuda --repeats 15 --csv benchmarks/results/preset_step.csv
-    OMP_NUM_THREADS=1 python benchmarks/preset_step.py --device cpu --shape ViT-B-32 --batch 4 --classes 20 \
+    OMP_NUM_THREADS=1 python benchmarks/preset_step.py --device cpu --shape mini --batch 4 8 16 --classes 6 \
         --repeats 5 --csv benchmarks/results/preset_step.csv
 
-A random CLIP; the steps take turns and medians count, as in step.py. On a CPU they are launched one by one,
-and CPU seconds of the process are counted, which a busy machine changes little.
+A random CLIP of a known shape, or `mini`; the steps take turns and medians count, as in step.py. On a CPU CPU
+seconds of the process are counted, which a busy machine changes little.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure.clock import medians
@@ -20,8 +21,15 @@ from measure.task import SpeedTask
 from torch.utils.benchmark import timer
 
 import dear
-from dear.methods import DeAR
 from dear.workflows.speed import add_rows, machine
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {"preset": "paper"},
+    "quick": {"preset": "quick"},
+    "strong": {"preset": "strong"},
+    "strong_from_1": {"preset": "strong", "early_layer": 1},
+    "strong_from_6": {"preset": "strong", "early_layer": 6},
+}
 
 
 def main() -> None:
@@ -30,7 +38,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default="ViT-B-16", choices=dear.ClipConfig.names())
+    parser.add_argument("--shape", default="ViT-B-16", choices=("mini", *dear.ClipConfig.names()))
     parser.add_argument("--batch", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--classes", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=9)
@@ -39,18 +47,17 @@ def main() -> None:
     device = torch.device(options.device)
     on_cpu = device.type == "cpu"
     torch.manual_seed(0)
-    clip = dear.Clip(dear.ClipConfig.named(options.shape)).to(device)
+    mini = options.shape == "mini"
+    clip = (dear.load("mini") if mini else dear.Clip(dear.ClipConfig.named(options.shape))).to(device)
     for batch in options.batch:
-        tasks = {name: SpeedTask(clip, batch, options.classes, preset=name) for name in DeAR.presets}
+        tasks = {name: SpeedTask(clip, batch, options.classes, **own) for name, own in SETTINGS.items()}
         steps = {name: task.ours() for name, task in tasks.items()}
         works = {name: way.run for name, way in steps.items()}
         clock = time.process_time if on_cpu else timer
         found = medians(works, options.repeats, warm_up=1 if on_cpu else 3, clock=clock)
-        times = {name: 1000 * seconds / steps[name].count for name, seconds in found.items()}
         row = {"shape": options.shape, "batch": batch, "classes": options.classes}
-        row |= {f"{name}_ms": round(value, 3) for name, value in times.items()}
-        row |= {f"{name}_to_paper": round(times[name] / times["paper"], 3) for name in ("strong", "quick")}
-        print(row)
+        row |= {f"{name}_ms": round(1000 * found[name] / steps[name].count, 3) for name in SETTINGS}
+        print(row, flush=True)
         if options.csv:
             add_rows(options.csv, [machine(device) | row])
 

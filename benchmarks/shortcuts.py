@@ -14,7 +14,7 @@ small trainings share it, each process with one core (MPS lets their kernels run
 
     export PYTHONPATH=src:pkgs:benchmarks OMP_NUM_THREADS=1; nvidia-cuda-mps-control -d
     timeout 400 python benchmarks/shortcuts.py repair --device cuda --jobs 14 --draws 2 --out FILE \
-        --methods coop,clip-lora,mmrl,tip-adapter-f,dear@strong --shortcuts place,color,texture,text
+        --methods coop,clip-lora,mmrl,tip-adapter-f,dear@quick --shortcuts place,color,texture,text
 
 Rows are written as they are measured, one seed of everything after the other, DeAR first. Rows that the file
 has are not measured again, so the same command goes on where it was stopped; a training that fails is named

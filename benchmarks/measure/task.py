@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class SpeedTask:
         precision: as in the recipe.
         tokens: tokens per attribute.
         preset: name of DeAR's preset.
+        changes: of its options.
     """
 
     def __init__(
@@ -69,12 +71,13 @@ class SpeedTask:
         precision: str = "auto",
         tokens: int = 1,
         preset: str = "paper",
+        **changes: Any,
     ) -> None:
         self.clip, self.batch, self.classes, self.precision = clip, batch, classes, precision
         self.device = clip.device
         self.ids = token_ids(clip.config, classes)
         names = [f"class {i}" for i in range(classes)]
-        options = {**DeAR.preset(preset).options, "tokens_per_attribute": tokens}
+        options = {**DeAR.preset(preset).options, "tokens_per_attribute": tokens, **changes}
         model = DeAR(clip, names, roles=roles_of(clip.config), ids=self.ids, **options)
         self.model = in_precision(model, precision)
         self.dtype = self.model.clip.visual.dtype

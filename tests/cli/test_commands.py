@@ -69,7 +69,7 @@ def test_zeroshot_prints_accuracy_for_people_and_programs(photos: Path) -> None:
     assert answer["accuracy"] == 1.0
     assert answer["per_class"] == {"blue": 1.0, "red": 1.0}
     plain = dear(*words)
-    assert "100.00% of 12 images" in plain.stdout
+    assert "100.0% of 12 images" in plain.stdout
     assert "red" in plain.stdout
 
 

@@ -102,7 +102,7 @@ adapt --data photos --out x --epochs -1
 adapt --data photos --out x --set beta
     --set beta: write it as NAME=VALUE
 adapt --data photos --out x --set beta=2
-    beta = 2 is not between 0 and 1
+    beta = 2 is not possible: a number from 0 to 1 is expected
 adapt --data photos --out x --set beta=much
     beta = 'much' is not possible: a number is expected
 adapt --data photos --out x --set bta=1

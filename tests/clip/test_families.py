@@ -73,7 +73,7 @@ def test_metaclip_2(tmp_path: Path) -> None:
         ("vision_config", {"vision_use_head": False}, "without its pooling head"),
         ("vision_config", {"hidden_act": "relu"}, "hidden_act"),
         ("vision_config", {"num_attention_heads": 7}, "7 heads do not divide the width 40"),
-        ("vision_config", {"num_hidden_layers": 10**6}, "not a size of a transformer"),
+        ("vision_config", {"num_hidden_layers": 10**6}, "layers"),
         ("vision_config", {"image_size": -3}, "image_size"),
         ("vision_config", {"hidden_size": "40"}, "integer"),
         ("text_config", {"projection_size": 17}, "without a projection features have the width 40, not 17"),

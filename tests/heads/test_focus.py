@@ -46,18 +46,22 @@ def test_one_run_gives_the_feature_and_what_the_heads_add(clip, pixels):
     torch.testing.assert_close(with_heads(collect(clip, pixels), HEADS), wide, atol=1e-5, rtol=1e-4)
 
 
-def test_a_correction_changes_the_terms_with_the_feature(clip, pixels):
+@pytest.mark.parametrize("removed", [(11, 2), (8, 2)])  # also one before all heads of the focus
+def test_a_correction_changes_the_terms_with_the_feature(clip, pixels, removed):
     width = clip.config.embed_dim
     matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(2)) / width**0.5
-    other = clip.corrected(Correction(matrix, torch.ones(width), heads=((11, 2),))).focused(HEADS)
+    other = clip.corrected(Correction(matrix, torch.ones(width), heads=(removed,))).focused(HEADS)
     parts = decompose(clip, pixels)
     terms = sum(parts.heads[:, layer - 1, head] for layer, head in HEADS)
     whole, heads = other.encode_image(pixels).chunk(2, dim=1)
     torch.testing.assert_close(
-        whole, (parts.total() - parts.heads[:, 10, 2]) @ matrix + 1, atol=1e-4, rtol=1e-3
+        whole,
+        (parts.total() - parts.heads[:, removed[0] - 1, removed[1]]) @ matrix + 1,
+        atol=1e-4,
+        rtol=1e-3,
     )
     torch.testing.assert_close(heads, terms @ matrix, atol=1e-5, rtol=1e-3)
-    fewer = other.focused([*HEADS, (11, 2)]).encode_image(pixels)
+    fewer = other.focused([*HEADS, removed]).encode_image(pixels)
     torch.testing.assert_close(fewer[:, whole.shape[1] :], heads)  # a head that is left out adds nothing
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_parts import each_class, trace
 from tiny import images, mixed_roles, tiny_clip, token_ids
 
 from dear.clip import Clip
@@ -68,3 +69,11 @@ def test_a_mixed_batch_answers_as_each_alone() -> None:
     pixels = images(len(models))
     for one, own, row in zip(mixed_batch.logits(models, pixels), models, range(len(models)), strict=True):
         torch.testing.assert_close(one, own.logits(pixels[row : row + 1])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_an_explanation_takes_the_vote_of_the_heads_apart() -> None:
+    model = build()
+    model.focus_mean.zero_()  # else its part of the score is in `rest`, as of every focus
+    parts = trace(model, images(), "fused").parts(each_class(model))
+    torch.testing.assert_close(parts.total().T, model.logits(images(), "fused"), rtol=1e-6, atol=1e-6)
+    assert parts.rest.abs().max() < 1e-4

@@ -81,12 +81,12 @@ def test_alpha_of_the_class_token_starts_where_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"class_ce": 1.5}, "class_ce = 1.5 is not between 0 and 1"),
-        ({"text_beta": -0.1}, "text_beta = -0.1 is not between 0 and 1"),
-        ({"alpha_start": 1.0}, "alpha_start = 1.0 must be above 0 and below 1"),
-        ({"early_rate": 0.0}, "early_rate = 0.0 must be above 0"),
-        ({"token_start": "word"}, "token_start 'word' is not known; choose from free, class"),
-        ({"early_tokens": -1}, "early_tokens must be from 0 to"),
+        ({"class_ce": 1.5}, "class_ce = 1.5 .* from 0 to 1"),
+        ({"text_beta": -0.1}, "text_beta = -0.1 .* from 0 to 1"),
+        ({"alpha_start": 1.0}, "alpha_start = 1.0 .* above 0 and below 1"),
+        ({"early_rate": 0.0}, "early_rate = 0.0 .* above 0"),
+        ({"token_start": "word"}, "token_start 'word' is not known; choose from class, free"),
+        ({"early_tokens": -1}, "early_tokens = -1 .* from 0 to"),
         ({"early_tokens": 2, "early_layer": 5}, "need a layer before layer 5, where attribute tokens enter"),
     ],
 )

@@ -213,9 +213,10 @@ def _print_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) 
     rest = job.available - used - len(job.unreadable)
     left = f", {rest} of the training images are not used" if rest else ""
     tested = f", {len(held_out)} held out for testing" if held_out is not None else ", none held out"
+    steps = f"{job.recipe.epochs} epochs, {job.steps} steps" if job.steps else "no training steps"
     say(
         f"training {job.method.title} on {used} images of {len(job.method.classes)} classes"
-        f"{left}{tested}; {job.recipe.epochs} epochs, {job.steps} steps"
+        f"{left}{tested}; {steps}"
     )
     if expected is not None:
         more = f", then calibration about {duration(expected.calibration)}" if expected.calibration else ""

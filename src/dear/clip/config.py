@@ -6,30 +6,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from msgspec import Meta
+
+from dear._io.checked import Checked
 from dear._io.image_file import Size, View
 from dear.errors import CheckpointError, UsageError
 
-ACTIVATIONS = ("quick_gelu", "gelu", "gelu_tanh")  # the order is that of the GPU kernel
-VISION_POOLS = ("class", "attention")
-TEXT_POOLS = ("largest", "end", "last")
-CLEANINGS = (
-    "clip",
-    "punctuation",
-    "canonicalize",
-    "lower",
-    "whitespace",
-    "none",
-)  # "clip": CLIP's own byte pairs
-RESIZES = ("crop", "squash")
-INTERPOLATIONS = ("bicubic", "bilinear")
+Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the order is that of the GPU kernel
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-_LIMIT = (
-    65_536  # no dimension of a real checkpoint is larger; a hostile one is refused before memory is taken
-)
+# No dimension of a real checkpoint is larger; a hostile one is refused before memory is taken.
+Dimension = Annotated[int, Meta(ge=1, le=65_536)]
+Side = Annotated[int, Meta(ge=1, le=4096)]
 
 
 def _check(condition: bool, message: str) -> None:
@@ -47,31 +39,22 @@ def last_third(layers: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class TowerConfig:
+class TowerConfig(Checked):
     """A pre-norm transformer: `layers` blocks of `heads` heads of `width` features per token."""
 
-    width: int
-    layers: int
-    heads: int
-    mlp: int = 0  #: hidden width of the MLP; 0 means four times the width
-    activation: str = "quick_gelu"  #: "quick_gelu" (OpenAI), "gelu" (most others) or "gelu_tanh" (SigLIP)
-    eps: float = 1e-5  #: LayerNorm's epsilon
+    error: ClassVar = CheckpointError
+    width: Dimension
+    layers: Dimension
+    heads: Dimension
+    mlp: Annotated[int, Meta(ge=0, le=65_536)] = 0  #: hidden width of the MLP; 0: four times the width
+    activation: Activation = "quick_gelu"  #: OpenAI's; "gelu": most others'; "gelu_tanh": SigLIP's
+    eps: Annotated[float, Meta(gt=0, lt=1)] = 1e-5  #: LayerNorm's epsilon
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mlp == 0:
             object.__setattr__(self, "mlp", 4 * self.width)
-        for name in ("width", "layers", "heads", "mlp"):
-            value = getattr(self, name)
-            _check(
-                isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LIMIT,
-                f"{name} = {value!r} is not a size of a transformer (an integer from 1 to {_LIMIT:,})",
-            )
         _check(self.width % self.heads == 0, f"{self.heads} heads do not divide the width {self.width}")
-        _check(
-            self.activation in ACTIVATIONS,
-            f"activation {self.activation!r} is not known; known are {', '.join(ACTIVATIONS)}",
-        )
-        _check(0 < self.eps < 1, f"LayerNorm epsilon {self.eps!r} is not between 0 and 1")
 
     @property
     def head_width(self) -> int:
@@ -92,14 +75,16 @@ class VisionConfig(TowerConfig):
     attention pooling and no projection; PE-Core has rotary positions and attention pooling.
     """
 
-    image_size: int = 224
-    patch_size: int = 16
+    image_size: Side = 224
+    patch_size: Side = 16
     class_token: bool = True  #: a learned token before the patches
     patch_bias: bool = False  #: the patch projection has a bias
     pre_norm: bool = True  #: a norm before the first layer
     rotary: bool = False  #: 2-D rotary positions in every layer, besides the learned ones
-    pool: str = "class"  #: "class" reads the class token, "attention" asks all tokens with a learned probe
-    pool_heads: int = 0  #: heads of the attention pooling; 0 means as many as in a layer
+    #: "class" reads the class token, "attention" asks all tokens with a learned probe
+    pool: Literal["class", "attention"] = "class"
+    #: heads of the attention pooling; 0: as many as in a layer
+    pool_heads: Annotated[int, Meta(ge=0, le=65_536)] = 0
     projection: bool = True  #: a matrix from the width to the shared space; without it both have one size
     projection_bias: bool = False
 
@@ -107,19 +92,15 @@ class VisionConfig(TowerConfig):
         super().__post_init__()
         if self.pool_heads == 0:
             object.__setattr__(self, "pool_heads", self.heads)
-        _check(self.pool in VISION_POOLS, f"pool {self.pool!r} is not known: {', '.join(VISION_POOLS)}")
         _check(self.pool != "class" or self.class_token, "reading the class token needs a class token")
         _check(
-            0 < self.pool_heads <= _LIMIT and self.width % self.pool_heads == 0,
+            self.width % self.pool_heads == 0,
             f"{self.pool_heads} pooling heads do not divide the width {self.width}",
         )
         _check(
             not self.rotary or self.head_width % 4 == 0,
             f"rotary positions need heads of a multiple of 4; these are {self.head_width} wide",
         )
-        for name in ("image_size", "patch_size"):
-            value = getattr(self, name)
-            _check(isinstance(value, int) and 0 < value <= 4096, f"{name} = {value!r} is not an image size")
         _check(
             self.image_size >= self.patch_size,
             f"an image of {self.image_size} pixels has no patch of {self.patch_size}",
@@ -144,23 +125,21 @@ class TextConfig(TowerConfig):
     on its projection; MetaCLIP 2 reads the first end token.
     """
 
-    context: int = 77
-    vocab: int = 49_408
+    context: Annotated[int, Meta(ge=3, le=4096)] = 77
+    vocab: Annotated[int, Meta(ge=1, le=10_000_000)] = 49_408
     causal: bool = True
-    pool: str = "largest"  #: the row read: of the "largest" id, of the first "end" token, or the "last" one
+    #: the row read: of the "largest" id, of the first "end" token, or the "last" one
+    pool: Literal["largest", "end", "last"] = "largest"
     end: int = 49_407  #: the id that ends a text, where `pool` is "end"
     begins: bool = True  #: a text begins with a token that is no word
-    clean: str = "clip"  #: what becomes of a text before it is tokenized, see `dear.clip.tokenizer_file`
+    #: what becomes of a text before tokenizing, see `dear.clip.tokenizer_file`; "clip": its own byte pairs
+    clean: Literal["clip", "punctuation", "canonicalize", "lower", "whitespace", "none"] = "clip"
     projection_bias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(isinstance(self.context, int) and 2 < self.context <= 4096, f"context = {self.context!r}")
-        _check(isinstance(self.vocab, int) and 0 < self.vocab <= 10_000_000, f"vocab = {self.vocab!r}")
-        _check(self.clean in CLEANINGS, f"clean {self.clean!r} is not known: {', '.join(CLEANINGS)}")
-        _check(self.pool in TEXT_POOLS, f"text pool {self.pool!r} is not known: {', '.join(TEXT_POOLS)}")
         _check(
-            self.pool != "end" or (isinstance(self.end, int) and 0 <= self.end < self.vocab),
+            self.pool != "end" or 0 <= self.end < self.vocab,
             f"the end token {self.end!r} is not one of {self.vocab} tokens",
         )
 
@@ -171,7 +150,7 @@ class TextConfig(TowerConfig):
 
 
 @dataclass(frozen=True)
-class ClipConfig:
+class ClipConfig(Checked):
     """Two towers and the space they share.
 
     Example:
@@ -179,27 +158,19 @@ class ClipConfig:
         12
     """
 
+    error: ClassVar = CheckpointError
     vision: VisionConfig
     text: TextConfig
-    embed_dim: int
+    embed_dim: Dimension
     mean: tuple[float, float, float] = field(default=CLIP_MEAN)
     std: tuple[float, float, float] = field(default=CLIP_STD)
-    resize: str = "crop"  #: "crop" (short side to the image size, center) or "squash" (both sides)
-    interpolation: str = "bicubic"  #: or "bilinear"
+    resize: Literal["crop", "squash"] = "crop"  #: short side to the image size and center, or both sides
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     logit_bias: bool = False  #: pairs were trained one by one with a sigmoid, which needs a bias
 
     def __post_init__(self) -> None:
-        _check(
-            isinstance(self.embed_dim, int) and 0 < self.embed_dim <= _LIMIT,
-            f"embed_dim = {self.embed_dim!r} is not the size of a feature",
-        )
-        _check(len(self.mean) == 3 and len(self.std) == 3, "mean and std must have three numbers each")
+        super().__post_init__()
         _check(all(s > 1e-6 for s in self.std), f"std = {self.std!r} must be positive")
-        _check(self.resize in RESIZES, f"resize {self.resize!r} is not known: {', '.join(RESIZES)}")
-        _check(
-            self.interpolation in INTERPOLATIONS,
-            f"interpolation {self.interpolation!r} is not known: {', '.join(INTERPOLATIONS)}",
-        )
         _check(
             self.vision.projection or self.embed_dim == self.vision.width,
             f"without a projection features have the width {self.vision.width}, not {self.embed_dim}",

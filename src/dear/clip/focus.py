@@ -62,8 +62,9 @@ def focused_from(visual: VisionTower, x: Tensor, first: int, groups: Sequence[Se
     """The same from x [B, N, D], the input of layer `first`, which no head of the groups is before."""
     layers = sorted({layer for heads in groups for layer, _ in heads})
     record, norm = _ClassRow(), visual.ln_post
-    x = visual.run(x, first, layers[0] - 1)
-    rows = visual.run(x, first=layers[0], read=visual.read_rows(), record=record)  # [B, 1, D]
+    start = max(first, min([*layers, *(layer for layer, _ in visual.ablated_heads)]))
+    x = visual.run(x, first, start - 1)
+    rows = visual.run(x, first=start, read=visual.read_rows(), record=record)  # [B, 1, D]
     wide = rows[:, 0].float()
     if visual.ablated_heads:  # the rows carry the standard deviation as their mean
         spread = wide.mean(dim=-1, keepdim=True)

@@ -149,7 +149,7 @@ class Clip(nn.Module):
         if correction is not None:
             vision = self.config.vision
             correction.check(vision.layers, vision.heads, self.config.embed_dim)
-        other = shared_copy(self, Clip)
+        other = shared_copy(self, type(self))
         other.visual, other._correction = self.visual.with_correction(correction), correction
         other._plain = () if correction is None else (self.plain,)
         return other
@@ -167,7 +167,7 @@ class Clip(nn.Module):
         cached = _focused.setdefault(base, WeakValueDictionary())
         found = cached.get(chosen)
         if found is None:
-            found = cached[chosen] = shared_copy(base, Clip)
+            found = cached[chosen] = shared_copy(base, type(base))
             found.focus, found._unfocused, found._plain = chosen, (base,), (base.plain,)
         return found
 

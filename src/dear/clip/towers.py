@@ -133,7 +133,7 @@ class VisionTower(Tower):
 
     def with_correction(self, correction: Correction | None) -> VisionTower:
         """A tower on the same weights with (another) correction of its feature, or none."""
-        other, device = shared_copy(self, VisionTower), self.positions.device
+        other, device = shared_copy(self, type(self)), self.positions.device
         other.ablated_heads = () if correction is None else tuple(sorted(correction.heads))
         other.correction_matrix = None if correction is None else correction.matrix.to(device)
         other.correction_bias = None if correction is None else correction.bias.to(device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dear.clip.model import Clip
+from dear.clip.tower import shared_copy
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.calibration import apply_scales
@@ -35,11 +36,11 @@ def traceable_clip(clip: Clip) -> Clip:
     number, original = clip.logit_scale, clip
     if clip.dtype != torch.float32 or clip.device.type != "cpu":
         clip = copy.deepcopy(clip).to("cpu", torch.float32)
-    twin = copy.copy(clip)
-    twin.__class__ = _Traceable
-    # Shallow copies of the towers: their switch to written-out attention leaves the originals alone.
-    twin._modules = {name: copy.copy(module) for name, module in clip._modules.items()}
-    twin.__dict__["number"] = number
+    twin = shared_copy(clip, _Traceable)
+    # Copies of the towers: their switch to written-out attention leaves the originals alone.
+    twin.visual = shared_copy(clip.visual, type(clip.visual))
+    twin.text = shared_copy(clip.text, type(clip.text))
+    twin.number = number
     return twin.stand_for(original).use_fused(False)
 
 

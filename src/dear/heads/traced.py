@@ -175,6 +175,6 @@ class HeldText(TextTower):
 
 def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision]:
     """The same backbone, which adds every run of its image tower to `segments`; and that tower."""
-    other, visual = shared_copy(clip, Clip), TracedVision.on(clip.visual, segments)
+    other, visual = shared_copy(clip, type(clip)), TracedVision.on(clip.visual, segments)
     other.visual, other.text = visual, shared_copy(clip.text, HeldText)
     return other, visual

@@ -23,10 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor
 
 from dear.clip.focus import focused_from
@@ -46,7 +47,7 @@ from dear.methods.base import (
     normal,
     unit,
 )
-from dear.methods.options import Preset
+from dear.methods.options import NotNegative, Options, Positive, Preset, Share
 
 ISOLATIONS = ("bidirectional", "readonly")
 _ALIASES = {"colour": "color", "place": "location", "material": "texture", "form": "shape", "thing": "object"}
@@ -138,78 +139,56 @@ def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) 
     return "\n".join(lines)
 
 
-TOKEN_STARTS = ("free", "class")
-PROJECTIONS = ("copy", "random", "low-rank")
-FUSION_LOSSES = ("log", "linear")
 _SPELLINGS = {**{concept.casefold(): concept for concept in CONCEPTS}, "colour": "Color"}
-_MOST = 1024  # more tokens or ranks than anyone means; a damaged file may name any number
+# The limit is more tokens or ranks than anyone means; a damaged file may name any number.
+Few = Annotated[int, Meta(ge=0, le=1024)]
+OneOrMore = Annotated[int, Meta(ge=1, le=1024)]
 
 
 @dataclass(frozen=True)
-class DeARConfig:
+class DeARConfig(Options):
     """Options of DeAR; the defaults are the recipe `strong`, the paper's are `DeAR.preset("paper")`."""
 
     attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
-    tokens_per_attribute: int = 1  #: an attribute's feature is the mean of its tokens' features
+    tokens_per_attribute: OneOrMore = 1  #: an attribute's feature is the mean of its tokens' features
     tokens_per_layer: bool = False  #: a raw set of tokens per layer instead of one for all layers
     first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
     text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
-    text_tokens: int = 5  #: K
-    token_start: str = "class"  #: the image's class token plus what is learned, or "free"
-    beta: float = 0.1  #: weight of the raw token against the layer before (eq. 5)
-    early_tokens: int = 5  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
+    text_tokens: Few = 5  #: K
+    token_start: Literal["class", "free"] = "class"  #: the image's class token plus what is learned
+    beta: Share = 0.1  #: weight of the raw token against the layer before (eq. 5)
+    early_tokens: Few = 5  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
     early_layer: int | None = None  #: where they enter; None: after a sixth of the layers (3 of 12)
-    early_beta: float = 1.0  #: weight of a raw early token against the layer before
-    text_beta: float | None = 0.9  #: the same for text tokens (eq. 6); None: beta
-    isolation: str = "bidirectional"  #: or "readonly": attribute tokens may read the originals
-    projection: str = "copy"  #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
-    rank: int = 16  #: of the low-rank projection
-    fusion_loss: str = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
-    lambda_reg: float = 1.0  #: weight of L_img + L_txt
-    lambda_fusion: float = 0.02  #: weight of L_fusion
-    class_ce: float = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
-    alpha_start: float | None = None  #: alpha_cls before training; None: the same for all, 1 / (1 + A)
-    token_rate: float = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
-    early_rate: float = 20.0  #: the same for the early tokens
-    text_rate: float = 3.0  #: the same for the text tokens
-    projection_rate: float = 0.5  #: the same for P_attr
-    alpha_rate: float = 100.0  #: the same for v, whose softmax is alpha
+    early_beta: Share = 1.0  #: weight of a raw early token against the layer before
+    text_beta: Share | None = 0.9  #: the same for text tokens (eq. 6); None: beta
+    #: "readonly": attribute tokens may read the originals
+    isolation: Literal["bidirectional", "readonly"] = "bidirectional"
+    #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
+    projection: Literal["copy", "random", "low-rank"] = "copy"
+    rank: OneOrMore = 16  #: of the low-rank projection
+    fusion_loss: Literal["log", "linear"] = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
+    lambda_reg: NotNegative = 1.0  #: weight of L_img + L_txt
+    lambda_fusion: NotNegative = 0.02  #: weight of L_fusion
+    class_ce: Share = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
+    #: alpha_cls before training; None: the same for all, 1 / (1 + A)
+    alpha_start: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    token_rate: Positive = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
+    early_rate: Positive = 20.0  #: the same for the early tokens
+    text_rate: Positive = 3.0  #: the same for the text tokens
+    projection_rate: Positive = 0.5  #: the same for P_attr
+    alpha_rate: Positive = 100.0  #: the same for v, whose softmax is alpha
     focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
-    focus_share: float = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
+    focus_share: Share = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
 
     def __post_init__(self) -> None:
-        def demand(good: bool, message: str) -> None:
-            if not good:
-                raise UsageError(message)
-
-        object.__setattr__(self, "focus", tuple((int(layer), int(head)) for layer, head in self.focus))
+        super().__post_init__()
         if self.attributes is not None:
             names = tuple(_concept(name) for name in self.attributes)
-            demand(bool(names), "attributes is empty: DeAR needs at least one")
-            demand(len({n.casefold() for n in names}) == len(names), f"attributes {names} name one twice")
+            if not names:
+                raise UsageError("attributes is empty: DeAR needs at least one")
+            if len({name.casefold() for name in names}) < len(names):
+                raise UsageError(f"attributes {names} name one twice")
             object.__setattr__(self, "attributes", names)
-        demand(1 <= self.tokens_per_attribute <= _MOST, f"tokens_per_attribute must be from 1 to {_MOST}")
-        for name in ("text_tokens", "early_tokens"):
-            demand(0 <= getattr(self, name) <= _MOST, f"{name} must be from 0 to {_MOST}")
-        for name in ("beta", "text_beta", "early_beta", "class_ce", "focus_share"):
-            value = getattr(self, name)
-            demand(value is None or 0.0 <= value <= 1.0, f"{name} = {value} is not between 0 and 1")
-        alpha = self.alpha_start
-        demand(alpha is None or 0.0 < alpha < 1.0, f"alpha_start = {alpha} must be above 0 and below 1")
-        for name in ("token_rate", "early_rate", "text_rate", "projection_rate", "alpha_rate"):
-            demand(getattr(self, name) > 0, f"{name} = {getattr(self, name)} must be above 0")
-        demand(1 <= self.rank <= _MOST, f"rank must be from 1 to {_MOST}")
-        demand(
-            self.lambda_reg >= 0 and self.lambda_fusion >= 0,
-            "lambda_reg and lambda_fusion cannot be negative",
-        )
-        for name, value, known in (
-            ("token_start", self.token_start, TOKEN_STARTS),
-            ("isolation", self.isolation, ISOLATIONS),
-            ("projection", self.projection, PROJECTIONS),
-            ("fusion_loss", self.fusion_loss, FUSION_LOSSES),
-        ):
-            demand(value in known, f"{name} {value!r} is not known; choose from {', '.join(known)}")
 
 
 def _concept(name: str) -> str:

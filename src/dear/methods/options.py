@@ -6,20 +6,17 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
+from dear._io.checked import KINDS, Checked, hints_of
 from dear.errors import UsageError
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _LARGEST = 100_000  # tokens, ranks and layers of any method; a larger number would only fill memory
-_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-_LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 Count = Annotated[int, Meta(ge=0)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -27,66 +24,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
-
-@dataclass(frozen=True)
-class Options:
-    """A frozen dataclass whose values are checked against the annotations of its fields.
-
-    >>> @dataclass(frozen=True)
-    ... class Mine(Options):
-    ...     weight: NotNegative = 1.0
-    >>> Mine(weight=-1.0)
-    Traceback (most recent call last):
-    dear.errors.UsageError: weight = -1.0 is not possible: a number of at least 0 is expected
-    """
-
-    def __post_init__(self) -> None:
-        own: Any = type(self)
-        for name, hint in _hints(own, extras=True).items():
-            value = getattr(self, name)
-            try:
-                read = msgspec.convert(value, hint)
-            except msgspec.ValidationError:
-                raise UsageError(_refusal(name, value, hint)) from None
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(_refusal(name, value, hint))
-            if isinstance(value, list | tuple):  # files hold lists
-                object.__setattr__(self, name, read)
-
-
-@cache
-def _hints(kind: type, extras: bool = False) -> dict[str, Any]:
-    """Types of the fields by name; none where only a type checker can read them."""
-    try:
-        hints = typing.get_type_hints(kind, include_extras=extras)
-    except NameError:
-        return {}
-    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
-
-
-def _refusal(name: str, value: Any, hint: Any) -> str:
-    parts = list(_parts(hint))
-    literals = [part for part in parts if typing.get_origin(part) is Literal]
-    choices = [str(choice) for part in literals for choice in typing.get_args(part)]
-    if choices:
-        return f"{name} {value!r} is not known; choose from {', '.join(choices)}"
-    kind = next((_KINDS[part] for part in parts if part in _KINDS), "another kind of value")
-    limits = [
-        f"{words} {getattr(part, limit):g}"
-        for part in parts
-        if isinstance(part, Meta)
-        for limit, words in _LIMITS.items()
-        if getattr(part, limit) is not None
-    ]
-    return f"{name} = {value!r} is not possible: {' '.join([kind, ' and '.join(limits)]).strip()} is expected"
-
-
-def _parts(hint: Any) -> Iterator[Any]:
-    """A type and everything it is made of, limits included."""
-    yield hint
-    if typing.get_origin(hint) is not Literal:
-        for part in typing.get_args(hint):
-            yield from _parts(part)
+Options = Checked  #: what the `Config` of a method is made from
 
 
 def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +37,7 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     >>> fit_options(PurifyConfig, {"bandwidths": "1,2.5", "gates": "False", "weight": 2})
     {'bandwidths': (1.0, 2.5), 'gates': False, 'weight': 2}
     """
-    hints = _hints(config)
+    hints = hints_of(config)
     return {name: _fit(name, value, hints.get(name, Any)) for name, value in options.items()}
 
 
@@ -133,7 +71,7 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
             raise UsageError(f"{name} = {value!r} must have {len(kinds)} values, with commas between them")
         return tuple(_fit(name, item, kind) for item, kind in zip(items, kinds, strict=True))
     kind = str if typing.get_origin(hint) is Literal else hint
-    return _plain(name, value, kind) if kind in _KINDS else value
+    return _plain(name, value, kind) if kind in KINDS else value
 
 
 def _plain(name: str, value: Any, kind: type) -> Any:
@@ -154,7 +92,7 @@ def _plain(name: str, value: Any, kind: type) -> Any:
         raise UsageError(f"{name} = {str(value)[:40]} is not possible: no option is larger than {_LARGEST:,}")
     if isinstance(value, kind) and (kind is str or kind is bool or (kind is int and number)):
         return value
-    raise UsageError(f"{name} = {value!r} is not possible: {_KINDS[kind]} is expected")
+    raise UsageError(f"{name} = {value!r} is not possible: {KINDS[kind]} is expected")
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ class Verdict:
     image: Image.Image  #: itself
     #: model or mode -> (class, probability), likeliest first
     answers: Mapping[str, tuple[tuple[str, float], ...]]
-    #: class token or attribute with heads of its own -> its part of the margin of the fused answer over the
-    #: runner-up; empty where no attribute has heads
+    #: class token, attribute with heads of its own, or all other attributes -> its part of the margin of the
+    #: fused answer over the runner-up; empty where no attribute has heads
     shares: Mapping[str, float]
     runner_up: str  #: the class the margin is over
     refused: tuple[str, ...] = ()  #: modes for which the image is none of the classes

@@ -123,13 +123,13 @@ class Trials:
     progress: Callable[[int, int], None] | None = None
     stop: Callable[[], bool] | None = None  #: called after every step; True ends everything with `Paused`
 
-    def fit_subset(self, method: Method, rows: Tensor, place: Tensor | None = None) -> None:
-        """Train a fresh method on the images at `rows`; `place` translates the set's labels to its own."""
+    def fit_subset(self, method: Method, rows: Tensor, columns: Tensor | None = None) -> None:
+        """Train a fresh method on the images at `rows`; `columns` translates the set's labels to its own."""
         if self.repeated is not None:
             rows = rows[torch.tensor(self.repeated(self.images.labels[rows]), dtype=torch.int64)]
         subset: ImageSet = self.images.subset(rows.tolist())
-        if place is not None:
-            subset = Relabeled(subset, place, method.classes)
+        if columns is not None:
+            subset = Relabeled(subset, columns, method.classes)
 
         def report(step: int, steps: int, line: Mapping[str, float | int]) -> None:
             if self.progress is not None:
@@ -247,10 +247,10 @@ def _pooled(turns: Sequence[HeldOutClasses]) -> HeldOutClasses:
 class Relabeled:
     """An image set whose labels count into other class names."""
 
-    def __init__(self, images: ImageSet, place: Tensor, names: tuple[str, ...]) -> None:
-        self._images, self._place, self.classes = images, place, names
+    def __init__(self, images: ImageSet, columns: Tensor, names: tuple[str, ...]) -> None:
+        self._images, self._columns, self.classes = images, columns, names
         self.name, self.template, self.domains = images.name, images.template, images.domains
-        self.labels = place[images.labels]
+        self.labels = columns[images.labels]
         self.pixels, self.image, self.key = images.pixels, images.image, images.key
 
     def __len__(self) -> int:
@@ -258,7 +258,7 @@ class Relabeled:
 
     def subset(self, indices: Sequence[int]) -> Relabeled:
         """The images at `indices`, with the same classes."""
-        return Relabeled(self._images.subset(indices), self._place, self.classes)
+        return Relabeled(self._images.subset(indices), self._columns, self.classes)
 
     def select_classes(self, names: Sequence[str]) -> ImageSet:
         """Not needed where sets are only trained on."""
