@@ -161,7 +161,8 @@ def masks(args: argparse.Namespace) -> list[dict[str, Any]]:
         found: dict[str, list[Tensor]] = {}
         for start in range(0, len(pixels), BATCH):
             part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
-            maps = exact(clip, part, asked, groups) | spread_too(rivals(clip, part, asked, range(1, 13)))
+            others = {} if args.exact else spread_too(rivals(clip, part, asked, range(1, 13)))
+            maps = exact(clip, part, asked, groups) | others
             for method, values in maps.items():
                 found.setdefault(method, []).append(values)
         target = ~inside if name == "place" else inside
@@ -289,7 +290,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--backbone", default="mini", help="of photos")
     parser.add_argument("--data", default="", help="of photos: a table or folder of images")
-    parser.add_argument("--exact", action="store_true", help="of photos: exact parts and random order alone")
+    parser.add_argument("--exact", action="store_true", help="of masks and photos: without rivals")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     rows = {"masks": masks, "photos": photos, "shortcuts": shortcuts}[args.part](args)

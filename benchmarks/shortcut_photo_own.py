@@ -28,8 +28,6 @@ from dear.workflows.adapt import adapt
 from dear.workflows.audit_photos import answers_of
 from dear.workflows.speed import add_rows
 
-OTHERS = 60  #: test images of other classes that are given what a class has
-
 
 def reliance(args: Any) -> None:
     """A row per class that stands out."""
@@ -52,15 +50,15 @@ def reliance(args: Any) -> None:
         accuracy = float((answer([test.image(n) for n in range(len(test))]) == test.labels.numpy()).mean())
         for one in found:
             row = {"dataset": Path(source).parent.name, "method": args.method, "classes": len(train.classes)}
-            row |= {"accuracy": round(accuracy, 4), **_row(one, test, train, answer)}
+            row |= {"accuracy": round(accuracy, 4), **_row(one, test, train, answer, args.others)}
             add_rows(Path(args.out), [row | where()])
             print(row, flush=True)
 
 
-def _row(one: Shortcut, test: ImageSet, train: ImageSet, answer: Any) -> dict[str, object]:
-    edited = edited_set(one, test, train, OTHERS)
+def _row(one: Shortcut, test: ImageSet, train: ImageSet, answer: Any, others: int) -> dict[str, object]:
+    edited = edited_set(one, test, train, others)
     result = causal_test(edited, answer)
-    plain, truth, neutral = _neutral(one, test, train)
+    plain, truth, neutral = _neutral(one, test, train, others)
     before, after = (float((answer(images) == truth).mean()) for images in (plain, neutral))
     return {
         "class": one.class_name,
@@ -77,12 +75,12 @@ def _row(one: Shortcut, test: ImageSet, train: ImageSet, answer: Any) -> dict[st
 
 
 def _neutral(
-    one: Shortcut, test: ImageSet, train: ImageSet
+    one: Shortcut, test: ImageSet, train: ImageSet, others: int
 ) -> tuple[list[Image.Image], np.ndarray, list[Image.Image]]:
     """Test images of other classes, their labels, and copies edited with donors that do not have it."""
     rng = random.Random(1)
     places = [place for place, label in enumerate(test.labels.tolist()) if label != one.label]
-    places = rng.sample(places, min(OTHERS, len(places)))
+    places = rng.sample(places, min(others, len(places)))
     donors = [place for place, label in enumerate(train.labels.tolist()) if label != one.label]
     mask = None if one.mark is None else one.mark.mask
     plain = [test.image(place) for place in places]

@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--method", default="linear-probe", choices=("linear-probe", "dear"))
     parser.add_argument("--marks", nargs="*", help="some of the marks")
     parser.add_argument("--classes", type=int, default=0, help="of reliance: at most so many; 0: all")
+    parser.add_argument("--others", type=int, default=60, help="of reliance: test images of other classes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="draws of repair and anchor")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()

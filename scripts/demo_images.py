@@ -17,7 +17,7 @@ PARTS = {
     "demo-heads": (".dear-map", ".dear-legend + *"),
     "demo-task": ("section:has(figure) >> nth=0", "section:has(figure) .two >> nth=0"),
     "demo-shortcut": ("section:has-text('A shortcut') >> nth=0", "section:has-text('4. Why')"),
-    "demo-why": ("section:has-text('4. Why') h3 >> nth=-1", "section:has-text('4. Why') details >> nth=-1"),
+    "demo-why": ("section:has-text('4. Why') h3 >> nth=-2", "section:has-text('4. Why') details >> nth=-1"),
     "demo-focus": ("section:has-text('5. One')", "section:has-text('6. Similar')"),
     "demo-retrieval": ("section:has-text('6. Similar')", "section:has-text('6. Similar') h3 >> nth=0"),
 }

@@ -63,5 +63,5 @@ def test_roles_of_a_siglip_tell_how_much_of_the_feature_heads_explain(place: Pat
     )  # fmt: skip
     assert status == 0, said
     share = json.loads(out.read_text())["evidence"]["linear_share"]
-    assert f"attention pooling: {share:.0%} of the image feature is split among heads" in said
+    assert f"attention pooling: {share:.1%} of the image feature is split among heads" in said
     assert "exact" not in said

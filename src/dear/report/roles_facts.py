@@ -63,8 +63,6 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[QualityNote]:
     True
     """
     found: list[QualityNote] = []
-    if notice := specialization_notice(roles):
-        found.append(QualityNote(notice, True))
     count = roles.evidence.get("image_count")
     if not count:
         found.append(

@@ -15,7 +15,7 @@ from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
 from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, role_title
 from dear.report.page import Table, percent, render
-from dear.report.roles_facts import HeadEvidence, map_quality
+from dear.report.roles_facts import HeadEvidence, map_quality, specialization_notice
 
 _AGREEMENT = {
     "same_name": "phrases whose concept is the one they were written for",
@@ -55,6 +55,7 @@ def roles_page(
         "roles.html",
         title=f"What the heads of {roles.backbone or 'this backbone'} do",
         roles=roles,
+        notice=specialization_notice(roles),
         map=head_map(roles),
         counts=", ".join(f"{roles.counts()[kind]} {KIND_TITLES[kind]}" for kind in KINDS),
         kinds={KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS},

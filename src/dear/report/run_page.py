@@ -47,6 +47,11 @@ def run_page(
     """
     trained = facts.trained
     groups = trained.changes()
+    accuracy = figures.class_accuracy(
+        trained.frozen.per_class["default"], trained.adapted.per_class[trained.mode]
+    )
+    if facts.zero_shot:
+        accuracy.data = [trace for trace in accuracy.data if trace.name != "adapted"]
     return render(
         "run.html",
         title=f"{facts.method} on {trained.images.name}",
@@ -55,9 +60,7 @@ def run_page(
         tiles=_tiles(facts),
         terms=_terms(facts),
         modes=_modes(facts),
-        accuracy=figures.class_accuracy(
-            trained.frozen.per_class["default"], trained.adapted.per_class[trained.mode]
-        ),
+        accuracy=accuracy,
         classes=_class_table(trained, facts.zero_shot),
         gained=changed_classes(trained, better=True),
         lost=changed_classes(trained, better=False),
