@@ -9,7 +9,7 @@ every hostile request that `tests/serve` knows (`measure/hostile_load.py`): JPEG
 that stand for gigabytes of pixels, endless lists and headers, silent connections, floods of images and of new
 class names, damaged uploads; and decoding processes are killed. Prints one line per half minute and ends with
 status 1 after a wrong, late or lost answer, a status 500 for anybody, memory that grew by more than
-`--most-growth` over the second half, or a stop that took longer than its limit. Of a late answer it says
+`--most-growth`, or a stop that took longer than its limit. Of a late answer it says
 where the time went, how long the server computed meanwhile, for whomever, and how long its threads waited for
 processors that other programs had.
 """
@@ -29,6 +29,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -225,6 +226,12 @@ class Processors:
         self._thread.join()
 
 
+def growth(megabytes: list[float]) -> float:
+    """From the middle third to the last, by medians: what requests hold for a moment is not growth."""
+    third = len(megabytes) // 3
+    return round(median(megabytes[2 * third :]) - median(megabytes[third : 2 * third] or megabytes), 1)
+
+
 def summary(waits: list[tuple[float, float, float, str]]) -> dict[str, float]:
     """Median, 99th percentile and longest of the waits."""
     found = sorted(one[0] for one in waits) or [0.0]
@@ -241,7 +248,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--rate", type=float, help="requests per second at most, over all clients")
     parser.add_argument("--csv", type=Path, help="add a row per half minute to this file")
-    parser.add_argument("--most-growth", type=float, default=60, help="megabytes over the second half")
+    parser.add_argument(
+        "--most-growth",
+        type=float,
+        default=60,
+        help="megabytes, see `growth`",
+    )
     parser.add_argument("--most-wait", type=float, default=2, help="seconds of a good request")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -328,7 +340,7 @@ def run(
     return {
         "wrong_late_or_lost": len(soak.wrong), "late": soak.counts["late"], **summary(soak.waits),
         "longest_processor_s": round(max(own, default=0.0), 2),
-        "in_peace": peace, "growth_megabytes": round(memory[-1] - memory[len(memory) // 2], 1),
+        "in_peace": peace, "growth_megabytes": growth(memory),
         "stop_s": round(stop, 1), **dict(sorted((soak.counts + hostile).items())),
     }  # fmt: skip
 
