@@ -182,7 +182,11 @@ def adapt(
     if as_json:
         print_json(_facts(job, trained, found, held_out, out))
         return
-    _print_result(trained, found, f"dear evaluate {out} --data {data}", out, seconds)
+    _print_result(trained, found, out, seconds)
+    labels = trained.metrics.get("labels")
+    if labels and labels["look_wrong"]:
+        say(f"labels: dear data check {data} --backbone {backbone} --out labels.html")
+    say(f"next: dear evaluate {out} --data {data}")
 
 
 def _recipe(
@@ -223,10 +227,8 @@ def _print_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) 
         say(f"time, measured on the first batch: training about {duration(expected.training)}{more}")
 
 
-def _print_result(
-    trained: Model, found: HeldOutAccuracy | None, command: str, out: Path, seconds: float
-) -> None:
-    """What came out, and what to do next."""
+def _print_result(trained: Model, found: HeldOutAccuracy | None, out: Path, seconds: float) -> None:
+    """What came out."""
     method = trained.method
     say(
         f"{out}: {method.title}, {method.trainable_parameters:,} trained parameters, "
@@ -247,7 +249,6 @@ def _print_result(
         mode = "" if usual == "default" else f" (mode {usual})"
         extra = f"; {', '.join(others)}" if others else ""
         say(f"accuracy on {which}: {found.before:.1%} before, {found.after[usual]:.1%} after{mode}{extra}")
-    say(f"next: {command}")
 
 
 def _facts(

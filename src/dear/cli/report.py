@@ -54,7 +54,7 @@ def report(
         f"seed {recipe.get('seed')}",
         "made with": f"dear {config.dear}",
     }
-    labels = label_sentence(model.metrics.get("labels"), config.data, config.weights())
+    labels = label_sentence(model.metrics.get("labels"))
     if labels:
         notes["labels"] = labels
     write_run_page(facts, out, read_log(Path(run)), notes)

@@ -187,8 +187,7 @@ class Trainer:
         else:
             title = model.method.title
             self.state.use(model, f"{title} trained here on {images.name}", test or images)
-            data = None if self.spec is None else self.spec.data
-            labels = label_sentence(model.metrics.get("labels"), data, model.clip.name)
+            labels = label_sentence(model.metrics.get("labels"))
             watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
             watched.message += f" Notice: {labels}." if labels else ""
             watched.state = "finished"

@@ -127,6 +127,6 @@ def _calibrate(
         with locked(trained.path):
             trained.write_answers(trained.path)
             add_metrics(trained.path, labels=labels)
-    sentence = label_sentence(labels, job.spec.data, job.spec.weights())
+    sentence = label_sentence(labels)
     if sentence:
         _log.warning("dear: %s", sentence)

@@ -8,8 +8,6 @@ wrong labels better than that ratio does and is cleanlab's self-confidence (`ben
 
 from __future__ import annotations
 
-import os
-import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -142,14 +140,12 @@ def looked_at(images: ImageSet, features: Tensor) -> dict[str, Any] | None:
     return {"images": len(images), "look_wrong": len(found), "first": first}
 
 
-def label_sentence(
-    labels: Mapping[str, Any] | None, data: str | None, backbone: str | os.PathLike[str]
-) -> str:
-    """The same in words, with the command to go through them; "" where no label looks wrong.
+def label_sentence(labels: Mapping[str, Any] | None) -> str:
+    """The same in words; "" where no label looks wrong.
 
     >>> first = {"image": "a.jpg", "label": "cat", "suggestion": "dog"}
-    >>> label_sentence({"images": 90, "look_wrong": 1, "first": [first]}, "photos", "mini")[:60]
-    "1 of 90 training labels looks wrong ('a.jpg': cat, or dog?); "
+    >>> label_sentence({"images": 90, "look_wrong": 1, "first": [first]})
+    "1 of 90 training labels looks wrong ('a.jpg': cat, or dog?); dear data check shows it"
     """
     if not labels or not labels["look_wrong"]:
         return ""
@@ -159,15 +155,7 @@ def label_sentence(
     )
     rest = count - len(labels["first"])
     named += f"; and {rest} more" if rest > 0 else ""
-    words = ["dear", "data", "check", _short(data or "DATA"), "--backbone", _short(os.fspath(backbone))]
-    command = shlex.join([*words, "--out", "labels.html"])
     return (
         f"{count} of {labels['images']} training labels look{'s' if one else ''} wrong ({named}); "
-        f"go through {'it' if one else 'them'} with `{command}`"
+        f"dear data check shows {'it' if one else 'them'}"
     )
-
-
-def _short(path: str) -> str:
-    """A path below the present folder as it is typed there."""
-    below = os.path.isabs(path) and path.startswith(os.path.join(os.getcwd(), ""))
-    return os.path.relpath(path) if below else path
