@@ -379,7 +379,7 @@ def _children() -> float:
 def cpu(options: argparse.Namespace) -> list[Row]:
     """The image tower alone, batches of 1 and 16."""
     rows = []
-    for shape in ("small", "ViT-B-16"):
+    for shape in options.shapes:
         with tempfile.TemporaryDirectory() as folder:
             theirs = transformers_model(shape, Path(folder))
             clip = dear.load(folder)
@@ -469,6 +469,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--images", type=int, default=None, help="default: 1,000 (on a GPU 20,000)")
     parser.add_argument("--shape", default="small", help="for predict")
+    parser.add_argument("--shapes", nargs="+", default=["small", "ViT-B-16"], help="for cpu")
     parser.add_argument("--workers", type=int, default=None, help="of DataLoaders; default: 2 (GPU: 14)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for pixels")
     parser.add_argument("--repeats", type=int, default=3)
