@@ -244,14 +244,14 @@ def test_short_words_mean_a_random_start() -> None:
     [
         ("linear-probe", {"start": "middle"}, "start 'middle' is not known"),
         ("clip-lora", {"towers": "none"}, "towers 'none' is not known"),
-        ("clip-lora", {"on": ("o",)}, "name some of q, k, v"),
+        ("clip-lora", {"on": ("o",)}, "choose from q, k, v"),
         ("tip-adapter", {"views": -1}, "views = -1"),
         ("maple", {"depth": 99}, "depth = 99"),
         ("mmrl", {"first_layer": 0}, "first_layer = 0"),
         ("tcp", {"layer": 0}, "layer = 0"),
         ("purify", {"lora": "none", "gates": False}, "nothing to learn"),
         ("purify", {"mmd_to": "text"}, "mmd_to 'text' is not known"),
-        ("purify", {"bandwidths": (0.0,)}, "bandwidths above 0"),
+        ("purify", {"bandwidths": (0.0,)}, "bandwidths = "),
     ],
 )
 def test_nonsense_is_refused(name: str, options: dict, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import torch
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.methods import METHODS, find_method
-from dear.methods.base import Method
 from dear.runs.spec import Spec
 from dear.train.calibrate import LEAST_IMAGES
 from dear.train.estimate import WORTH_MEASURING, estimate
 from dear.train.fit import fit
+from dear.train.frozen import FrozenViews
 from dear.train.prepare import Job, prepare
 
 CLIP = tiny_clip(dtype=torch.float32)
@@ -27,16 +28,19 @@ def planned(method: str = "dear", each: int = 4, **changes: Any) -> Job:
     return prepare(spec, Colors(classes=3, each=each), clip=CLIP, roles=roles)
 
 
+def delayed(usual: Callable[..., Any]) -> Callable[..., Any]:
+    def slow(*given: Any) -> Any:
+        time.sleep(0.1)
+        return usual(*given)
+
+    return slow
+
+
 def test_every_step_and_what_is_kept_of_it_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty steps, three batches per epoch; a batch's frozen stage takes 0.1 s, the rest nearly nothing."""
     kind = find_method("clip-adapter")
-    usual = kind.frozen_stage
-
-    def slow(self: Method, pixels: torch.Tensor) -> Any:
-        time.sleep(0.1)
-        return usual(self, pixels)
-
-    monkeypatch.setattr(kind, "frozen_stage", slow)
+    for owner, name in ((kind, "frozen_stage"), (FrozenViews, "_compute")):
+        monkeypatch.setattr(owner, name, delayed(getattr(owner, name)))
     plan = planned("clip-adapter", recipe={"augment": True})
     found, kept = estimate(plan), estimate(planned("clip-adapter", recipe={"augment": True, "views": 2}))
     assert found is not None
@@ -48,11 +52,13 @@ def test_every_step_and_what_is_kept_of_it_count(monkeypatch: pytest.MonkeyPatch
 
 
 def test_calibration_is_counted_as_its_trainings() -> None:
-    with_it = planned(calibrate=True)
-    found = estimate(with_it)
+    found = estimate(planned(calibrate=True, recipe={"views": 0}))
     assert found is not None
     # Each half of the images in turn, and one training without a quarter of the classes.
     assert found.calibration == pytest.approx((0.5 + 0.5 + 0.5) * found.training)
+    cached = estimate(planned(calibrate=True, recipe={"views": 2}))
+    assert cached is not None
+    assert cached.calibration < 1.5 * cached.training  # what is frozen is computed once for all of them
     few = estimate(planned(each=3, calibrate=True, recipe={"epochs": 30}))
     assert LEAST_IMAGES > 3 * 3
     assert few is not None
