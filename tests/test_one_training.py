@@ -171,6 +171,7 @@ def test_dear_is_planned_as_adapt_trains_it() -> None:
     )
     assert ours[1] == theirs[1]
     assert ours[1].epochs > 10
+    assert not {"views", "precision"} & set(cell.spec.recipe)  # as in adapt, the processor decides
     assert theirs[0].items() <= ours[0].items()
     (paper,) = plan("few-shot", replace(request, methods=["dear@paper"]))
     assert completed(paper.spec, images.labels)[1].epochs == 10

@@ -18,7 +18,7 @@ from dear.data.shots import few_shot, read_draw
 from dear.errors import RunError
 from dear.methods import find_method
 from dear.runs.spec import Name, Spec, digest, plain
-from dear.train.prepare import settings
+from dear.train.prepare import said_recipe, settings
 
 
 class Cell(Strict, frozen=True, eq=False, dict=True):
@@ -98,13 +98,13 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
 def written_out(spec: Spec) -> Spec:
     """A Spec with its options and its recipe in full, as `dear adapt` would train.
 
-    The number of epochs stays open unless it was said: it depends on how many images there are.
+    What depends on the number of images or on the processor stays open unless it was said.
     """
     kind = find_method(spec.method)
     options, recipe = settings(spec)
     values = plain(asdict(recipe))
-    if "epochs" not in {**kind.preset(spec.preset).recipe, **spec.recipe}:
-        del values["epochs"]
+    for name in {"epochs", "views", "precision"} - set(said_recipe(spec)):
+        del values[name]
     return msgspec.structs.replace(spec, options=plain(asdict(kind.configure(options))), recipe=values)
 
 

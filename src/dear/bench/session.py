@@ -106,6 +106,7 @@ class Session:
             keep: cache the adapter for other protocols, and take theirs.
         """
         job = prepare(self.cell.spec, self.draw(pool), drawn=True, clip=self.clip, roles=self.roles())
+        self.record["epochs"] = job.recipe.epochs
         if job.focus is not None:
             self.record["focus"] = job.focus.role
         planned = self.cell.spec.data_digest
@@ -118,7 +119,7 @@ class Session:
         began = time.perf_counter()
         trained = fit(job)
         self.seconds["train"] += time.perf_counter() - began
-        self.record |= {"steps": trained.steps, "epochs": job.recipe.epochs}
+        self.record["steps"] = trained.steps
         path = self._adapter(job)
         if keep and path is not None:
             facts = {"steps": str(trained.steps), "seconds": f"{self.seconds['train']:.3f}"}
