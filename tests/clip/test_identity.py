@@ -69,3 +69,13 @@ def test_storage_precision_and_corrections_do_not(state):
     ]
     assert {one.identity for one in copies} == {fresh.identity}
     assert fresh.corrected(half).folded().identity != fresh.identity
+
+
+def test_a_copy_in_another_precision_leaves_the_original_as_it_is():
+    vision = replace(CONFIG.vision, patch_bias=True)
+    original = Clip(replace(CONFIG, vision=vision)).float()
+    before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
+    assert cast_backbone(original, torch.bfloat16).visual.patch.bias.dtype == torch.bfloat16
+    for name, tensor in original.state_dict().items():
+        assert tensor.dtype == torch.float32, name
+        assert torch.equal(tensor, before[name]), name

@@ -64,8 +64,8 @@ def cast_backbone(clip: Clip, dtype: torch.dtype) -> Clip:
     goes, are cast once. What is in float32 already is shared with the original.
     """
     source = clip if clip.dtype == torch.float32 else copy.deepcopy(clip).float()
-    matrices = {id(m.weight) for m in source.modules() if isinstance(m, Linear | Patches)}
-    matrices |= {id(m.bias) for m in source.modules() if isinstance(m, Linear)}
+    cast = (module for module in source.modules() if isinstance(module, Linear | Patches))
+    matrices = {id(parameter) for module in cast for parameter in module.parameters()}
     shared = {id(p): p for p in source.parameters() if id(p) not in matrices}
     other = copy.deepcopy(source, dict(shared))
     for name, module in other.named_modules():
