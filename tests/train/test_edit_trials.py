@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import dear
+from dear.data import few_shot
 from dear.heads.ablate import Collected
+from dear.runs.spec import Spec
 from dear.train.edit_trials import (
     EditedFeatures,
     choose,
@@ -14,6 +17,7 @@ from dear.train.edit_trials import (
     heads_removed,
     random_heads_removed,
 )
+from dear.train.prepare import prepare
 
 WIDTH, CLASSES, EACH = 16, 4, 16
 
@@ -83,3 +87,16 @@ def test_a_class_that_only_the_property_tells_does_not_stop_its_removal(planted:
     found = choose(seen, ("frame",))
     assert found.trials["nothing"].moved > 0.2
     assert found.trials[found.way].moved < 0.5 * found.trials["nothing"].moved
+
+
+@pytest.mark.parametrize("method", ["vpt", "dear"])
+def test_a_method_that_learns_inside_the_tower_takes_edited_copies(method: str) -> None:
+    images = few_shot(dear.open_data("world:textures"), 2, 1)
+    spec = Spec(method=method, without=("brightness",))
+    job = prepare(spec, images, drawn=True, clip=dear.load("mini"))
+    assert job.edits is not None
+    assert job.edits.way == "copies"
+    assert job.edits.copies
+    named = prepare(spec.changed(way="directions"), images, drawn=True, clip=dear.load("mini"))
+    assert named.edits is not None
+    assert named.edits.way == "directions"

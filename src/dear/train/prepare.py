@@ -220,15 +220,20 @@ def _without(
     without: Without,
     roles: PathLike | RoleMap | None,
     seed: int,
-    heads_first: bool,
+    inside: bool,
     progress: Progress | None,
 ) -> tuple[Clip, Removal | None, EditPlan | None]:
-    """The backbone without concepts and directions of edits, and how each was removed."""
+    """The backbone without concepts and directions of edits, and how each was removed.
+
+    A method that learns `inside` the image tower finds a property again that is removed behind it: unless
+    another way is named, it learns from edited copies.
+    """
     kinds, concepts = split_without(without)
-    removal = None if concepts is None else remove(clip, images, concepts, roles, heads_first=heads_first)
+    removal = None if concepts is None else remove(clip, images, concepts, roles, heads_first=inside)
     if not kinds:
         return clip if removal is None else removal.clip, removal, None
     way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
+    way = "copies" if way == "auto" and inside else way
     edits = plan_edits(clip, images, kinds, way, seed, progress)
     parts = [] if removal is None else [removal.repair]
     parts += [] if edits.repair is None else [edits.repair]
