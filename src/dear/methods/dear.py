@@ -224,7 +224,7 @@ PRESETS = {
             "projection_rate": 1.0,
             "alpha_rate": 1.0,
         },
-        recipe={"batch": 16, "epochs": 10},
+        recipe={"batch": 16, "epochs": 10, "views": 0},
     ),
 }
 
