@@ -35,7 +35,7 @@ test: lint
 # Every test that needs a CUDA device, and a short run of every benchmark: no .venv needed, only pytest and this
 # folder. None is skipped on an H200.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider -rs
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -p no:cacheprovider -rs
 
 # The same tests with the oldest and the newest PyTorch that pyproject.toml allows, each in a virtual environment
 # of its own. On Linux the package index offers CUDA builds only (6 GB each); a CPU runs them.

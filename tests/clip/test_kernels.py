@@ -44,8 +44,3 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here(tmp_path: Path) -> Non
     few = "quick_gelu or None-False-True-True or 16-131-True-True or rows and True-True-True"
     few += " or joined_tokens and 131"
     run_checks("-k", few, COMPILE_ONLY="1", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-
-
-@pytest.mark.gpu
-def test_every_kernel_on_the_gpu() -> None:
-    run_checks(TRITON_INTERPRET="0")

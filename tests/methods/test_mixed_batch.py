@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import images, mixed_roles, tiny_clip
+from tiny import SMALL, images, mixed_roles, tiny_clip
 
 from dear.methods import METHODS, Batch, Method, build_method, mixed_batch
 
-SMALL = {"mmrl": {"width": 16}, "mmrlpp": {"width": 16}, "rpo": {"prompts": 5}}
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import images, mixed_roles
+from tiny import SMALL, images, mixed_roles
 from torch import Tensor
 
 import dear
@@ -20,7 +20,6 @@ from dear.methods import METHODS, Batch, Method, build_method
 NAMES = ("red cat", "dog", "very old newt")
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 DOMAINS = torch.tensor([0, 0, 1, 1, 2, 2])
-SMALL = {"mmrl": {"width": 16}, "mmrlpp": {"width": 16}, "rpo": {"prompts": 5}}
 REFUSED = {
     ("siglip", "prolip"): "trains the visual projection, which tiny has not",
     **{

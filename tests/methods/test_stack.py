@@ -11,7 +11,7 @@ import torch
 from test_mixed_batch import adapters
 from tiny import images, mixed_roles, tiny_clip
 
-from dear.clip.gpu.recorded import Recorder, Recording, recorder_of
+from dear.clip.gpu.recorded import Recorder, recorder_of
 from dear.methods import DeAR, build_method, mixed_batch
 from dear.methods.dear_stack import stack_key
 
@@ -144,22 +144,6 @@ def test_a_cpu_records_nothing() -> None:
         for _ in range(3):
             recorder("same", lambda x: (x,), torch.zeros(2))
     assert len(recorder) == 0
-
-
-@pytest.mark.gpu
-def test_recordings_on_a_gpu() -> None:
-    clip = tiny_clip(dtype=torch.float32).cuda()
-    models = dear_adapters(5, clip)
-    pixels = images(5, dtype=torch.float32).cuda()
-    expected = alone(models, pixels)
-    recorder = Recorder()
-    with torch.inference_mode():
-        for order in ([0, 1, 2], [3, 4, 0], [2, 2, 1], [4], [4], [1]):
-            answers = mixed_batch.logits([models[i] for i in order], pixels[order], run=recorder)
-            for place, one in zip(order, answers, strict=True):
-                torch.testing.assert_close(one, expected[place], rtol=1e-4, atol=1e-4)
-    assert len(recorder) == 4
-    assert all(isinstance(one, Recording) for one in recorder._kept.values())
 
 
 def test_an_operation_that_cannot_be_recorded_runs_anyway(monkeypatch) -> None:

@@ -10,8 +10,18 @@ from PIL import Image
 from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
+from dear.methods import METHODS
 
 BOT, EOT = 49_406, 49_407
+#: Options that make a method small enough for a tiny model.
+SMALL: dict[str, dict[str, object]] = {
+    "mmrl": {"width": 16},
+    "mmrlpp": {"width": 16},
+    "rpo": {"prompts": 5},
+}
+#: Methods in which nothing is learned by steps, and all others.
+CLOSED = ("zeroshot", "linear-probe", "tip-adapter", "lp-plus-plus", "proker")
+LEARNING = [name for name in METHODS if name not in CLOSED]
 
 
 def tiny_clip(seed: int = 0, dtype: torch.dtype = torch.float64, activation: str = "quick_gelu") -> Clip:

@@ -269,10 +269,3 @@ def test_exact_arithmetic_stands_in_for_sine_and_rotation() -> None:
     cos, sin = rotation(torch.tan(angle / 2))
     assert torch.allclose(cos, torch.cos(angle), atol=1e-6)
     assert torch.allclose(sin, torch.sin(angle), atol=1e-6)
-
-
-@pytest.mark.gpu
-def test_a_gpu_draws_the_same_images_up_to_rounding() -> None:
-    scenes = world.sample(128, torch.Generator().manual_seed(1))
-    difference = world.render(scenes).int() - world.render(scenes.to("cuda")).cpu().int()
-    assert difference.abs().max() <= 1

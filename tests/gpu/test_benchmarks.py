@@ -12,6 +12,7 @@ import pytest
 import dear
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.gpu
 SHORT = {
     "step": "--batch 4 --classes 10 --repeats 2 --shape ViT-B-32 --one-by-one",
     "inference": "--batch 4 --compile --classes 10 --repeats 2",
@@ -25,7 +26,6 @@ SHORT = {
 }
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_run_of(name: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(dear.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Colors, mixed_roles, tiny_clip, token_ids
+from tiny import LEARNING, SMALL, Colors, mixed_roles, tiny_clip, token_ids
 from torch import Tensor
 
 import dear
-from dear.clip.gpu import tower as fast
 from dear.clip.precision import cast_backbone
 from dear.heads.roles import RoleMap
-from dear.methods import DeAR
+from dear.methods import METHODS, DeAR, Method, build_method
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
@@ -34,6 +33,12 @@ def model(size: str = "tiny", dtype: torch.dtype = torch.float32) -> DeAR:
         clip = cast_backbone(clip, dtype)
     paper = DeAR.preset("paper").options
     return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids(), **paper)
+
+
+def strong() -> Method:
+    """As `adapt` trains it."""
+    clip = tiny_clip(dtype=torch.float32).to("cuda")
+    return build_method("dear", clip, ("red", "green", "blue"), roles=mixed_roles())
 
 
 def batch(method: DeAR, step: int, count: int = 4) -> tuple[Tensor, Tensor]:
@@ -85,24 +90,6 @@ def test_a_recorded_step_is_the_eager_step_at_every_step(size: str, dtype: torch
         assert any(not torch.equal(p, old) for p, old in zip(learned, before, strict=True))
 
 
-@pytest.mark.parametrize("size", ["tiny", "ViT-B-32"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_of_the_fast_path_point_where_those_of_float32_do(
-    size: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whole steps in 16 bits, tensor by tensor: not further from float32 than the plain path in 16 bits."""
-    exact, half = model(size), model(size, dtype)
-    inputs = batch(exact, 0)
-    assert fast.usable(half.clip.visual, inputs[0], half.image_edit())
-    wanted, found = gradients(exact, *inputs), gradients(half, *inputs)
-    monkeypatch.setattr(fast, "usable", lambda *_: False)
-    plain = gradients(half, *inputs)
-    for (name, _), one, other, true in zip(half.named_parameters(), found, plain, wanted, strict=True):
-        ours, theirs = (float((g - true).norm() / true.norm()) for g in (one, other))
-        assert ours < 1.5 * theirs + 2e-3, (name, ours, theirs)
-        assert ours < 0.05, (name, ours)
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_recorded_training_learns_the_task(precision: str) -> None:
     method = model()
@@ -117,3 +104,54 @@ def test_trained_on_a_gpu_loads_on_the_cpu(tmp_path: Path) -> None:
     loaded = load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
     pixels = torch.randn(2, 3, 24, 24)
     torch.testing.assert_close(loaded.logits(pixels), method.logits(pixels).cpu(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNING if not METHODS[name].dynamic])
+def test_a_replayed_step_trains_as_an_ordinary_one(name: str) -> None:
+    task, states = Colors(domains=2), []
+    for replay in (True, False):
+        clip = tiny_clip(dtype=torch.float32).to("cuda")
+        options = SMALL.get(name, {})
+        method = build_method(name, clip, task.classes, roles=mixed_roles(), **options)
+        train(
+            method, task, Recipe.of(method, epochs=20, batch=4, lr=1e-3, replay=replay, precision="float32")
+        )
+        states.append(method.adapter_state())
+    for key, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][key], rtol=1e-2, atol=1e-3, msg=key)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_evaluating_within_a_recorded_training_changes_no_bit_of_it(precision: str) -> None:
+    """Memory that the recording reads must stay alive while other bindings come and go."""
+    states, answers = [], []
+    for watch in (False, True):
+        method = strong()
+
+        def progress(*_: object, method: Method = method, watch: bool = watch) -> None:
+            if watch:
+                Model(method).evaluate(Colors())
+                torch.cuda.empty_cache()
+                junk = [torch.full((n,), float("nan"), device="cuda") for n in (64, 4096, 1 << 16, 1 << 20)]
+                del junk
+
+        recipe = Recipe(epochs=30, batch=4, lr=1e-2, precision=precision, deterministic=True)
+        train(method, Colors(), recipe, progress=progress)
+        states.append(method.adapter_state())
+        answers.append(method.logits(batch(method, 0)[0]))
+    assert all(torch.equal(tensor, states[0][key]) for key, tensor in states[1].items())
+    assert torch.equal(*answers)
+
+
+def test_logits_in_a_callback_of_a_recorded_training_are_the_present_ones() -> None:
+    method, pixels = strong(), batch(strong(), 0)[0]
+    gaps = []
+
+    def progress(*_: object) -> None:
+        kept = method.logits(pixels)
+        method._cache.clear()
+        gaps.append(float((kept - method.logits(pixels)).abs().max()))
+
+    train(method, Colors(), Recipe(epochs=30, batch=4, lr=1e-2), progress=progress)
+    assert len(gaps) == 90
+    assert max(gaps) <= 1e-5

@@ -1,0 +1,76 @@
+"""What a GPU computes by another path: kernels, 16 bits, recorded inference, views, rendered images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_augment import generator, photo, tensor
+from test_kernels import run_checks
+from test_recorded import batch, gradients, model
+from test_stack import alone, dear_adapters
+from tiny import images, tiny_clip
+
+from dear import world
+from dear.clip.gpu import tower as fast
+from dear.clip.gpu.recorded import Recorder, Recording
+from dear.clip.images import augment_batch
+from dear.methods import mixed_batch
+
+pytestmark = pytest.mark.gpu
+
+
+def test_every_kernel_on_the_gpu() -> None:
+    run_checks(TRITON_INTERPRET="0")
+
+
+@pytest.mark.parametrize("size", ["tiny", "ViT-B-32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_fast_path_is_as_near_to_float32_as_the_plain_one(
+    size: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits and the gradient of every learned tensor, in 16 bits."""
+    exact, half = model(size), model(size, dtype)
+    pixels, labels = batch(exact, 0)
+    assert fast.usable(half.clip.visual, pixels, half.image_edit())
+
+    def answers(method) -> dict[str, torch.Tensor]:
+        names = [name for name, _ in method.named_parameters()]
+        found = dict(zip(names, gradients(method, pixels, labels), strict=True))
+        return {**found, **method.all_logits(pixels)}
+
+    wanted, found = answers(exact), answers(half)
+    monkeypatch.setattr(fast, "usable", lambda *_: False)
+    plain = answers(half)
+    for name, true in wanted.items():
+        ours, theirs = (float((g[name] - true).norm() / true.norm()) for g in (found, plain))
+        assert ours < 1.5 * theirs + 2e-3, (name, ours, theirs)
+        assert name in half.modes or ours < 0.05, (name, ours)
+
+
+def test_recorded_inference_of_many_adapters_gives_the_answers_of_each() -> None:
+    clip = tiny_clip(dtype=torch.float32).cuda()
+    models = dear_adapters(5, clip)
+    pixels = images(5, dtype=torch.float32).cuda()
+    expected = alone(models, pixels)
+    recorder = Recorder()
+    with torch.inference_mode():
+        for order in ([0, 1, 2], [3, 4, 0], [2, 2, 1], [4], [4], [1]):
+            answers = mixed_batch.logits([models[i] for i in order], pixels[order], run=recorder)
+            for place, one in zip(order, answers, strict=True):
+                torch.testing.assert_close(one, expected[place], rtol=1e-4, atol=1e-4)
+    assert len(recorder) == 4
+    assert all(isinstance(one, Recording) for one in recorder._kept.values())
+
+
+def test_views_are_those_of_a_cpu() -> None:
+    pixels = torch.stack([tensor(photo(150, 120, seed)) for seed in range(8)])
+    here = augment_batch(pixels, 96, generator(5))
+    there = augment_batch(pixels.cuda(), 96, generator(5)).cpu()
+    assert (here - there).abs().max() * 255 <= 1.001
+    assert ((here - there).abs() * 255 > 0.5).float().mean() < 0.01
+
+
+def test_rendered_images_are_those_of_a_cpu_up_to_rounding() -> None:
+    scenes = world.sample(128, torch.Generator().manual_seed(1))
+    difference = world.render(scenes).int() - world.render(scenes.to("cuda")).cpu().int()
+    assert difference.abs().max() <= 1
