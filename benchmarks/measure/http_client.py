@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import subprocess
@@ -38,16 +39,18 @@ def load(
     in_flight: int,
     clients: int,
     warm: bool = True,
+    seconds: float = 3600.0,
 ) -> dict[str, Any]:
     """Rate and waiting times of requests that go round over adapters and bodies.
 
-    A connection sends its next request when it was answered; the connections are spread over `clients`
-    processes. With `warm` every adapter is asked twice before.
+    A connection sends its next request when it was answered, for so many seconds at most; the connections
+    are spread over `clients` processes. With `warm` every adapter is asked twice before.
     """
     clients = min(clients, in_flight)
     plan = {
         "address": address, "names": list(names), "bodies": [base64.b64encode(b).decode() for b in bodies],
         "requests": requests // clients, "in_flight": in_flight // clients, "warm": warm,
+        "seconds": seconds,
     }  # fmt: skip
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     running = [
@@ -69,12 +72,12 @@ def load(
         one.stdin.write("go\n")
         one.stdin.flush()
     found = [json.loads(one.communicate()[0]) for one in running]
-    seconds = sorted(second for one in found for second in one["seconds"])
+    waited = sorted(second for one in found for second in one["seconds"])
     wall = max(one["end"] for one in found) - min(one["start"] for one in found)
     return {
-        "requests_per_s": round(len(seconds) / wall, 2),
-        "p50_ms": round(1000 * seconds[len(seconds) // 2], 1),
-        "p99_ms": round(1000 * seconds[int(0.99 * (len(seconds) - 1))], 1),
+        "requests_per_s": round(len(waited) / wall, 2),
+        "p50_ms": round(1000 * waited[len(waited) // 2], 1),
+        "p99_ms": round(1000 * waited[int(0.99 * (len(waited) - 1))], 1),
     }
 
 
@@ -100,7 +103,9 @@ async def _measure(plan: dict[str, Any]) -> None:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     seconds: list[float] = []
     start = time.time()
-    await _all(lines, requests, iter(range(plan["requests"])), seconds)
+    until = time.monotonic() + plan["seconds"]
+    numbers = itertools.takewhile(lambda _: time.monotonic() < until, range(plan["requests"]))
+    await _all(lines, requests, numbers, seconds)
     print(json.dumps({"start": start, "end": time.time(), "seconds": seconds}))
     for _, writer in lines:
         writer.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import io
+import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,15 +47,20 @@ def jpegs(count: int, width: int = 500, height: int = 375, quality: int = 90) ->
     return found
 
 
-def make_adapters(clip: Clip, count: int, classes: int, roles: RoleMap | None = None) -> list[Answerer]:
-    """DeAR adapters that differ in every learned tensor and have texts of their own."""
+def make_adapters(
+    clip: Clip, count: int, classes: int, roles: RoleMap | None = None, until: float = math.inf
+) -> list[Answerer]:
+    """DeAR adapters that differ in every learned tensor and have texts of their own.
+
+    Fewer than `count`, but not fewer than 64, where `time.monotonic()` is `until` before.
+    """
     names = [f"class {number}" for number in range(classes)]
     ids = token_ids(clip.config, classes)
     base = in_precision(DeAR(clip, names, roles=roles or RoleMap.table2(), ids=ids), "auto")
     shared = {id(one): one for one in (base.clip, clip, base.prompts, base.roles)}
     generator = torch.Generator(clip.device).manual_seed(0)
     found: list[Answerer] = []
-    for _ in range(count):
+    while len(found) < count and (len(found) < 64 or time.monotonic() < until):
         one = copy.deepcopy(base, dict(shared))
         with torch.no_grad():
             for p in one.parameters():
@@ -68,6 +75,7 @@ class Load:
 
     requests: int  #: one image each
     in_flight: int  #: requests that wait at once; a new one comes when one is answered
+    seconds: float = math.inf  #: after which no further request comes
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,8 @@ def under_load(
             await ask(number)
 
     async def all_clients(requests: int) -> None:
-        numbers = iter(range(requests))  # shared: whoever is free takes the next
+        until = time.monotonic() + load.seconds
+        numbers = itertools.takewhile(lambda _: time.monotonic() < until, range(requests))  # all take of it
         await asyncio.gather(*(client(numbers) for _ in range(load.in_flight)))
 
     run = uvloop.run if uvloop is not None else asyncio.run  # as uvicorn does
@@ -116,7 +125,7 @@ def under_load(
     wall = time.perf_counter() - began
     batcher.close()
     decoder.close()
-    return {"images_per_s": round(load.requests / wall, 1), **waits(seconds),
+    return {"images_per_s": round(len(seconds) / wall, 1), **waits(seconds),
             "mean_batch": round(sum(sizes) / max(1, len(sizes)), 1)}  # fmt: skip
 
 
@@ -128,16 +137,20 @@ def waits(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def batch_seconds(
-    engine: Engine, groups: Sequence[Sequence[Answerer]], batch: int, repeats: int
+    engine: Engine, groups: Sequence[Sequence[Answerer]], batch: int, repeats: int, most: float = math.inf
 ) -> list[float]:
     """Median seconds of the engine for a batch of decoded images, a group's adapters in turn.
 
-    The groups take turns, so that a drift of the machine meets all of them.
+    The groups take turns, so that a drift of the machine meets all of them. After `most` seconds one repeat
+    is enough.
     """
+    until = time.monotonic() + most
     size = engine.clip.config.vision.image_size
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
     found: list[list[float]] = [[] for _ in groups]
     for repeat in range(repeats + 3):
+        if found[-1] and time.monotonic() > until:
+            break
         for adapters, own in zip(groups, found, strict=True):
             start = repeat * batch
             jobs = [ImageJob(one, adapters[(start + row) % len(adapters)]) for row, one in enumerate(images)]

@@ -8,7 +8,7 @@ from test_stack import alone, dear_adapters
 from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
-from dear.clip.gpu.recorded import Recorder
+from dear.clip.gpu.recorded import Recorder, run_eagerly
 from dear.clip.precision import cached_cast
 from dear.methods import DeAR, build_method, mixed_batch
 from dear.methods.base import in_precision
@@ -106,3 +106,29 @@ def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None
     assert weights == {p.data_ptr() for p in cached_cast(clip, torch.bfloat16).parameters()}
     assert methods[1].clip.correction is clips[1].correction
     assert methods[1].clip.fingerprint == clip.fingerprint
+
+
+@pytest.mark.parametrize(
+    "run", [run_eagerly, Recorder(record=lambda function, _: lambda given: function(*given))]
+)
+def test_frozen_features_beside_the_logits_take_no_second_pass(run, monkeypatch) -> None:
+    clips = backbones(tiny_clip())
+    methods = [model for clip in clips for model in dear_adapters(2, clip)]
+    names = ("zeroshot", "coop", "clip-adapter", "vpt", "prolip")
+    methods += [build_method(name, clip, ("dog", "sea")) for name in names for clip in clips]
+    methods += [build_method("dear", clips[1], ("dog", "sea"), roles=mixed_roles(), focus=((6, 0),))]
+    pixels, wanted = images(len(methods)), set(range(0, len(methods), 2))
+    logits = alone(methods, pixels)
+    features = {n: methods[n].clip.focused(()).encode_image(pixels[n : n + 1])[0] for n in wanted}
+    seen: list[int] = []
+    embed = type(clips[0].visual).embed
+    monkeypatch.setattr(
+        type(clips[0].visual), "embed", lambda tower, given: seen.append(len(given)) or embed(tower, given)
+    )
+    found, more = mixed_batch.logits_and_features(methods, pixels, wanted, run=run)
+    assert sum(seen) == len(methods)
+    assert set(more) == wanted
+    for one, own in zip(found, logits, strict=True):
+        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+    for place, own in features.items():
+        torch.testing.assert_close(more[place], own, rtol=1e-9, atol=1e-9)

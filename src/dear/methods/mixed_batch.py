@@ -7,15 +7,16 @@ whatever else is in the batch, but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from dear.clip.gpu.recorded import Runner, run_eagerly
+from dear.clip.model import Clip
 from dear.methods import dear_stack
-from dear.methods.base import Frozen, Method
+from dear.methods.base import Frozen, Method, frozen_feature
 from dear.methods.dear import DeAR
 
 T = TypeVar("T")
@@ -44,14 +45,61 @@ def logits(
         mode: way to predict; None: the usual one of each method.
         run: runs what can be recorded: the shared stage, and adapters computed in one pass.
     """
+    return logits_and_features(methods, pixels, (), mode, run)[0]
+
+
+@torch.no_grad()
+def logits_and_features(
+    methods: Sequence[Method],
+    pixels: Tensor,
+    wanted: Collection[int],
+    mode: str | None = None,
+    run: Runner = run_eagerly,
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """`logits`, and of the images at the wanted places the frozen feature [E] of their method's backbone.
+
+    An image that wants both goes through the frozen part of the tower once.
+    """
     pixels = pixels.to(methods[0].clip.device)
     found: list[Tensor | None] = [None] * len(methods)
-    for rows in _grouped([_groups(method)[0] for method in methods]).values():
+    features: dict[int, Tensor] = {}
+    groups = [(_groups(method)[0], _feature_clip(method) if row in wanted else None)
+              for row, method in enumerate(methods)]  # fmt: skip
+    for (_, clip), rows in _grouped(groups).items():
         own = [methods[row] for row in rows]
         part = pixels if len(rows) == len(methods) else pixels[rows]
-        for row, logits in zip(rows, _answers(own, _stage(own, part, run), mode, run), strict=True):
+        if clip is None:
+            stage = _stage(own, part, run)
+        else:
+            stage, more = _stage_and_feature(own, clip, part, run)
+            features.update(zip(rows, more, strict=True))
+        for row, logits in zip(rows, _answers(own, stage, mode, run), strict=True):
             found[row] = logits
-    return [logits for logits in found if logits is not None]
+    return [logits for logits in found if logits is not None], features
+
+
+def _feature_clip(method: Method) -> Clip:
+    """The backbone whose feature is the method's, but for the affine part of a correction."""
+    clip = method.clip.focused(())
+    return clip if clip.visual.ablated_heads else clip.plain
+
+
+def _stage_and_feature(
+    methods: Sequence[Method], clip: Clip, pixels: Tensor, run: Runner
+) -> tuple[Frozen, Tensor]:
+    """The frozen stage of methods of one group, and their features [B, E] on one `_feature_clip`."""
+    first = methods[0]
+    if first.cut == "feature":
+        stage = _stage(methods, pixels, run)
+        return stage, stage[0][:, : clip.config.embed_dim]  # a focus stands behind it
+
+    def both(given: Tensor) -> Frozen:
+        stage, last, cut = first.stages(given)
+        return (*stage, frozen_feature(clip, cut, last))
+
+    key = ("stage and feature", id(clip), clip.visual.positions.data_ptr(), _stage_group(first))
+    *parts, features = run(key, both, pixels)
+    return tuple(parts), features if clip.visual.ablated_heads else _corrected(methods, features)
 
 
 def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]:

@@ -102,25 +102,15 @@ class Engine:
         asked = [(row, job.answerer) for row, job in enumerate(jobs) if job.answerer and not job.spaces]
         if asked:
             part = pixels if len(asked) == len(jobs) else pixels[[row for row, _ in asked]]
-            logits = mixed_batch.logits([answerer.method for _, answerer in asked], part, run=self.run)
-            for (row, answerer), own in zip(asked, _to_cpu(logits), strict=True):
+            near = [place for place, (row, _) in enumerate(asked) if jobs[row].nearness]
+            logits, frozen = mixed_batch.logits_and_features(
+                [answerer.method for _, answerer in asked], part, near, run=self.run
+            )
+            for place, ((row, answerer), own) in enumerate(zip(asked, _to_cpu(logits), strict=True)):
                 scales = answerer.scales
                 found[row] = own if scales is None else apply_scales(own[None], scales)[0]
-        near = self._nearness([(row, own) for row, own in asked if jobs[row].nearness], pixels)
-        found = [one if row not in near else torch.cat([one, near[row]]) for row, one in enumerate(found)]
-        return found
-
-    def _nearness(self, asked: Sequence[tuple[int, Answerer]], pixels: Tensor) -> dict[int, Tensor]:
-        """How near images are to their adapter's training images, [1] each, by their place."""
-        groups: dict[Clip, list[tuple[int, Answerer]]] = {}
-        for row, answerer in asked:
-            groups.setdefault(answerer.method.clip.focused(()), []).append((row, answerer))
-        found: dict[int, Tensor] = {}
-        for clip, own in groups.items():
-            rows = [row for row, _ in own]
-            (features,) = self.run(("image", id(clip)), partial(_encode, clip), pixels[rows])
-            for (row, answerer), feature in zip(own, features.cpu(), strict=True):
-                found[row] = answerer.model.nearness(feature[None])
+                if place in frozen:
+                    found[row] = torch.cat([found[row], answerer.model.nearness(frozen[place][None])])
         return found
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:

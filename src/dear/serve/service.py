@@ -42,7 +42,7 @@ from dear.serve.texts import Rows, prepare_texts
 from dear.serve.traffic import Traffic
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
-_MOST_CACHED_CLASSES = 64_000  # of requests that name classes: their texts are cached
+_MOST_CACHED_CLASSES = 16_000  # of requests that name classes: their texts are cached, some 3 KB each
 _ADAPTERS = "(adapters)"  # takes turns with callers: texts of adapters that are loaded
 _EXPLAINING = 3  # images that one explained image costs as much as
 _EXPLAINED_AT_ONCE = 4  # images, between two batches

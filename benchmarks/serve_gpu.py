@@ -1,0 +1,269 @@
+"""The service on a GPU in half a minute: engine, adapters, service and HTTP, each row as soon as it is known.
+
+    python benchmarks/serve_gpu.py --csv serve_gpu.csv        # 35 seconds on an H200
+    python benchmarks/serve_gpu.py --device cpu --backbone mini --adapters 20 --batches 1 8 --in-flight 8
+
+A random ViT-B/16, DeAR adapters of 100 classes made on the spot, JPEG files of 500 x 375 pixels. The two
+servers (the service, and plain FastAPI with the same model) are forked before the GPU is touched, so that
+nothing is imported twice, and get ready while adapters are made here. Every stage stops at its deadline; one
+that fails is printed and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import uvicorn
+from fastapi import FastAPI, UploadFile
+from measure.http_client import form, load
+from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters, memory, under_load
+from measure.task import roles_of
+from PIL import Image
+
+import dear
+from dear.methods import DeAR
+from dear.runs.model import Model
+from dear.runs.spec import Spec, plain, roles_digest
+from dear.serve.decode_process import Template
+from dear.serve.engine import Answerer, Engine, ImageJob
+from dear.serve.server import run_server
+from dear.serve.service import Service
+from dear.serve.settings import ServeSettings
+from dear.workflows.speed import add_rows, machine
+
+COLUMNS = ("what", "backbone", "server", "adapters", "batch", "images", "in_flight", "images_per_s",
+           "requests_per_s", "ms", "p50_ms", "p99_ms", "mean_batch", "of_engine", "megabytes")  # fmt: skip
+Rows = Iterator[dict[str, Any]]
+_NAME = "run-0"
+
+
+def _age() -> float:
+    """Seconds that this process is old: imports take their share of the time."""
+    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+_BEGAN = time.monotonic() - _age()
+
+
+class Measuring:
+    """What the stages share."""
+
+    def __init__(self, options: argparse.Namespace, clip: dear.Clip, ports: dict[str, int]) -> None:
+        self.options, self.clip, self.ports = options, clip, ports
+        self.device, self.files = clip.device, jpegs(64)
+        self.batching = Batching(*ServeSettings().batching(self.device.type),
+                                 ServeSettings().decoding(self.device.type))  # fmt: skip
+        self.engine = Engine(clip)
+        self.adapters: list[Answerer] = []
+        self.best = 0.0  # images per second of the engine
+
+    def make(self) -> Rows:
+        """Adapters with their texts encoded, as many as there is time for."""
+        began, before = time.monotonic(), memory(self.device)
+        until = _BEGAN + 0.55 * self.options.seconds
+        wanted, roles = (self.options.adapters, self.options.classes), roles_of(self.clip.config)
+        made = make_adapters(self.clip, *wanted, roles, until - 0.4 * (until - began))
+        side = self.clip.config.vision.image_size
+        blank = torch.zeros(3, side, side, dtype=torch.uint8)
+        while made and (len(self.adapters) < 64 or time.monotonic() < until):
+            some, made = made[:32], made[32:]
+            self.engine.compute([ImageJob(blank, one) for one in some])
+            self.adapters += some
+        milliseconds, more = 1000 * (time.monotonic() - began), (memory(self.device) - before) / 1e6
+        yield {"what": "adapters made", "adapters": len(self.adapters), "ms": milliseconds, "megabytes": more}
+
+    def run_engine(self) -> Rows:
+        """Decoded images in; with one adapter all images of a batch have the same."""
+        for batch in self.options.batches:
+            repeats = max(5, min(40, 480 // batch))
+            groups = [self.adapters[:1], self.adapters]
+            for own, seconds in zip(
+                groups, batch_seconds(self.engine, groups, batch, repeats, 1.5), strict=True
+            ):
+                self.best = max(self.best, batch / seconds)
+                yield {"what": "engine", "adapters": len(own), "batch": batch,
+                       "images_per_s": batch / seconds, "ms": 1000 * seconds}  # fmt: skip
+
+    def run_service(self) -> Rows:
+        """JPEG files in, answers out, without HTTP: many in flight, then one alone."""
+        for in_flight, seconds in ((self.options.in_flight, 3.0), (1, 1.5)):
+            how = Load(10**6, in_flight, seconds)
+            found = under_load(self.engine, self.adapters, self.files, how, self.batching)
+            if self.best:
+                found["of_engine"] = found["images_per_s"] / self.best
+            yield {"what": "service", "adapters": len(self.adapters), "in_flight": in_flight, **found}
+
+    def wait_for_servers(self) -> Rows:
+        """Until both answer, so that their start disturbs nothing; not for longer than makes sense."""
+        for title, port in self.ports.items():
+            while self.left > 0.4 * self.options.seconds:
+                with suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=1)
+                    break
+                time.sleep(0.05)
+            else:
+                raise TimeoutError(f"{title} has not started yet")
+        yield {"what": "servers ready", "ms": 1000 * (time.monotonic() - _BEGAN)}
+
+    def run_http(self) -> Rows:
+        """Requests of one image and of 16, both servers in turn."""
+        for images, in_flight in ((1, 1), (1, 32), (16, 16)):
+            bodies = [form([self.files[(n + k) % 64] for k in range(images)]) for n in range(4)]
+            for title, port in self.ports.items():
+                if self.left < 2.5:
+                    raise TimeoutError(f"{title}, {images} images: no time was left")
+                found = load(f"http://127.0.0.1:{port}", [_NAME], bodies, 10**6, in_flight, 4, seconds=1.2)
+                row = {"what": "http", "server": title, "images": images, "in_flight": in_flight, **found}
+                yield {**row, "adapters": 1, "images_per_s": images * found["requests_per_s"]}
+
+    @property
+    def left(self) -> float:
+        """Seconds until all must be over."""
+        return self.options.seconds - (time.monotonic() - _BEGAN)
+
+
+def serve_dear(clip: dear.Clip, device: str, runs: Path, port: int) -> None:
+    """The service, as `dear serve` starts it."""
+    run_server(Service(runs, clip.to(device), ServeSettings()), "127.0.0.1", port)
+
+
+def serve_plain(clip: dear.Clip, device: str, runs: Path, port: int) -> None:
+    """The same model in a few lines of FastAPI."""
+    model, app = Model.load(runs / _NAME, clip.to(device)), FastAPI()
+
+    @app.get("/health/live")
+    def live() -> dict[str, str]:
+        return {}
+
+    @app.post("/v1/models/{name}/classify")
+    def classify(name: str, files: list[UploadFile]) -> list[Any]:
+        images = [Image.open(io.BytesIO(one.file.read())) for one in files]
+        found: list[Any] = model.probabilities(images).tolist()
+        return found
+
+    uvicorn.run(app, port=port, log_level="error")
+
+
+def backbone(name: str) -> dear.Clip:
+    """Random weights of a shape, or the backbone of a name; its hashes, which take seconds, are made up."""
+    torch.manual_seed(0)
+    named = name in dear.ClipConfig.names()
+    clip = dear.Clip(dear.ClipConfig.named(name), name) if named else dear.load(name)
+    clip.__dict__.update(fingerprint="sha256:random", identity="sha256:random")
+    return clip
+
+
+def write_run(folder: Path, clip: dear.Clip, classes: int) -> None:
+    """A run folder of an adapter that was not trained."""
+    roles = roles_of(clip.config)
+    method = DeAR(clip, [f"class {number}" for number in range(classes)], roles=roles)
+    spec = Spec(
+        options=plain(msgspec.to_builtins(method.config)), classes=method.classes, template=method.template,
+        backbone=clip.name, identity=clip.identity, fingerprint=clip.fingerprint,
+        roles_digest=roles_digest(roles),
+    )  # fmt: skip
+    Model(method, spec=spec).save(folder)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found: int = free.getsockname()[1]
+        return found
+
+
+def kill_children() -> None:
+    """End all processes that this one has started: servers, clients, decoders."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        for child in path.read_text(encoding="ascii").split():
+            os.kill(int(child), signal.SIGKILL)
+
+
+def run_stages(measuring: Measuring, write: Callable[[dict[str, Any]], None]) -> None:
+    """All stages in turn; one that fails is told and left out."""
+    for stage in (measuring.make, measuring.wait_for_servers, measuring.run_engine, measuring.run_service,
+                  measuring.run_http):  # fmt: skip
+        try:
+            for row in stage():
+                write(row)
+        except Exception as error:
+            traceback.print_exc()
+            print(f"left out: {stage.__name__}: {error!r}", flush=True)
+
+
+def main() -> None:
+    """Measure, print, and add rows to a CSV file if one is named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda")  # asking for one would touch it before the fork
+    parser.add_argument("--backbone", default="ViT-B-16")
+    parser.add_argument("--adapters", type=int, default=1000)
+    parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--in-flight", type=int, default=256, help="of the service without HTTP")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--seconds", type=float, default=35, help="for everything, imports included")
+    parser.add_argument("--csv", type=Path, help="add the rows to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    clip = backbone(options.backbone)
+    ports = {"plain FastAPI": free_port(), "dear serve": free_port()}
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        write_run(Path(folder) / _NAME, clip, options.classes)
+        servers = [
+            fork.Process(target=serve, args=(clip, options.device, Path(folder), port))
+            for serve, port in zip((serve_plain, serve_dear), ports.values(), strict=True)
+        ]
+        for server in servers:
+            server.start()
+
+        def give_up() -> None:
+            print("left out: the rest; the time is over", flush=True)
+            kill_children()
+            os._exit(0)
+
+        watch = threading.Timer(options.seconds + 1 - (time.monotonic() - _BEGAN), give_up)
+        watch.daemon = True
+        watch.start()
+        try:
+            Template.running()  # gets ready meanwhile
+            clip = clip.to(options.device)
+            where = {**machine(clip.device), "backbone": options.backbone}
+
+            def write(row: dict[str, Any]) -> None:
+                row = {key: round(own, 3) if isinstance(own, float) else own for key, own in row.items()}
+                print(f"{time.monotonic() - _BEGAN:5.1f} s {json.dumps(row)}", flush=True)
+                if options.csv:
+                    full = {name: {**where, **row}.get(name, "") for name in (*where, *COLUMNS)}
+                    add_rows(options.csv, [full])
+
+            run_stages(Measuring(options, clip, ports), write)
+        finally:
+            kill_children()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of the engine may still hang
+
+
+if __name__ == "__main__":
+    main()
