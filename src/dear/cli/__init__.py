@@ -50,7 +50,9 @@ def main() -> None:
         from dear.cli.hints import sentence
         from dear.errors import DearError
 
-        app = build_app()
+        known = {command for commands in COMMANDS.values() for command in commands}
+        first = sys.argv[1] if len(sys.argv) > 1 else ""
+        app = build_app(first if first in known else None)
         _show_notes()
         try:
             app()
@@ -66,8 +68,8 @@ def main() -> None:
 
 
 @cache
-def build_app() -> typer.Typer:
-    """The `dear` command: its options and its subcommands."""
+def build_app(only: str | None = None) -> typer.Typer:
+    """The `dear` command: its options and its subcommands, or `only` one of them, which takes less time."""
     app = typer.Typer(
         name="dear",
         cls=Commands,
@@ -80,8 +82,11 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     for name, commands in COMMANDS.items():
+        wanted = [command for command in commands if only in (None, command)]
+        if not wanted:
+            continue
         module = importlib.import_module(f"dear.cli.{name}")
-        for command in commands:
+        for command in wanted:
             if hasattr(module, "group"):
                 app.add_typer(module.group, name=command)
             else:

@@ -24,6 +24,7 @@ from dear.cli.common import (
     say,
     stages,
 )
+from dear.cli.torch_start import import_torch
 
 if TYPE_CHECKING:
     from dear.runs.answer import Answer
@@ -123,6 +124,7 @@ def predict(
     else:
         if run is None or not words:
             raise UsageError("name a run folder and at least one image: dear predict run a.jpg")
+        import_torch()
         names, add = added_names(class_names(classes, classes_file))
         answers = _ask_run(
             str(run),
