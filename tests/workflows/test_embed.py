@@ -51,11 +51,11 @@ def test_what_is_finished_is_not_computed_again(photos, tmp_path, monkeypatch):
     def breaking(*args):
         compute = real(*args)
 
-        def once(paths):
+        def once(images, rows):
             if calls:
                 raise KeyboardInterrupt
-            calls.append(paths)
-            return compute(paths)
+            calls.append(rows)
+            return compute(images, rows)
 
         return once
 

@@ -113,7 +113,7 @@ def to_tensor(pixels: Pixels) -> Tensor:
     """[height, width, 3] as uint8 [3, height, width]."""
     import torch  # not above: see the head of this file
 
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 def resize_crop(image: Source, size: Size) -> Tensor:
@@ -143,20 +143,20 @@ def read_views(sources: Sequence[Source], size: Size, errors: dict[int, str] | N
     import torch
 
     side = side_of(size)
-    with torch.inference_mode(False):  # the threads do not inherit the mode, and fill the buffer
-        batch = torch.empty(len(sources), 3, side, side, dtype=torch.uint8)
+    batch = np.empty((len(sources), 3, side, side), np.uint8)
 
     def read(place: int) -> None:
         try:
-            batch[place].copy_(torch.from_numpy(view_pixels(sources[place], size)).permute(2, 0, 1))
+            batch[place] = view_pixels(sources[place], size).transpose(2, 0, 1)
         except InputError as error:
             if errors is None:
                 raise
             errors[place] = str(error)
-            batch[place].zero_()
+            batch[place] = 0
 
-    threaded(read, range(len(sources)))
-    return batch
+    threaded(read, range(len(sources)))  # NumPy copies, as PyTorch would start threads of its own in each
+    with torch.inference_mode(False):
+        return torch.from_numpy(batch)
 
 
 def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

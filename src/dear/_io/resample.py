@@ -32,7 +32,7 @@ def resample(image: Pixels, width: int, height: int, bilinear: bool = False) -> 
     torch = sys.modules.get("torch")
     if torch is None:
         return resample_numpy(image, width, height, bilinear)
-    pixels = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last in memory: the fast kernel's
+    pixels = torch.from_numpy(image[None]).permute(0, 3, 1, 2)  # channels last, the fast kernel's
     mode = "bilinear" if bilinear else "bicubic"
     resized = torch.nn.functional.interpolate(pixels, (height, width), mode=mode, antialias=True)
     result: Pixels = resized[0].permute(1, 2, 0).numpy()

@@ -1,7 +1,7 @@
 """PyTorch without what only tracing needs, for commands that answer images on a CPU: it starts sooner.
 
-`import torch` also loads `torch.export` and, with the Python kernels for tensors without data, all decompositions
-of operations: half of its time. Here they are left out, and loaded in PyTorch's own order when one of them is
+`import torch` also loads `torch.export` and, with the Python kernels for tensors without data, all
+decompositions of operations. Here they are left out, and loaded in PyTorch's own order when one of them is
 imported after all.
 """
 
@@ -34,7 +34,7 @@ def import_torch() -> None:
     if torch.cuda.is_available():
         _import_rest()
     else:
-        torch._lazy_modules.add("export")  # `torch.export` is imported when it is named
+        vars(torch)["_lazy_modules"].add("export")  # `torch.export` is imported when it is named
         sys.meta_path.insert(0, _Late())
 
 
@@ -59,7 +59,8 @@ class _Late(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self._spec = spec
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__.loader = self._loader
+        self._spec.loader = self._loader

@@ -5,33 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
 from dear._io.image_file import Size
 from dear.data.images import FileImages, ImageSet, ListedImages
 
+Images = TypeVar("Images", bound=ImageSet)
+
 
 @contextmanager
-def read_ahead(images: ImageSet) -> Iterator[ImageSet]:
+def read_ahead(images: Images) -> Iterator[Images]:
     """A set that will be walked in order, a batch at a time: files are read before they are asked for."""
     if not isinstance(images, FileImages | ListedImages):
         yield images
         return
     reader = ThreadPoolExecutor(1, thread_name_prefix="dear-read-ahead")
     try:
-        yield cast(ImageSet, _Ahead(images, reader))
+        yield cast(Images, _Ahead(images, reader))
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
 
 
 class _Ahead:
-    """`images`, whose `pixels` of some places starts to read as many places after them."""
+    """`images`, whose `pixels` of some places starts to read the next batch: as many as the most so far."""
 
     def __init__(self, images: FileImages | ListedImages, reader: ThreadPoolExecutor) -> None:
         self._images, self._reader = images, reader
         self._next: tuple[list[int], Size, Future[Tensor]] | None = None
+        self._most = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._images, name)
@@ -41,8 +44,9 @@ class _Ahead:
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         wanted, ready = [int(index) for index in indices], self._next
+        self._most = max(self._most, len(wanted))
         if len(wanted) > 1:
-            after = list(range(wanted[-1] + 1, min(wanted[-1] + 1 + len(wanted), len(self))))
+            after = list(range(wanted[-1] + 1, min(wanted[-1] + 1 + self._most, len(self))))
             self._next = (after, size, self._reader.submit(self._images.pixels, after, size))
         if ready is not None and ready[:2] == (wanted, size):
             return ready[2].result()

@@ -29,10 +29,12 @@ CPU_BATCH = 16  #: beyond it a CPU's caches overflow: `benchmarks/serve.py threa
 
 def image_set(images: Images) -> ImageSet:
     """A list of files and Pillow images as a set without labels; a set is itself."""
-    if isinstance(images, ImageSet):
-        return images
-    items = tuple(images)
-    return ListedImages(items, torch.zeros(len(items), dtype=torch.long), ("image",))
+    return images if isinstance(images, ImageSet) else unlabeled(images)
+
+
+def unlabeled(images: Sequence[ImageLike]) -> ListedImages:
+    """A list of files and Pillow images as a set of one class."""
+    return ListedImages(tuple(images), torch.zeros(len(images), dtype=torch.long), ("image",))
 
 
 def pixels_for(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:
@@ -50,6 +52,7 @@ def over_batches(
     progress: Progress | None = None,
     stage: str = "images",
     batch: int | None = None,
+    rows: range | None = None,
 ) -> tuple[list[Result], dict[int, str]]:
     """`compute` of all images, a batch at a time and without gradient.
 
@@ -61,6 +64,7 @@ def over_batches(
         progress: called with (stage, images done, images in all).
         stage: for `progress`.
         batch: images at once; None: what suits the device. Halved when memory runs out.
+        rows: which images; None: all.
 
     Returns:
         the results of the batches, and why images could not be read, by their place.
@@ -70,16 +74,20 @@ def over_batches(
     listed = not isinstance(images, ImageSet)
     found = image_set(images)
     size = batch or (CPU_BATCH if device.type == "cpu" else GPU_BATCH)
+    wanted = range(len(found)) if rows is None else rows
     parts: list[Result] = []
     with read_ahead(found) as ahead, torch.no_grad():
         # The first bad file of a list is named at once; of a dataset all bad ones are named.
         reading: ImageSet = ahead if listed and unreadable == "stop" else Readable(ahead, unreadable)
-        for rows, part in in_batches(lambda rows: compute(reading, list(rows)), len(found), size):
+        work = in_batches(
+            lambda some: compute(reading, list(wanted[some.start : some.stop])), len(wanted), size
+        )
+        for done, part in work:
             parts.append(part)
             if progress is not None:
-                progress(stage, rows.stop, len(found))
+                progress(stage, done.stop, len(wanted))
     problems = reading.problems if isinstance(reading, Readable) else {}
-    if not listed and problems and len(problems) == len(found):
+    if not listed and rows is None and problems and len(problems) == len(found):
         raise DataError(
             f"{found.name}: none of its {len(found)} images can be read; the first: {problems[0]}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,33 +14,42 @@ from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, ListedImages
 from dear.methods.base import unit
-from dear.runs.batches import over_batches, pixels_for
+from dear.runs.batches import name_of, over_batches, pixels_for
 from dear.runs.model import Model
 from dear.workflows.shards import Compute, ShardJob, list_images, run_shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_GPU_BATCH = 256  # a part of a shard, so that reading ahead goes on from one shard to the next
+
 
 def embedder(clip: Clip) -> Compute:
     """From paths to a table `path, embedding, error`; unit length, null where an image cannot be read."""
     tower = cached_cast(clip, matrix_dtype("auto", clip.device))
+    batch = None if clip.device.type == "cpu" else _GPU_BATCH
 
     def encode(images: ImageSet, rows: list[int]) -> Tensor:
         return unit(tower.encode_image(pixels_for(tower, images, rows)).float()).cpu()
 
-    def compute(paths: Sequence[str]) -> pa.Table:
+    def compute(images: ListedImages, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        parts, problems = over_batches(paths, encode, tower.device, unreadable="skip")
-        rows: list[list[float] | None] = torch.cat(parts).tolist()
-        for place in problems:
-            rows[place] = None
+        parts, problems = over_batches(
+            images, encode, tower.device, unreadable="skip", batch=batch, rows=rows
+        )
+        errors = [problems.get(place) for place in rows]
+        bad = pa.array([error is not None for error in errors])
+        values = pa.array(torch.cat(parts).flatten().numpy())
         kind = pa.list_(pa.float32(), tower.config.embed_dim)
-        columns = {"path": pa.array(paths), "embedding": pa.array(rows, kind)}
-        return pa.table(columns | {"error": _errors(problems, len(paths))})
+        columns = {
+            "path": pa.array(_paths(images, rows)),
+            "embedding": pa.FixedSizeListArray.from_arrays(values, type=kind, mask=bad),
+            "error": pa.array(errors, pa.string()),
+        }
+        return pa.table(columns)
 
     return compute
 
@@ -49,9 +57,10 @@ def embedder(clip: Clip) -> Compute:
 def answerer(model: Model) -> Compute:
     """From paths to a table `path, class, probability, error` of a run's likeliest class."""
 
-    def compute(paths: Sequence[str]) -> pa.Table:
+    def compute(images: ListedImages, rows: range) -> pa.Table:
         import pyarrow as pa
 
+        paths = _paths(images, rows)
         answers = model.answers(paths, top=1, unreadable="skip")
         best = [answer.classes[0] if answer.classes else (None, None) for answer in answers]
         columns = {
@@ -65,10 +74,8 @@ def answerer(model: Model) -> Compute:
     return compute
 
 
-def _errors(problems: dict[int, str], count: int) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array([problems.get(place) for place in range(count)], pa.string())
+def _paths(images: ListedImages, rows: range) -> list[str]:
+    return [name_of(item) for item in images.items[rows.start : rows.stop]]
 
 
 def _make(run: str | None, backbone: str | None, device: str) -> Compute:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,18 @@ from dear._io.image_names import find_images
 from dear._io.progress import Progress, silent
 from dear._io.text import decode
 from dear.cluster import map_items
+from dear.data.images import ListedImages
+from dear.data.read_ahead import read_ahead
 from dear.errors import DataError, InputError, RunError, UsageError
+from dear.runs.batches import unlabeled
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ENGINES = ("local", "ray")
-Compute = Callable[[Sequence[str]], "pa.Table"]  #: from the images of a shard to its rows
+Compute = Callable[
+    [ListedImages, range], "pa.Table"
+]  #: from all images and the places of a shard's to its rows
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,9 +74,19 @@ class ShardJob:
         """The file of a shard."""
         return self.out / f"part-{shard:06d}.parquet"
 
-    def rows(self, shard: int) -> Sequence[str]:
-        """The images of a shard."""
-        return self.images[shard * self.shard_images : (shard + 1) * self.shard_images]
+    def rows(self, shard: int) -> range:
+        """Places of the images of a shard."""
+        first = shard * self.shard_images
+        return range(first, min(first + self.shard_images, len(self.images)))
+
+    def write(self, shard: int, table: pa.Table) -> int:
+        """Write a shard's file; returns its number of images."""
+        import pyarrow.parquet
+
+        content = io.BytesIO()
+        pyarrow.parquet.write_table(table, content)
+        write_atomic(self.part(shard), content.getvalue())
+        return len(table)
 
 
 def list_images(source: str | os.PathLike[str]) -> list[str]:
@@ -127,9 +143,11 @@ def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Pro
     done = job.shards - len(missing)
     progress("shards", done, job.shards)
     images = 0
-    writer = partial(_writer, job, make_compute)
-    on_ray = job.engine == "ray"
-    for count in map_items(writer, missing, job.workers) if on_ray else map(writer(), missing):
+    if job.engine == "ray":
+        counts = map_items(partial(_on_worker, job, make_compute), missing, job.workers)
+    else:
+        counts = _here(job, make_compute(), missing)
+    for count in counts:
         images += count
         done += 1
         progress("shards", done, job.shards)
@@ -170,20 +188,23 @@ def _digest(images: Sequence[str]) -> str:
     return found.hexdigest()
 
 
-def _writer(job: ShardJob, make_compute: Callable[[], Compute]) -> Callable[[int], int]:
+def _here(job: ShardJob, compute: Compute, shards: Sequence[int]) -> Iterator[int]:
+    """Shards in order: while one is computed, the last one is written and the next one's images are read."""
+    with read_ahead(unlabeled(job.images)) as images, ThreadPoolExecutor(1) as writer:
+        written: Future[int] | None = None
+        for shard in shards:
+            table = compute(images, job.rows(shard))
+            if written is not None:
+                yield written.result()
+            written = writer.submit(job.write, shard, table)
+        if written is not None:
+            yield written.result()
+
+
+def _on_worker(job: ShardJob, make_compute: Callable[[], Compute]) -> Callable[[int], int]:
     """What computes and writes a shard, by its number; made once per process."""
-    return partial(write_shard, job, make_compute())
-
-
-def write_shard(job: ShardJob, compute: Compute, shard: int) -> int:
-    """Compute one shard and write its file; returns its number of images."""
-    import pyarrow.parquet
-
-    rows = job.rows(shard)
-    content = io.BytesIO()
-    pyarrow.parquet.write_table(compute(rows), content)
-    write_atomic(job.part(shard), content.getvalue())
-    return len(rows)
+    compute, images = make_compute(), unlabeled(job.images)
+    return lambda shard: job.write(shard, compute(images, job.rows(shard)))
 
 
 def _need_pyarrow() -> None:

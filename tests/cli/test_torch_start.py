@@ -1,0 +1,29 @@
+"""A PyTorch that was imported without its tracing parts: they come when they are asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+START = (
+    "import sys\nfrom dear.cli.torch_start import import_torch\nimport_torch()\nimport torch\n"
+    "if not torch.cuda.is_available(): assert 'torch._decomp' not in sys.modules\n"
+    "x = torch.ones(2, 4)\nmodel = torch.nn.Linear(4, 3)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "assert torch.export.export(model, (x,)).module()(x).shape == (2, 3)",
+        "assert torch.compile(model, backend='aot_eager')(x).shape == (2, 3)",
+        "import torch._decomp; assert len(torch._decomp.decomposition_table) > 500",
+        "import torch._meta_registrations; torch.linalg.svd(x.to('meta'))",
+        "import torch._refs.linalg; assert torch._refs.linalg.norm(x) == 8**0.5",
+    ],
+)
+def test_what_was_left_out_is_loaded_once_and_works(use: str) -> None:
+    done = subprocess.run([sys.executable, "-c", START + use], text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
