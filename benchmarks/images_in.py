@@ -2,13 +2,14 @@
 
     OMP_NUM_THREADS=1 python benchmarks/images_in.py pixels --csv benchmarks/results/images_in.csv
     python benchmarks/images_in.py predict start cpu --csv benchmarks/results/images_in.csv
-    python benchmarks/images_in.py pixels embed epoch --device cuda --csv benchmarks/results/images_in.csv
+    python benchmarks/images_in.py gpu --device cuda --seconds 40 --csv benchmarks/results/images_in.csv
 
 - `pixels`: 512 x 512 JPEG files to normalized pixels: ours, and Pillow with bicubic resizing; in threads.
 - `predict`: zero-shot answers of a folder with a model of `--shape`: ours, and transformers' image processor
   and CLIPModel behind a DataLoader with `--workers` processes.
-- `embed`: `dear embed` of a folder, the engine alone (pixels on the device) and the same DataLoader.
-- `epoch`: the first epoch of `dear adapt` beside a DataLoader with 8 processes.
+- `gpu`: what a GPU waits for, within `--seconds`: `dear embed` of a folder beside its engine alone (pixels on
+  the device) and the same DataLoader; the first epoch of `dear adapt` beside a DataLoader with 8 processes;
+  nvJPEG. Rows are written as they come; a stage that fails or takes too long is named and left out.
 - `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
 - `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
 
@@ -20,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,13 +34,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from measure.clock import medians, wait
-from measure.images import image_rates
+from measure.images import feed_rates
 from PIL import Image
 from torch import Tensor
 from torch.utils.benchmark import timer
@@ -45,9 +49,13 @@ from torch.utils.benchmark import timer
 import dear
 from dear._io.image_file import normalize, read_views, resize_crop
 from dear.clip.model import Clip
-from dear.clip.precision import cast_backbone, matrix_dtype
+from dear.clip.precision import cached_cast, cast_backbone, matrix_dtype
+from dear.data.images import ListedImages
 from dear.methods import build_method
+from dear.runs.batches import over_batches, pixels_for
 from dear.runs.model import Model
+from dear.workflows.embed import embedder
+from dear.workflows.shards import ShardJob, list_images, run_shards
 from dear.workflows.speed import add_rows, machine, photo_folder
 
 CLASSES = [f"class number {number}" for number in range(37)]
@@ -57,8 +65,8 @@ Row = dict[str, Any]
 # --- models of one shape, with the same random weights ---------------------------------------------------
 
 
-def transformers_model(shape: str, folder: Path) -> Any:
-    """A transformers CLIP with random weights, left in `folder`, where `dear.load` finds it."""
+def transformers_model(shape: str, folder: Path | None = None) -> Any:
+    """A transformers CLIP with random weights, left in a folder if one is named: `dear.load` finds it."""
     from transformers import CLIPConfig, CLIPModel
 
     if shape == "small":
@@ -72,7 +80,8 @@ def transformers_model(shape: str, folder: Path) -> Any:
         vision |= {"image_size": config.vision.image_size, "patch_size": config.vision.patch_size}
     torch.manual_seed(0)
     made = CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=width)).eval()
-    made.save_pretrained(folder)
+    if folder is not None:
+        made.save_pretrained(folder)
     return made
 
 
@@ -111,12 +120,15 @@ def features_of(model: Any, pixels: Tensor) -> Tensor:
     return found if isinstance(found, Tensor) else found.pooler_output
 
 
-def loader_of(paths: Sequence[Path], size: int, batch: int, workers: int, device: torch.device) -> Any:
+def loader_of(
+    paths: Sequence[Path], size: int, batch: int, workers: int, device: torch.device, persistent: bool = False
+) -> Any:
     return torch.utils.data.DataLoader(
         TransformersFolder(paths, size),
         batch_size=batch,
         num_workers=workers,
         pin_memory=device.type == "cuda",
+        persistent_workers=persistent,
     )
 
 
@@ -176,8 +188,6 @@ def pixels(options: argparse.Namespace) -> list[Row]:
                     )
                 own = {name: len(paths) / seconds for name, seconds in taken.items()}
                 rows += ratios(f"pixels, {count} threads", "images/s", own, rate=True)
-        if options.device.type == "cuda":
-            rows += on_device(options, contents, paths)
     return rows
 
 
@@ -268,52 +278,117 @@ def features(options: argparse.Namespace) -> list[Row]:
     ]  # fmt: skip
 
 
-def embed(options: argparse.Namespace) -> list[Row]:
-    """Features of a folder as Parquet, with random weights of ViT-B/16's shape."""
-    from dear.workflows.embed import embed as embed_folder
+def gpu(options: argparse.Namespace) -> Iterator[list[Row]]:
+    """What a GPU waits for, with random weights; the model lies on the device before anything is timed."""
+    began, device = time.perf_counter(), options.device
+    with tempfile.TemporaryDirectory() as folder, photos(options.images, distinct=48) as paths:
+        clip = dear.Clip(dear.ClipConfig.named(options.shape)).requires_grad_(False).eval().to(device)
+        print(f"{len(paths)} files and the model: {time.perf_counter() - began:.1f} s", flush=True)
+        rates: dict[str, float] = {}
+        some, contents = paths[: options.few], [path.read_bytes() for path in paths[:250]]
+        stages: dict[
+            str, tuple[float, Callable[[], list[Row]]]
+        ] = {  # each with its largest share of the time
+            "engine": (0.5, lambda: _engine(clip, rates)),
+            "embed": (0.4, lambda: _embed(options, clip, paths, Path(folder), rates)),
+            "epoch": (0.2, lambda: _epoch(options, clip, some)),
+            "transformers": (0.4, lambda: _by_transformers(options, some, rates)),
+            "nvjpeg": (0.1, lambda: on_device(options, contents, paths[:250])),
+        }
+        for name, (share, stage) in stages.items():
+            since = time.perf_counter()
+            try:
+                with _deadline(min(share * options.seconds, options.seconds + began - since)):
+                    yield stage()
+            except Exception as error:
+                print(f"{name}: left out ({type(error).__name__}: {error})", flush=True)
+            print(f"{name}: {time.perf_counter() - since:.1f} s", flush=True)
 
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after so many seconds."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"{seconds:.0f} s were left for it")
+
+    if seconds < 1:
+        late()
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _engine(clip: Clip, rates: dict[str, float]) -> list[Row]:
+    """The image tower alone on pixels that lie on the device."""
+    plain, count = (
+        cached_cast(clip, matrix_dtype("auto", clip.device)),
+        256 if clip.device.type == "cuda" else 8,
+    )
+    size = clip.config.vision.image_size
+    raw = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=clip.device)
+
+    @torch.no_grad()
+    def engine() -> None:
+        for _ in range(8):
+            plain.encode_image(normalize(raw, clip.config.mean, clip.config.std))
+        wait(clip.device)
+
+    rates["engine alone"] = 8 * count / medians({"engine": engine}, 3, warm_up=1)["engine"]
+    return []
+
+
+def _embed(
+    options: argparse.Namespace, clip: Clip, paths: Sequence[Path], folder: Path, rates: dict[str, float]
+) -> list[Row]:
+    """All of `dear embed` but loading the model: from a folder to Parquet, where pyarrow is installed."""
+    compute, turns = embedder(clip), iter(range(100))
+    tower, parquet = cached_cast(clip, matrix_dtype("auto", clip.device)), find_spec("pyarrow") is not None
+
+    def run(where: Path) -> None:
+        files = list_images(where)
+        if parquet:
+            run_shards(ShardJob(files, folder / f"out {next(turns)}", {"what": "features"}), lambda: compute)
+        else:
+            over_batches(files, lambda *some: tower.encode_image(pixels_for(tower, *some)).cpu(), clip.device)
+
+    run(paths[-1].parent)  # libraries are loaded, kernels compiled
+    taken = medians({"dear": partial(run, paths[0].parent.parent)}, options.repeats, warm_up=0)["dear"]
+    rates["dear"] = len(paths) / taken
+    what = "embed" if parquet else "embed without Parquet"
+    return ratios(f"{what}, {options.shape}", "images/s", rates, rate=True)
+
+
+def _by_transformers(
+    options: argparse.Namespace, paths: Sequence[Path], rates: dict[str, float]
+) -> list[Row]:
+    """A transformers model behind a DataLoader whose processes are warm: a second time over some files."""
     device = options.device
-    with tempfile.TemporaryDirectory() as folder, photos(options.images) as paths:
-        theirs = transformers_model("ViT-B-16", Path(folder) / "clip").to(device)
-        clip = dear.load(Path(folder) / "clip", device=str(device))
-        dtype = matrix_dtype("auto", clip.device)
-        theirs, plain = theirs.to(dtype), cast_backbone(clip, dtype)
-        source, out = paths[0].parent.parent, Path(folder) / "out"
+    model = transformers_model(options.shape).to(device, matrix_dtype("auto", device))
+    size = model.config.vision_config.image_size
+    loader = loader_of(paths, size, 64, options.workers, device, persistent=True)
 
-        def ours() -> None:
-            shutil.rmtree(out, ignore_errors=True)
-            embed_folder(source, out, backbone=str(Path(folder) / "clip"), device=str(device))
+    @torch.no_grad()
+    def once() -> None:
+        for batch in loader:
+            features_of(model, batch.to(device, model.dtype, non_blocking=True)).float().cpu()
 
-        @torch.no_grad()
-        def by_transformers() -> None:
-            for batch in loader_of(paths, 224, 250, options.workers, device):
-                features_of(theirs, batch.to(device, dtype, non_blocking=True)).float().cpu()
-
-        raw = torch.randint(0, 256, (250, 3, 224, 224), dtype=torch.uint8, device=device)
-
-        @torch.no_grad()
-        def engine() -> None:
-            for _ in range(20 if device.type == "cuda" else 1):
-                plain.encode_image(normalize(raw, clip.config.mean, clip.config.std))
-            wait(device)
-
-        embed_folder(paths[0].parent, out / "warm", backbone=str(Path(folder) / "clip"), device=str(device))
-        taken = medians(
-            {f"transformers, {options.workers} workers": by_transformers, "dear": ours},
-            options.repeats,
-            warm_up=0,
-        )
-        own = {name: len(paths) / seconds for name, seconds in taken.items()}
-        alone = medians({"engine": engine}, 5)["engine"]
-        own["engine alone"] = 250 * (20 if device.type == "cuda" else 1) / alone
-        return ratios("embed, ViT-B-16", "images/s", own, rate=True)
+    seconds = medians({"transformers": once}, 1, warm_up=1)["transformers"]
+    own = {
+        f"transformers, {options.workers} workers": len(paths) / seconds,
+        "dear": rates.get("dear", math.nan),
+    }
+    return ratios(f"embed, {options.shape}", "images/s", own, rate=True)[:1]
 
 
-def epoch(options: argparse.Namespace) -> list[Row]:
+def _epoch(options: argparse.Namespace, clip: Clip, paths: Sequence[Path]) -> list[Row]:
     """The first epoch of a training: every file is decoded, views are cropped."""
-    clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to(options.device)
+    data = ListedImages(tuple(paths), torch.arange(len(paths)) % 4, tuple("abcd"))
     workers = 8 if options.device.type == "cuda" else options.workers
-    found = image_rates(clip, min(options.images, 4000), epochs=1, workers=(workers,))
+    found = feed_rates(data, clip, epochs=1, workers=(workers,))
     own = {row["way"]: row["images_per_s"] for row in found}
     return ratios("first epoch", "images/s", dict(reversed(own.items())), rate=True)
 
@@ -440,8 +515,7 @@ def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any
 
 
 PARTS = {
-    "pixels": pixels, "features": features, "predict": predict, "embed": embed, "epoch": epoch,
-    "start": start, "cpu": cpu,
+    "pixels": pixels, "features": features, "predict": predict, "gpu": gpu, "start": start, "cpu": cpu,
 }  # fmt: skip
 
 
@@ -467,8 +541,10 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--images", type=int, default=None, help="default: 1,000 (on a GPU 20,000)")
-    parser.add_argument("--shape", default="small", help="for predict")
+    parser.add_argument("--images", type=int, default=None, help="default: 1,000 (for gpu 6,000)")
+    parser.add_argument("--few", type=int, default=2_000, help="images for slow ways, for gpu")
+    parser.add_argument("--seconds", type=float, default=40.0, help="for all of gpu")
+    parser.add_argument("--shape", default=None, help="default: small (for gpu ViT-B-16)")
     parser.add_argument("--shapes", nargs="+", default=["small", "ViT-B-16"], help="for cpu")
     parser.add_argument("--workers", type=int, default=None, help="of DataLoaders; default: 2 (GPU: 14)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for pixels")
@@ -479,19 +555,23 @@ def main() -> None:
     parser.add_argument("--cpu-time", action="store_true", help="processor time, on a machine that does more")
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
     options = parser.parse_args()
-    gpu = options.device.type == "cuda"
-    options.images = options.images or (20_000 if gpu else 1_000)
-    options.workers = options.workers or (14 if gpu else 2)
+    whole = "gpu" in options.parts
+    options.images = options.images or (6_000 if whole else 1_000)
+    options.shape = options.shape or ("ViT-B-16" if whole else "small")
+    options.workers = options.workers or (14 if options.device.type == "cuda" else 2)
     options.clock = time.process_time if options.cpu_time else timer
+    clock = "processor" if options.cpu_time else "wall"
     for part in options.parts:
-        rows = PARTS[part](options)
-        clock = "processor" if options.cpu_time else "wall"
-        for row in rows:
-            print(
-                f"{row['work']:40} {row['way']:28} {row['value']:>9} {row['unit']:12} {row['dear_is_faster']}"
-            )
-        if options.csv:
-            add_rows(options.csv, [{**machine(options.device), "clock": clock, **row} for row in rows])
+        found: Any = PARTS[part](options)
+        for rows in [found] if isinstance(found, list) else found:
+            for row in rows:
+                print(
+                    f"{row['work']:40} {row['way']:28} {row['value']:>9} {row['unit']:12} "
+                    f"{row['dear_is_faster']}",
+                    flush=True,
+                )
+            if options.csv:
+                add_rows(options.csv, [{**machine(options.device), "clock": clock, **row} for row in rows])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor
 from dear._io.image_file import normalize
 from dear.clip.images import augment_image
 from dear.clip.model import Clip
-from dear.data import open_data
+from dear.data import ImageSet, open_data
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
 from dear.train.frozen import steps_at_once
@@ -21,34 +21,40 @@ from measure.clock import seconds, wait
 def image_rates(
     clip: Clip, count: int, batch: int = 32, epochs: int = 3, workers: tuple[int, ...] = (8,)
 ) -> list[dict[str, Any]]:
+    """`feed_rates` of so many files made for it."""
+    with photo_folder(count) as folder:
+        return feed_rates(open_data(str(folder), "train"), clip, batch, epochs, workers)
+
+
+def feed_rates(
+    data: ImageSet, clip: Clip, batch: int = 32, epochs: int = 3, workers: tuple[int, ...] = (8,)
+) -> list[dict[str, Any]]:
     """One row per epoch and way: our feed, and a DataLoader with Pillow transforms and worker processes.
 
     Epochs of one way follow each other: a GPU that waits for worker processes lowers its clock.
     """
-    with photo_folder(count) as folder:
-        data = open_data(str(folder), "train")
-        recipe = Recipe(batch=batch)
-        feed = Feed(data, clip, recipe)
-        _ours(Feed(data.subset(range(min(batch, len(data)))), clip, recipe), 0)  # libraries are loaded
-        ways: dict[str, Any] = {"dear": lambda epoch: _ours(feed, epoch)}
-        for number in workers:
-            loader = torch.utils.data.DataLoader(
-                _Plain(data, clip, recipe),
-                batch_size=batch,
-                shuffle=True,
-                num_workers=number,
-                pin_memory=clip.device.type == "cuda",
-                persistent_workers=number > 0,
-            )
-            ways[f"DataLoader, {number} workers"] = lambda epoch, loader=loader: _theirs(loader, clip.device)
-        rows = []
-        for name, way in ways.items():
-            for epoch in range(1, epochs + 1):
-                wait(clip.device)
-                taken = seconds(lambda way=way, epoch=epoch: way(epoch - 1))
-                row = {"way": name, "epoch": epoch, "images": len(data), "seconds": round(taken, 4)}
-                rows.append({**row, "images_per_s": round(len(data) / taken, 1)})
-        return rows
+    recipe = Recipe(batch=batch)
+    feed = Feed(data, clip, recipe)
+    _ours(Feed(data.subset(range(min(batch, len(data)))), clip, recipe), 0)  # libraries are loaded
+    ways: dict[str, Any] = {"dear": lambda epoch: _ours(feed, epoch)}
+    for number in workers:
+        loader = torch.utils.data.DataLoader(
+            _Plain(data, clip, recipe),
+            batch_size=batch,
+            shuffle=True,
+            num_workers=number,
+            pin_memory=clip.device.type == "cuda",
+            persistent_workers=number > 0,
+        )
+        ways[f"DataLoader, {number} workers"] = lambda epoch, loader=loader: _theirs(loader, clip.device)
+    rows = []
+    for name, way in ways.items():
+        for epoch in range(1, epochs + 1):
+            wait(clip.device)
+            taken = seconds(lambda way=way, epoch=epoch: way(epoch - 1))
+            row = {"way": name, "epoch": epoch, "images": len(data), "seconds": round(taken, 4)}
+            rows.append({**row, "images_per_s": round(len(data) / taken, 1)})
+    return rows
 
 
 def _ours(feed: Feed, epoch: int) -> None:
