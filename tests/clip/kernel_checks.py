@@ -18,10 +18,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.jit import JITFunction
 
+from dear.clip.edit import BlockMask
 from dear.clip.gpu import attention as fast_attention
 from dear.clip.gpu import kernels
 from dear.clip.gpu import tower as fast
-from dear.clip.tower import BlockMask, LayerNorm
+from dear.clip.tower import LayerNorm
 
 COMPILE_ONLY = os.environ.get("COMPILE_ONLY") == "1"
 DEVICE = "cpu" if COMPILE_ONLY or os.environ.get("TRITON_INTERPRET") == "1" else "cuda"

@@ -206,7 +206,7 @@ def test_patches_are_attention_times_value(name: str) -> None:
         change = final.edit.layers.get(layer)
     x = final.record[f"blocks.{layer - 1}.out"]
     if final.edit is not None and final.edit.count:
-        from dear.clip.tower import insert_tokens
+        from dear.clip.edit import insert_tokens
 
         x = insert_tokens(x, final.edit, layer)
     normed = block.ln_1(x)

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 import dear
 from dear.clip.checkpoint import save_hf
 from dear.errors import RunError, UsageError
-from dear.runs.card import interval
+from dear.runs.evaluate import share_interval
 from dear.runs.folder import FILES, load_run
 from dear.runs.share import bundle, local_run, pull, push
 from dear.workflows.adapt import adapt
@@ -184,5 +184,5 @@ def test_a_cut_archive_is_refused(run, tmp_path, monkeypatch):
 
 
 def test_the_interval_is_exact():
-    low, high = interval(0.8, 10)  # published: Clopper and Pearson for 8 of 10
+    low, high = share_interval(8, 10, 0.95)  # published: Clopper and Pearson for 8 of 10
     assert (round(low, 4), round(high, 4)) == (0.4439, 0.9748)

@@ -19,14 +19,13 @@ from dear.methods.calibration import (
     distance_ratio,
     threshold,
 )
-from dear.runs.evaluate import calibration_error
+from dear.runs.evaluate import calibration_error, share_interval
 from dear.train.calibrate import fit_calibration, with_nearness
 from dear.train.confidence import (
     CAUTION,
     auroc,
     cautious_temperature,
     fit_temperature,
-    share_interval,
     temperature_error,
 )
 from dear.train.crossval import HeldOut, HeldOutClasses
@@ -196,7 +195,7 @@ def turn(shift: float, seed: int, spread: float = 1.5) -> HeldOutClasses:
     names = tuple("abcdef")
     logits = {"m": torch.tensor(z, dtype=torch.float32)}
     rows, gamma = torch.arange(240), torch.ones(6)
-    return HeldOutClasses(names[:3], names[3:], logits, torch.tensor(labels), rows, gamma)
+    return HeldOutClasses(logits, torch.tensor(labels), rows, names[:3], names[3:], gamma)
 
 
 def test_how_sharp_the_methods_of_the_turns_are_does_not_matter() -> None:

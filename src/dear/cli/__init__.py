@@ -90,7 +90,7 @@ def build_app(only: str | None = None) -> typer.Typer:
             if hasattr(module, "group"):
                 app.add_typer(module.group, name=command)
             else:
-                app.command(command, epilog=getattr(module, "EPILOG", None))(getattr(module, command))
+                app.command(command)(getattr(module, command))
     return app
 
 

@@ -27,7 +27,6 @@ from dear.cli.common import (
     say,
     stages,
 )
-from dear.cli.methods import METHODS
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
@@ -36,15 +35,12 @@ if TYPE_CHECKING:
     from dear.train.prepare import Job
     from dear.workflows.evaluate import HeldOutAccuracy
 
-#: below the options of `dear adapt --help`
-EPILOG = "**Methods**\n\n" + "\n".join(f"- `{name}`: {line}" for name, line in METHODS.items())
-
 
 def adapt(
     data: Data,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
     method: Annotated[
-        str, typer.Option("--method", "-m", help="What is trained; the methods are listed below.")
+        str, typer.Option("--method", "-m", help="What is trained; `dear methods` lists them.")
     ] = "dear",
     backbone: Backbone = "mini",
     roles: Annotated[

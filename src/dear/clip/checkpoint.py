@@ -120,9 +120,7 @@ def _config(path: Path) -> Any:
 def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Checkpoint:
     images = folder / HF_IMAGES
     config = from_huggingface(
-        _config(folder / HF_CONFIG),
-        _config(images) if images.is_file() else None,
-        str(folder / HF_CONFIG),
+        _config(folder / HF_CONFIG), _config(images) if images.is_file() else None, str(folder / HF_CONFIG)
     )
     short = TOKEN_ROWS in tensors and tensors.get(TOKEN_TABLE, torch.empty(())).dim() == 2
     rows = len(tensors[TOKEN_TABLE]) if short else None

@@ -5,43 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig, TextConfig, VisionConfig
-from dear.clip.config_fields import Section, build_config, integer, need, real, section, side
+from dear.clip.config_fields import Fields, build_config
 from dear.errors import CheckpointError, UsageError
 
 # What transformers assumes where config.json does not say it; the published files list a few fields only.
-_VISION: Section = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-}
-_TEXT: Section = {
-    "vocab_size": 49408,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 77,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-    "eos_token_id": 49407,
-}
-_SIGLIP: Section = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
-_SIGLIP_VISION: Section = {**_VISION, **_SIGLIP, "patch_size": 16}
-_SIGLIP_TEXT: Section = {
-    **_TEXT,
-    **_SIGLIP,
-    "vocab_size": 32000,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 64,
-}
+_TOWER: dict[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+_VISION = {**_TOWER, "num_channels": 3, "image_size": 224, "patch_size": 32}
+_TEXT = {
+    **_TOWER, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
+    "vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": 49407,
+}  # fmt: skip
+_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_SIGLIP_VISION = {**_VISION, **_SIGLIP, "patch_size": 16}
+_SIGLIP_TEXT = {**_TEXT, **_TOWER, **_SIGLIP, "vocab_size": 32000, "max_position_embeddings": 64}
 _ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "gelu": "gelu",
@@ -59,12 +38,16 @@ _REFUSED = {
     "altclip": "has an XLM-RoBERTa as its text tower; take MetaCLIP 2 or SigLIP 2 for other languages",
     "align": "has an EfficientNet as its image tower, without attention heads; take a vision transformer",
 }
+SIGLIP_VISION: dict[str, Any] = {
+    "class_token": False, "patch_bias": True, "pre_norm": False, "pool": "attention", "projection": False,
+}  # fmt: skip
+"""What the image tower of every SigLIP is made of."""
 KNOWN = ("clip", "metaclip_2", "siglip")  #: values of model_type that can be loaded
 
 
 def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
     """Read config.json (and preprocessor_config.json, or None), with transformers' defaults."""
-    top = section(raw, source)
+    top = Fields(raw, source)
     kind = str(top.get("model_type", "clip"))
     if kind in _REFUSED:
         raise CheckpointError(f"{source}: a model of type {kind!r} {_REFUSED[kind]}")
@@ -73,106 +56,91 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
             f"{source}: describes a model of type {kind[:80]!r}; only {', '.join(KNOWN)} can be loaded"
         )
     siglip = kind == "siglip"
-    vision = _tower(top, "vision", _SIGLIP_VISION if siglip else _VISION, source)
-    text = _tower(top, "text", _SIGLIP_TEXT if siglip else _TEXT, source)
-    need(vision["num_channels"] == 3, source, f"images of {vision['num_channels']!r} channels, not 3")
-    parts = _siglip_parts(vision, text, source) if siglip else _clip_parts(top, text, kind, source)
-    sizes = {key: side(vision, key, source) for key in ("image_size", "patch_size")}
+    vision = _tower(top, "vision", _SIGLIP_VISION if siglip else _VISION)
+    text = _tower(top, "text", _SIGLIP_TEXT if siglip else _TEXT)
+    vision.need(vision["num_channels"] == 3, f"images of {vision['num_channels']!r} channels, not 3")
+    parts = _siglip_parts(vision, text) if siglip else _clip_parts(top, text, kind)
+    sizes = {key: vision.side(key) for key in ("image_size", "patch_size")}
+    words = {"context": text.integer("max_position_embeddings"), "vocab": text.integer("vocab_size")}
     return build_config(
         source,
-        vision={**_sizes(vision, source), **sizes, **parts["vision"]},
-        text={
-            **_sizes(text, source),
-            "context": integer(text, "max_position_embeddings", source),
-            "vocab": integer(text, "vocab_size", source),
-            **parts["text"],
-        },
+        vision={**_sizes(vision), **sizes, **parts["vision"]},
+        text={**_sizes(text), **words, **parts["text"]},
         embed_dim=parts["embed_dim"],
-        images={
-            **_images(preprocessor, sizes["image_size"], siglip, source),
-            **({"logit_bias": True} if siglip else {}),
-        },
+        images={**_images(preprocessor, sizes["image_size"], siglip, source), "logit_bias": siglip},
     )
 
 
-def _clip_parts(top: Section, text: Section, kind: str, source: str) -> dict[str, Any]:
+def _clip_parts(top: Fields, text: Fields, kind: str) -> dict[str, Any]:
     """What CLIP and MetaCLIP 2 are made of."""
-    end, vocab = text["eos_token_id"], integer(text, "vocab_size", source)
-    parts: dict[str, Any] = {"vision": {}, "text": {}}
+    end, vocab, words = text["eos_token_id"], text.integer("vocab_size"), dict[str, Any]()
     if kind == "metaclip_2":
-        parts["text"] = {"pool": "end", "end": integer(text, "eos_token_id", source), "clean": "none"}
+        words = {"pool": "end", "end": text.integer("eos_token_id"), "clean": "none"}
     else:
         # Older files say 2 and mean the largest id in the text, which is where CLIP's own end token stands.
-        need(end in (2, vocab - 1, 49407), source, f"texts that end with token {end!r}")
-    parts["embed_dim"] = integer({"projection_dim": 512, **top}, "projection_dim", source)
-    return parts
+        text.need(end in (2, vocab - 1, 49407), f"texts that end with token {end!r}")
+    embed_dim = top.over({"projection_dim": 512}).integer("projection_dim")
+    return {"vision": {}, "text": words, "embed_dim": embed_dim}
 
 
-def _siglip_parts(vision: Section, text: Section, source: str) -> dict[str, Any]:
+def _siglip_parts(vision: Fields, text: Fields) -> dict[str, Any]:
     """What SigLIP is made of."""
-    need(vision.get("vision_use_head", True) is True, source, "a SigLIP without its pooling head")
-    size = text.get("projection_size")
-    vocab = integer(text, "vocab_size", source)
+    vision.need(vision.get("vision_use_head", True) is True, "a SigLIP without its pooling head")
+    clean = "lower" if text.integer("vocab_size") > _GEMMA_VOCAB else "punctuation"
     return {
-        "vision": {
-            "class_token": False,
-            "patch_bias": True,
-            "pre_norm": False,
-            "pool": "attention",
-            "projection": False,
-        },
+        "vision": SIGLIP_VISION,
         "text": {
             "causal": False,
             "pool": "last",
             "end": _SIGLIP_END,
             "begins": False,
-            "clean": "lower" if vocab > _GEMMA_VOCAB else "punctuation",
+            "clean": clean,
             "projection_bias": True,
         },
-        "embed_dim": integer(text, "hidden_size" if size is None else "projection_size", source),
+        "embed_dim": text.integer(
+            "hidden_size" if text.get("projection_size") is None else "projection_size"
+        ),
     }
 
 
-def _tower(top: Section, tower: str, defaults: Section, source: str) -> dict[str, Any]:
+def _tower(top: Fields, tower: str, defaults: dict[str, Any]) -> Fields:
     """One tower's fields; a legacy `*_config_dict` replaces them all, as transformers does it."""
-    legacy = top.get(f"{tower}_config_dict")
-    given = top.get(f"{tower}_config") if legacy is None else legacy
-    fields = {**defaults, **section(given if given is not None else {}, source)}
-    if legacy is not None:
-        plain = section(top.get(f"{tower}_config") or {}, source)
-        fields = {**plain, **fields}
-    return fields
+    own, legacy = f"{tower}_config", f"{tower}_config_dict"
+    if top.get(legacy) is None:
+        return top.section(own).over(defaults)
+    return top.section(legacy).over(defaults).over(top.section(own))
 
 
-def _sizes(tower: Section, source: str) -> dict[str, Any]:
+def _sizes(tower: Fields) -> dict[str, Any]:
     given = tower["hidden_act"]
     activation = _ACTIVATIONS.get(given) if isinstance(given, str) else None
     if activation is None:
         raise CheckpointError(
-            f"{source}: hidden_act = {str(given)[:80]!r} is not known; known are {', '.join(_ACTIVATIONS)}"
+            f"{tower.source}: hidden_act = {str(given)[:80]!r} is not known; known are "
+            f"{', '.join(_ACTIVATIONS)}"
         )
     return {
-        "width": integer(tower, "hidden_size", source),
-        "layers": integer(tower, "num_hidden_layers", source),
-        "heads": integer(tower, "num_attention_heads", source),
-        "mlp": integer(tower, "intermediate_size", source),
+        "width": tower.integer("hidden_size"),
+        "layers": tower.integer("num_hidden_layers"),
+        "heads": tower.integer("num_attention_heads"),
+        "mlp": tower.integer("intermediate_size"),
         "activation": activation,
-        "eps": real(tower, "layer_norm_eps", source),
+        "eps": tower.real("layer_norm_eps"),
     }
 
 
 def _images(preprocessor: Any, size: int, siglip: bool, source: str) -> dict[str, Any]:
     """How images are prepared: preprocessor_config.json, or what the family does without one."""
-    fields = section(preprocessor if preprocessor is not None else {}, source)
+    fields = Fields({} if preprocessor is None else preprocessor, source)
     for key in ("do_normalize", "do_rescale", "do_resize"):
-        need(fields.get(key, True) is True, source, f"images with {key} = {fields.get(key)!r}")
+        fields.need(fields.get(key, True) is True, f"images with {key} = {fields.get(key)!r}")
     sizes = fields.get("size", {"height": size, "width": size} if siglip else size)
     squash = isinstance(sizes, dict) and "height" in sizes
     given = list(sizes.values()) if isinstance(sizes, dict) else [sizes]
     fits = bool(given) and all(value == size for value in given)
-    need(fits, source, f"images resized to {sizes!r} for a model of {size} pixels")
+    fields.need(fits, f"images resized to {sizes!r} for a model of {size} pixels")
     resample = fields.get("resample", 3)
-    need(resample in (2, 3), source, f"resample = {resample!r} (only 3, bicubic, and 2, bilinear)")
+    fields.need(resample in (2, 3), f"resample = {resample!r} (only 3, bicubic, and 2, bilinear)")
     return {
         "mean": fields.get("image_mean", _HALF if siglip else CLIP_MEAN),
         "std": fields.get("image_std", _HALF if siglip else CLIP_STD),

@@ -6,32 +6,23 @@ import re
 from typing import Any
 
 from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig
-from dear.clip.config_fields import Section, build_config, flag, integer, need, real, section, side
+from dear.clip.config_fields import Fields, build_config
+from dear.clip.config_huggingface import SIGLIP_VISION
 from dear.errors import CheckpointError
 
 # What OpenCLIP assumes; a key that is not here must have the value that switches its feature off.
-_VISION: Section = {
-    "layers": 12,
-    "width": 768,
-    "head_width": 64,
-    "mlp_ratio": 4.0,
-    "patch_size": 16,
-    "image_size": 224,
-}
-_TEXT: Section = {
-    "context_length": 77,
-    "vocab_size": 49408,
-    "width": 512,
-    "heads": 8,
-    "layers": 12,
-    "mlp_ratio": 4.0,
-}
+_VISION = {
+    "layers": 12, "width": 768, "head_width": 64, "mlp_ratio": 4.0, "patch_size": 16, "image_size": 224,
+}  # fmt: skip
+_TEXT = {
+    "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0,
+}  # fmt: skip
 _IGNORED = {  # matter in training, or to intermediate outputs only
     *("patch_dropout", "output_tokens", "hf_proj_type", "hf_pooler_type", "hf_model_pretrained"),
     *("timm_model_pretrained", "timm_drop", "timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"),
     *("pad_id", "eos_id", "hf_tokenizer_name", "tokenizer_kwargs"),
 }
-_USUAL: Section = {"pos_embed_type": ("learnable",), "proj_type": ("linear",), "pool_type": ("tok",)}
+_USUAL = {"pos_embed_type": ("learnable",), "proj_type": ("linear",), "pool_type": ("tok",)}
 _TEXT_POOLS = {"argmax": "largest", "eos": "end", "last": "last"}
 _CLEANINGS = ("canonicalize", "lower", "whitespace")
 
@@ -58,155 +49,144 @@ _WITHOUT_HEADS = ("convnext", "resnet", "fastvit", "mobile", "efficient", "mci",
 
 def from_openclip(raw: Any, source: str) -> ClipConfig:
     """Read open_clip_config.json: `model_cfg` and, where present, `preprocess_cfg`."""
-    top = section(raw, source)
-    model = section(top.get("model_cfg"), source)
-    vision, text = section(model.get("vision_cfg"), source), section(model.get("text_cfg"), source)
-    need("embed_dim" in model, source, "no model_cfg.embed_dim")
+    top = Fields(raw, source)
+    model = Fields(top.get("model_cfg"), source)
+    vision, text = Fields(model.get("vision_cfg"), source), Fields(model.get("text_cfg"), source)
+    model.need("embed_dim" in model, "no model_cfg.embed_dim")
     known = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "cast_dtype", "init_logit_scale"}
-    _plain(model, known | {"custom_text", "init_logit_bias"}, "model_cfg", source)
-    quick = flag(model, "quick_gelu", source)
-    trunk = vision.get("timm_model_name")
-    activation = "quick_gelu" if quick else "gelu"
-    image = _own_vision(vision, activation, source) if trunk is None else _timm_vision(vision, source)
+    _plain(model, known | {"custom_text", "init_logit_bias"}, "model_cfg")
+    activation = "quick_gelu" if model.flag("quick_gelu") else "gelu"
+    timm = vision.get("timm_model_name") is not None
     return build_config(
         source,
-        vision=image,
-        text=_text(text, activation, source),
-        embed_dim=integer(model, "embed_dim", source),
+        vision=_timm_vision(vision) if timm else _own_vision(vision, activation),
+        text=_text(text, activation),
+        embed_dim=model.integer("embed_dim"),
         images={
-            **_images(section(top.get("preprocess_cfg") or {}, source), source),
+            **_images(top.section("preprocess_cfg")),
             "logit_bias": model.get("init_logit_bias") is not None,
         },
     )
 
 
-def _own_vision(given: Section, activation: str, source: str) -> dict[str, Any]:
+def _own_vision(given: Fields, activation: str) -> dict[str, Any]:
     """OpenCLIP's own vision transformer."""
     if isinstance(given.get("layers"), list):
-        raise CheckpointError(f"{source}: is a ResNet, which has no attention heads; {_INSTEAD}")
-    _plain(given, set(_VISION), "vision_cfg", source)
-    vision = {**_VISION, **given}
-    width, head_width = integer(vision, "width", source), integer(vision, "head_width", source)
-    need(
-        head_width > 0 and width % head_width == 0,
-        source,
-        f"a width of {width} that heads of {head_width} do not divide",
-    )
+        raise CheckpointError(f"{given.source}: is a ResNet, which has no attention heads; {_INSTEAD}")
+    _plain(given, set(_VISION), "vision_cfg")
+    vision = given.over(_VISION)
+    width, head_width = vision.integer("width"), vision.integer("head_width")
+    fits = head_width > 0 and width % head_width == 0
+    vision.need(fits, f"a width of {width} that heads of {head_width} do not divide")
     return {
         "width": width,
-        "layers": integer(vision, "layers", source),
+        "layers": vision.integer("layers"),
         "heads": width // head_width,
-        "mlp": int(width * real(vision, "mlp_ratio", source)),
+        "mlp": int(width * vision.real("mlp_ratio")),
         "activation": activation,
-        "image_size": side(vision, "image_size", source),
-        "patch_size": side(vision, "patch_size", source),
+        "image_size": vision.side("image_size"),
+        "patch_size": vision.side("patch_size"),
     }
 
 
-def _timm_vision(vision: Section, source: str) -> dict[str, Any]:
+def _timm_vision(vision: Fields) -> dict[str, Any]:
     """A vision transformer of timm by its name."""
     name = vision["timm_model_name"]
-    need(isinstance(name, str), source, f"timm_model_name = {name!r}")
+    vision.need(isinstance(name, str), f"timm_model_name = {name!r}")
     pool, proj = vision.get("timm_pool"), vision.get("timm_proj")
-    usual = {"timm_model_name", "timm_pool", "timm_proj", "image_size"}
-    _plain(vision, usual, "vision_cfg", source)
-    size = {"image_size": side({"image_size": 224, **vision}, "image_size", source)}
+    _plain(vision, {"timm_model_name", "timm_pool", "timm_proj", "image_size"}, "vision_cfg")
+    size = {"image_size": vision.over({"image_size": 224}).side("image_size")}
     if found := _SIGLIP.fullmatch(name):
-        need((pool, proj) == ("map", "none"), source, f"{name} with pool {pool!r} and projection {proj!r}")
+        vision.need((pool, proj) == ("map", "none"), f"{name} with pool {pool!r} and projection {proj!r}")
         tanh = (found[1] in ("so400m", "giantopt") and found[2] == "16") or found[2] == "32"
-        return {
-            **_sizes(_SIGLIP_SIZES, found, "gelu_tanh" if tanh else "gelu"),
-            **size,
-            "eps": 1e-6,
-            "class_token": False,
-            "patch_bias": True,
-            "pre_norm": False,
-            "pool": "attention",
-            "projection": False,
-        }
-    need(proj in (None, ""), source, f"{name} with the projection {proj!r}")
+        sizes = _sizes(_SIGLIP_SIZES, found, "gelu_tanh" if tanh else "gelu")
+        return {**sizes, **size, "eps": 1e-6, **SIGLIP_VISION}
+    vision.need(proj in (None, ""), f"{name} with the projection {proj!r}")
     if found := _PERCEPTION.fullmatch(name):
-        need(pool == "map", source, f"{name} with the pooling {pool!r}")
+        vision.need(pool == "map", f"{name} with the pooling {pool!r}")
         parts = {"rotary": True, "pool": "attention", "pool_heads": 8, "projection_bias": True}
         return {**_sizes(_PERCEPTION_SIZES, found, "gelu"), **size, **parts}
     if found := _CLIP.fullmatch(name):
-        need(pool == "token", source, f"{name} with the pooling {pool!r}")
+        vision.need(pool == "token", f"{name} with the pooling {pool!r}")
         activation = "quick_gelu" if found[3] else "gelu"
         return {**_sizes(_CLIP_SIZES, found, activation), **size, "projection_bias": True}
     if any(word in name for word in _WITHOUT_HEADS):
         raise CheckpointError(
-            f"{source}: the image tower {name[:80]} is no plain transformer with attention heads; {_INSTEAD}"
+            f"{vision.source}: the image tower {name[:80]} is no plain transformer with attention heads; "
+            f"{_INSTEAD}"
         )
-    raise CheckpointError(f"{source}: the image tower {name[:80]!r} is not known; {_INSTEAD}")
+    raise CheckpointError(f"{vision.source}: the image tower {name[:80]!r} is not known; {_INSTEAD}")
 
 
-def _sizes(table: dict[str, tuple[int, int, int, int]], found: re.Match[str], activation: str) -> Section:
+def _sizes(
+    table: dict[str, tuple[int, int, int, int]], found: re.Match[str], activation: str
+) -> dict[str, Any]:
     width, layers, heads, mlp = table[found[1]]
     shape = {"width": width, "layers": layers, "heads": heads, "mlp": mlp}
     return {**shape, "patch_size": int(found[2]), "activation": activation}
 
 
-def _text(given: Section, activation: str, source: str) -> dict[str, Any]:
+def _text(given: Fields, activation: str) -> dict[str, Any]:
     """OpenCLIP's own text transformer."""
     if given.get("hf_model_name"):
         raise CheckpointError(
-            f"{source}: has a language model of transformers as its text tower; take MetaCLIP 2 or SigLIP 2 "
-            "for other languages"
+            f"{given.source}: has a language model of transformers as its text tower; take MetaCLIP 2 or "
+            "SigLIP 2 for other languages"
         )
     own = {"no_causal_mask", "proj_bias", "pool_type", "norm_kwargs", "act_kwargs"}
-    _plain(given, set(_TEXT) | own, "text_cfg", source)
-    text = {**_TEXT, **given}
+    _plain(given, set(_TEXT) | own, "text_cfg")
+    text = given.over(_TEXT)
     pool = text.get("pool_type", "argmax")
-    need(pool in tuple(_TEXT_POOLS), source, f"text_cfg.pool_type = {pool!r}")
-    norm, act = section(text.get("norm_kwargs") or {}, source), section(text.get("act_kwargs") or {}, source)
-    need(set(norm) <= {"eps"} and set(act) <= {"approximate"}, source, f"text parts {dict(norm) | dict(act)}")
+    text.need(pool in tuple(_TEXT_POOLS), f"text_cfg.pool_type = {pool!r}")
+    norm, act = text.section("norm_kwargs"), text.section("act_kwargs")
+    text.need(set(norm) <= {"eps"} and set(act) <= {"approximate"}, f"text parts {norm | act}")
     if act.get("approximate", "none") == "tanh":
-        need(activation == "gelu", source, "a tanh approximation of QuickGELU")
+        text.need(activation == "gelu", "a tanh approximation of QuickGELU")
         activation = "gelu_tanh"
-    width = integer(text, "width", source)
-    ends: dict[str, Any] = {}
+    width, ends = text.integer("width"), dict[str, Any]()
     if pool == "last":
         ends = {"end": 1, "begins": False}
     elif pool == "eos":
-        ends = {"end": integer({"eos_id": 2, **text}, "eos_id", source)}
+        ends = {"end": text.over({"eos_id": 2}).integer("eos_id")}
     return {
         "width": width,
-        "layers": integer(text, "layers", source),
-        "heads": integer(text, "heads", source),
-        "mlp": int(width * real(text, "mlp_ratio", source)),
+        "layers": text.integer("layers"),
+        "heads": text.integer("heads"),
+        "mlp": int(width * text.real("mlp_ratio")),
         "activation": activation,
-        "eps": real({"eps": 1e-5, **norm}, "eps", source),
-        "context": integer(text, "context_length", source),
-        "vocab": integer(text, "vocab_size", source),
-        "causal": not flag(text, "no_causal_mask", source),
+        "eps": norm.over({"eps": 1e-5}).real("eps"),
+        "context": text.integer("context_length"),
+        "vocab": text.integer("vocab_size"),
+        "causal": not text.flag("no_causal_mask"),
         "pool": _TEXT_POOLS[pool],
-        "projection_bias": flag(text, "proj_bias", source),
-        "clean": _cleaning(text, pool, source),
+        "projection_bias": text.flag("proj_bias"),
+        "clean": _cleaning(text, pool),
         **ends,
     }
 
 
-def _cleaning(text: Section, pool: str, source: str) -> str:
+def _cleaning(text: Fields, pool: str) -> str:
     """How texts are cleaned for the tokenizer."""
     name = text.get("hf_tokenizer_name")
     if not name:
-        need(pool == "argmax", source, f"the text pooling {pool!r} without a tokenizer of its own")
+        text.need(pool == "argmax", f"the text pooling {pool!r} without a tokenizer of its own")
         return "clip"
-    need(pool != "argmax", source, f"the tokenizer {str(name)[:80]!r} with CLIP's text pooling")
-    options = section(text.get("tokenizer_kwargs") or {}, source)
+    text.need(pool != "argmax", f"the tokenizer {str(name)[:80]!r} with CLIP's text pooling")
+    options = text.section("tokenizer_kwargs")
     clean = options.get("clean", "whitespace")
-    need(set(options) <= {"clean"} and clean in _CLEANINGS, source, f"tokenizer_kwargs = {dict(options)}")
+    text.need(set(options) <= {"clean"} and clean in _CLEANINGS, f"tokenizer_kwargs = {dict(options)}")
     return str(clean)
 
 
-def _images(images: Section, source: str) -> dict[str, Any]:
+def _images(images: Fields) -> dict[str, Any]:
     """How images are prepared."""
     resize, interpolation = images.get("resize_mode", "shortest"), images.get("interpolation", "bicubic")
-    need(images.get("mode", "RGB") == "RGB", source, f"preprocess_cfg.mode = {images.get('mode')!r}")
-    need(resize in ("shortest", "squash"), source, f"preprocess_cfg.resize_mode = {resize!r}")
-    need(
-        interpolation in ("bicubic", "bilinear"), source, f"preprocess_cfg.interpolation = {interpolation!r}"
-    )
+    for name, value, known in (
+        ("mode", images.get("mode", "RGB"), ("RGB",)),
+        ("resize_mode", resize, ("shortest", "squash")),
+        ("interpolation", interpolation, ("bicubic", "bilinear")),
+    ):
+        images.need(value in known, f"preprocess_cfg.{name} = {value!r}")
     return {
         "mean": images.get("mean") or CLIP_MEAN,
         "std": images.get("std") or CLIP_STD,
@@ -215,13 +195,13 @@ def _images(images: Section, source: str) -> dict[str, Any]:
     }
 
 
-def _plain(given: Section, known: set[str], name: str, source: str) -> None:
+def _plain(given: Fields, known: set[str], name: str) -> None:
     """Refuse what changes the towers: an unknown option may stand there only switched off."""
     for key, value in given.items():
         off = value is None or value is False or value == 0 or value in ({}, [], "")
         if key in known or key in _IGNORED or off or value in _USUAL.get(key, ()):
             continue
         raise CheckpointError(
-            f"{source}: {name}.{key} = {value!r} is a part of OpenCLIP that is not supported; "
+            f"{given.source}: {name}.{key} = {value!r} is a part of OpenCLIP that is not supported; "
             "only CLIP's own vision transformers and text towers can be loaded"
         )

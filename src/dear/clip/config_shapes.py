@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig
-from dear.clip.config_fields import build_config, need
+from dear.clip.config_fields import build_config
 from dear.errors import CheckpointError
 
 _PERCEPTION = {"rotary": True, "pool": "attention", "pool_heads": 8}
@@ -36,11 +36,8 @@ def from_shapes(tensors: Mapping[str, Tensor], activation: str, source: str) -> 
     def tower(prefix: str, width: int) -> dict[str, Any]:
         start = f"{prefix}transformer.resblocks."
         indices = {name[len(start) :].split(".")[0] for name in tensors if name.startswith(start)}
-        need(
-            width % 64 == 0,
-            source,
-            f"a width of {width}, not a multiple of 64, without naming its heads",
-        )
+        if width % 64:
+            raise CheckpointError(f"{source}: its width {width} is not a multiple of 64, which a head's is")
         mlp = shape(f"{start}0.mlp.c_fc.weight", 2)[0]
         return {
             "width": width,

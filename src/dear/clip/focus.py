@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dear.clip.correction import Head
-from dear.clip.tower import Block, Record
+from dear.clip.edit import Record
+from dear.clip.tower import Block
 from dear.errors import UsageError
 
 if TYPE_CHECKING:

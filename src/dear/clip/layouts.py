@@ -216,13 +216,9 @@ def huggingface_table(config: ClipConfig, rows: int | None = None) -> tuple[Entr
     if text.projection_bias:  # SigLIP's name
         table += _linear("text_model.head", "text.proj", (E, text.width))
     else:
-        table.append(
-            Entry("text_projection.weight", (E, text.width), ("text.proj",), transposed=True),
-        )
+        table.append(Entry("text_projection.weight", (E, text.width), ("text.proj",), transposed=True))
     if vision.projection:
-        table.append(
-            Entry("visual_projection.weight", (E, vision.width), ("visual.proj",), transposed=True),
-        )
+        table.append(Entry("visual_projection.weight", (E, vision.width), ("visual.proj",), transposed=True))
     if vision.pool == "attention":
         table.append(Entry("vision_model.head.probe", (vision.width,), ("visual.pool.probe",)))
         table += _packed("vision_model.head.attention.in_proj_{}", "visual.pool.attn", "qkv", vision.width)

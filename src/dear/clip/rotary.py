@@ -44,8 +44,7 @@ class RotaryAngles(NamedTuple):
             self.sin.new_zeros(count, self.sin.shape[1]),
         )
         return RotaryAngles(
-            torch.cat([self.cos[:at], ones, self.cos[at:]]),
-            torch.cat([self.sin[:at], zeros, self.sin[at:]]),
+            torch.cat([self.cos[:at], ones, self.cos[at:]]), torch.cat([self.sin[:at], zeros, self.sin[at:]])
         )
 
 

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 
 from dear.clip.config import TextConfig, TowerConfig, VisionConfig
 from dear.clip.correction import Correction, Head, pooled_correction
+from dear.clip.edit import Edit, Record
 from dear.clip.rotary import RotaryAngles, grid_angles
 from dear.clip.tower import (
     MLP,
     Attention,
     Block,
-    Edit,
     LayerNorm,
     Linear,
-    Record,
     Stretch,
     Tower,
     attend_eager,

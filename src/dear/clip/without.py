@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.tower import Block, Edit, LayerEdit, Record, Stretch, take_rows
+from dear.clip.edit import Edit, LayerEdit, Record
+from dear.clip.tower import Block, Stretch, take_rows
 from dear.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from dear.clip.correction import Correction
+from dear.clip.edit import Record
 from dear.clip.model import Clip
-from dear.clip.tower import Block, Record
+from dear.clip.tower import Block
 from dear.errors import UsageError
 from dear.heads.pooled import PooledRun, pooled_maps
 

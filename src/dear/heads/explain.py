@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dear.clip.edit import Record
 from dear.clip.model import Clip
-from dear.clip.tower import Attention, Block, Record
+from dear.clip.tower import Attention, Block
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.heads.contributions import head_maps

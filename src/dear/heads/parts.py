@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.clip.edit import insert_tokens
 from dear.clip.model import Clip
-from dear.clip.tower import insert_tokens
 from dear.errors import UsageError
 from dear.heads.rows import Terms, added_to, block_of, change_of, output_of, row_terms, run_before
 from dear.heads.traced import Held, Scripted, Segment, traced

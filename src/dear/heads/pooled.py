@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from dear.clip.edit import Record
 from dear.clip.model import Clip
-from dear.clip.tower import Block, Record
+from dear.clip.tower import Block
 from dear.clip.towers import AttentionPool
 
 

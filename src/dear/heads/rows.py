@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.clip.tower import Block, Edit, LayerEdit, added_weights
+from dear.clip.edit import Edit, LayerEdit
+from dear.clip.tower import Block, added_weights
 from dear.clip.towers import VisionTower
 from dear.heads.traced import Segment
 

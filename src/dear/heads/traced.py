@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dear.clip.edit import Edit, Record
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, Record, Stretch, shared_copy
+from dear.clip.tower import Stretch, shared_copy
 from dear.clip.towers import TextTower, VisionTower
 from dear.errors import UsageError
 

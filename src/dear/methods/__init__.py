@@ -36,30 +36,12 @@ from dear.methods.vpt import VPT
 from dear.methods.zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
-    "zeroshot": ZeroShot,
-    "linear-probe": LinearProbe,
-    "coop": CoOp,
-    "cocoop": CoCoOp,
-    "vpt": VPT,
-    "maple": MaPLe,
-    "promptsrc": PromptSRC,
-    "prograd": ProGrad,
-    "kgcoop": KgCoOp,
-    "tcp": TCP,
-    "clip-adapter": CLIPAdapter,
-    "tip-adapter": TipAdapter,
-    "tip-adapter-f": TipAdapterF,
-    "clip-lora": CLIPLoRA,
-    "rpo": RPO,
-    "mmrl": MMRL,
-    "mmrlpp": MMRLpp,
-    "dear": DeAR,
-    "purify": Purify,
-    "skip-tuning": SkipTuning,
-    "two-stage": TwoStage,
-    "prolip": ProLIP,
-    "lp-plus-plus": LPPlusPlus,
-    "proker": ProKeR,
+    kind.name: kind
+    for kind in (
+        *(ZeroShot, LinearProbe, CoOp, CoCoOp, VPT, MaPLe, PromptSRC, ProGrad, KgCoOp, TCP, CLIPAdapter),
+        *(TipAdapter, TipAdapterF, CLIPLoRA, RPO, MMRL, MMRLpp, DeAR, Purify, SkipTuning, TwoStage, ProLIP),
+        *(LPPlusPlus, ProKeR),
+    )
 }
 """Every method by name; a method from outside is put in here before use."""
 
@@ -74,11 +56,7 @@ def list_methods() -> list[str]:
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method by name, in any case.
-
-    Raises:
-        UsageError: no method has that name.
-    """
+    """The class of a method by name, in any case."""
     if name in METHODS:
         return METHODS[name]
     same = [key for key in METHODS if key.casefold() == name.casefold()]

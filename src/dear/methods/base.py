@@ -97,6 +97,7 @@ class Method(nn.Module):
 
     name: ClassVar[str]  #: as in `build_method` and in saved runs
     title: ClassVar[str]  #: as in tables
+    about: ClassVar[str] = ""  #: one line for people who choose a method
     cut: Cut = "feature"  #: where the frozen part of the image tower ends; `build` may set it
     class_token_at: int | None = None  #: `frozen[1]` is the class token [B, 1, D] at the input of this layer
     reads_frozen: bool = False  #: the loss also reads the frozen unit image feature, `frozen[-1]` [B, E]
@@ -140,8 +141,7 @@ class Method(nn.Module):
         self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
         self.notice: str | None = None  #: a sentence the user should see
         self._cache: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
-        generator = torch.Generator().manual_seed(seed)
-        self.build(generator)
+        self.build(torch.Generator().manual_seed(seed))
         self._start_shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
 
     @classmethod
@@ -257,7 +257,7 @@ class Method(nn.Module):
             given, several = self.prompts.given, len(self.classes) > 1
             names = self.classes[:1] if several else (*self.classes, "something else")
             ids = None if given is None else given[[0]] if several else given[[0, 0]]
-            twin = self._untrained(self.clip, names, self.template, ids)
+            twin = self.untrained(classes=names, ids=ids, trained=self.trained_classes)
             self._open_classes = twin._start_shapes == self._start_shapes
         return self._open_classes
 
@@ -287,19 +287,10 @@ class Method(nn.Module):
 
     def by_training(self, trained: Tensor, others: Tensor) -> Tensor:
         """Logits [B, C]: columns of trained classes from the first tensor, all others from the second."""
-        if self.all_trained:
+        columns = [name in self.trained_classes for name in self.classes]
+        if all(columns):
             return trained
-        columns = torch.tensor(self._trained_columns(), device=trained.device)
-        return torch.where(columns, trained, others)
-
-    def _trained_columns(self) -> list[bool]:
-        known = set(self.trained_classes)
-        return [name in known for name in self.classes]
-
-    @property
-    def all_trained(self) -> bool:
-        """Whether every class is one that the learned tensors were made for."""
-        return all(self._trained_columns())
+        return torch.where(torch.tensor(columns, device=trained.device), trained, others)
 
     def pick_mode(self, mode: str | None) -> str:
         """The mode that is meant: the usual one for None."""
@@ -333,11 +324,7 @@ class Method(nn.Module):
         return {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
 
     def load_adapter_state(self, state: Mapping[str, Tensor], source: str = "the adapter") -> None:
-        """Take over learned tensors.
-
-        Raises:
-            RunError: naming the tensors that are missing, surplus or of another shape; nothing is changed.
-        """
+        """Take over learned tensors; those that do not fit are named, and nothing is changed."""
         own = self.state_dict(keep_vars=True)
         shapes = {name: tensor.shape for name, tensor in own.items()}
         shapes |= {name: torch.Size(shape) for name, shape in self.state_shapes(state).items()}
@@ -361,38 +348,35 @@ class Method(nn.Module):
                 tensor.data = tensor.data.new_zeros(shapes[name])
         self.load_state_dict(dict(state))
 
+    def untrained(self: M, clip: Clip | None = None, classes: Sequence[str] | None = None, **other: Any) -> M:
+        """A new method of the same kind, options, classes and roles, but for the arguments that are given."""
+        same = {
+            "template": self.template,
+            "roles": self.roles,
+            "allow_other_roles": self.allow_other_roles,
+            "ids": self.prompts.given,
+            "config": self.config,
+        }
+        classes = self.classes if classes is None else classes
+        return type(self)(self.clip if clip is None else clip, classes, **{**same, **other})
+
     def with_classes(
         self, classes: Sequence[str], template: str | None = None, ids: Tensor | None = None
     ) -> Method:
-        """The same adapter on other classes: a method of its own with a copy of the learned tensors.
-
-        Raises:
-            UsageError: what the method learned is tied to its classes.
-        """
+        """The same adapter on other classes: a method of its own with a copy of the learned tensors."""
         if not self.open_classes and tuple(classes) != self.classes:
             raise UsageError(f"the method {self.name!r} learns its classes: it cannot name others afterwards")
-        return self._again(self.clip, classes, self.template if template is None else template, ids)
+        template = self.template if template is None else template
+        return self._again(classes=classes, template=template, ids=ids)
 
     def copied_to(self, clip: Clip) -> Method:
         """The same adapter and classes on a copy of the backbone on any device, with tensors of its own."""
-        return self._again(clip, self.classes, self.template, self.prompts.given)
+        return self._again(clip=clip)
 
-    def _untrained(self: M, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None) -> M:
-        return type(self)(
-            clip,
-            classes,
-            template=template,
-            roles=self.roles,
-            allow_other_roles=self.allow_other_roles,
-            ids=ids,
-            trained=self.trained_classes,
-            config=self.config,
-        )
-
-    def _again(self, clip: Clip, classes: Sequence[str], template: str, ids: Tensor | None) -> Method:
-        other = self._untrained(clip, classes, template, ids)
-        other.load_adapter_state(self.adapter_state())
-        return other
+    def _again(self, **other: Any) -> Method:
+        again = self.untrained(trained=self.trained_classes, **other)
+        again.load_adapter_state(self.adapter_state())
+        return again
 
     def bound(self: M, clip: Clip) -> M:
         """The same method on another copy of its backbone (in lower precision, say).

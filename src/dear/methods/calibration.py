@@ -67,7 +67,7 @@ class Calibration(Strict, frozen=True):
     class_folds: Whole = 0  #: parts of the classes that were left out in turn; 0: too few classes
     #: of the same held-out images, in the same order: mean cosine with the nearest other training images
     nearness: tuple[Finite, ...] = ()
-    modes: dict[str, ModeCalibration] = {}  # noqa: RUF012  (msgspec copies it)
+    modes: dict[str, ModeCalibration] = {}  # msgspec copies it
 
     def __post_init__(self) -> None:
         for mode, own in self.modes.items():

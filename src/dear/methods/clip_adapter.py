@@ -10,7 +10,6 @@ batch 16): the authors' code comes without its settings.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +30,9 @@ class CLIPAdapterConfig(FocusConfig):
 class CLIPAdapter(Method):
     """A bottleneck behind the frozen image feature."""
 
-    name: ClassVar[str] = "clip-adapter"
-    title: ClassVar[str] = "CLIP-Adapter"
-    Config: ClassVar[type] = CLIPAdapterConfig
+    name, title = "clip-adapter", "CLIP-Adapter"
+    about = "a small network behind frozen features; fast"
+    Config = CLIPAdapterConfig
     config: CLIPAdapterConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -45,7 +44,6 @@ class CLIPAdapter(Method):
         self.up = self.learn(uniform(generator, wide, hidden, inputs=hidden))
 
     def prepare(self, batches: Batches) -> None:
-        """Nothing is taken from the training images but the mean that a focus subtracts."""
         self.reader.fit(self.clip, batches)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:

@@ -10,17 +10,16 @@ cosine with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
+from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, LayerEdit, LowRank
 from dear.methods.base import Cut, Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
 from dear.methods.options import AtLeastOne, Options, Share
@@ -43,11 +42,11 @@ class CLIPLoRAConfig(Options):
 class CLIPLoRA(Method):
     """LoRA on both towers."""
 
-    name: ClassVar[str] = "clip-lora"
-    title: ClassVar[str] = "CLIP-LoRA"
+    name, title = "clip-lora", "CLIP-LoRA"
+    about = "low-rank changes of both towers"
     cut: Cut = 1
-    recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
-    Config: ClassVar[type] = CLIPLoRAConfig
+    recipe = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
+    Config = CLIPLoRAConfig
     config: CLIPLoRAConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -76,21 +75,17 @@ class CLIPLoRA(Method):
         return Edit(layers)
 
     def images_from_frozen(self, frozen: Frozen, dropout: float = 0.0) -> Tensor:
-        """Features [B, E] of the changed image tower."""
         edit = self.edit("image", dropout)
         return frozen[0] if edit is None else self.clip.visual.features_from(frozen[0], edit=edit)
 
     def texts(self, dropout: float = 0.0) -> Tensor:
-        """Features [C, E] of the changed text tower."""
         edit = self.edit("text", dropout)
         return self.prompts.frozen if edit is None else self.prompts.features(edit)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """Cross-entropy, with dropout."""
         images = self.images_from_frozen(frozen, self.config.dropout)
         ce = F.cross_entropy(scores(self.clip, images, self.texts(self.config.dropout)), labels)
         return Loss(ce, {"ce": ce.detach()})
 
     def merge(self) -> Clip:
-        """A plain CLIP whose image and text features are the adapted ones."""
         return fold(self.clip, self.edit("image"), self.edit("text"))

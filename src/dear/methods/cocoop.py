@@ -9,9 +9,7 @@ Departures: none known; the authors' setting is context 4, batch 1, 10 epochs, l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +32,10 @@ class CoCoOpConfig(Options):
 class CoCoOp(Method):
     """Learned context vectors and a net that shifts them by the image."""
 
-    name: ClassVar[str] = "cocoop"
-    title: ClassVar[str] = "CoCoOp"
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
-    Config: ClassVar[type] = CoCoOpConfig
+    name, title = "cocoop", "CoCoOp"
+    about = "learned words that shift with each image; slow"
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "epochs": 10, "batch": 1}
+    Config = CoCoOpConfig
     config: CoCoOpConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -50,7 +48,6 @@ class CoCoOp(Method):
         self.up, self.up_bias = map(self.learn, linear(generator, out, hidden))
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C], each row with text features of its own."""
         images = unit(frozen[0])  # [B, E]
         hidden = F.linear(images.to(self.down.dtype), self.down, self.down_bias).relu()
         shift = F.linear(hidden, self.up, self.up_bias)  # [B, D]

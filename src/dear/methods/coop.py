@@ -14,9 +14,7 @@ Departures from the authors' code:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,17 +35,15 @@ class CoOpConfig(Options):
 class CoOp(Method):
     """Learned context vectors; image tower untouched."""
 
-    name: ClassVar[str] = "coop"
-    title: ClassVar[str] = "CoOp"
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 50, "batch": 32}
-    Config: ClassVar[type] = CoOpConfig
+    name, title = "coop", "CoOp"
+    about = "learned words around the class name"
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "epochs": 50, "batch": 32}
+    Config = CoOpConfig
     config: CoOpConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """One learned tensor: the context [M, D]."""
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
 
     def texts(self) -> Tensor:
-        """Features [C, E] of the prompts with the learned context."""
         return self.context.features(self.clip, {1: self.ctx})

@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
+from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.focus import focused_from
 from dear.clip.gpu.streams import side_by_side
-from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE
 from dear.heads.roles import Role, RoleMap
@@ -244,6 +244,7 @@ class DeAR(Method):
 
     name: ClassVar[str] = "dear"
     title: ClassVar[str] = "DeAR"
+    about: ClassVar[str] = "attribute tokens that reach only the heads with their role; the default"
     first: int
     cut: int = 1  # `build` sets the layer
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, LayerEdit
 from dear.errors import UsageError
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from dear.clip.config import TowerConfig
+from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, LayerEdit, LowRank, Tower
+from dear.clip.tower import Tower
 from dear.errors import UsageError
 from dear.methods.base import uniform
 

@@ -11,48 +11,32 @@ Departures: last epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, Method, distance, scores, unit
-from dear.methods.options import Options
-from dear.methods.prompts import WORDS, ContextPrompts
+from dear.methods.coop import CoOp, CoOpConfig
 
 
 @dataclass(frozen=True)
-class KgCoOpConfig(Options):
+class KgCoOpConfig(CoOpConfig):
     """Options of KgCoOp."""
 
-    context: int = 4  #: how many context vectors
-    words: str = WORDS  #: where they start; empty: random
     weight: float = 8.0  #: lambda, of the distance to the frozen prompts
 
 
-class KgCoOp(Method):
+class KgCoOp(CoOp):
     """Learned context vectors, regularized by the frozen text features."""
 
-    name: ClassVar[str] = "kgcoop"
-    title: ClassVar[str] = "KgCoOp"
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 128}
-    Config: ClassVar[type] = KgCoOpConfig
+    name, title = "kgcoop", "KgCoOp"
+    about = "learned words kept close to the frozen prompts"
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 128}
+    Config = KgCoOpConfig
     config: KgCoOpConfig
 
-    def build(self, generator: torch.Generator) -> None:
-        """One learned tensor: the context [M, D]."""
-        self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
-        self.ctx = self.learn(self.context.start(self.clip, generator))
-
-    def texts(self) -> Tensor:
-        """Features [C, E] of the prompts with the learned context."""
-        return self.context.features(self.clip, {1: self.ctx})
-
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """CE + lambda (1 - mean cosine between learned and frozen text features)."""
         return knowledge_loss(self, frozen, labels, self.config.weight)
 
 

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, LayerEdit, LayerNorm
+from dear.clip.tower import LayerNorm
 from dear.clip.towers import TextTower, VisionTower
 from dear.clip.without import norm_without_heads
 from dear.methods.base import Method

@@ -11,7 +11,7 @@ the images change of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,16 +35,15 @@ class LinearProbeConfig(FocusConfig):
 class LinearProbe(Method):
     """A linear classifier; it knows the classes it was trained on and no others."""
 
-    name: ClassVar[str] = "linear-probe"
-    title: ClassVar[str] = "Linear probe"
-    Config: ClassVar[type] = LinearProbeConfig
+    name, title = "linear-probe", "Linear probe"
+    about = "a linear classifier on frozen features; seconds, trained classes only"
+    Config = LinearProbeConfig
     config: LinearProbeConfig
     weight: Tensor
     bias: Tensor
     strength: Tensor
 
     def build(self, generator: torch.Generator) -> None:
-        """W [C, W] and b [C]."""
         text = self.prompts.frozen
         self.reader = FeatureReader(self.clip, self.config)
         self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
@@ -52,7 +51,6 @@ class LinearProbe(Method):
         self.register_buffer("strength", text.new_zeros(()))  # C, as it was chosen
 
     def prepare(self, batches: Batches) -> None:
-        """Choose C, unless it is given, and fit W and b."""
         features, images, labels = training_features(self.clip, self.reader, batches, views=0)
         features, count = features.to(self.weight.dtype), len(self.classes)
         offset = self._offset(images)
@@ -61,11 +59,9 @@ class LinearProbe(Method):
         self.weight, self.bias = fit_logistic(features, labels, count, strength, offset)
 
     def facts(self) -> dict[str, float]:
-        """The C that was taken."""
         return {"C": float(self.strength)}
 
     def settled_config(self) -> LinearProbeConfig:
-        """The options with the C that was chosen."""
         return replace(self.config, C=float(self.strength) or None)
 
     def _offset(self, images: Tensor) -> Tensor | None:
@@ -75,7 +71,6 @@ class LinearProbe(Method):
         return self.clip.logit_scale * images.to(self.weight.dtype) @ self.prompts.frozen.T
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C]."""
         logits = F.linear(self.reader(frozen[0]).to(self.weight.dtype), self.weight, self.bias)
         offset = self._offset(self.reader.image(frozen[0]))
         return {"default": logits if offset is None else logits + offset}

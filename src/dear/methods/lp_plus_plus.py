@@ -19,7 +19,6 @@ all, and a threshold read from it too low; trainings of a cross-validation count
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -75,9 +74,9 @@ def fit(
 class LPPlusPlus(Method):
     """A linear probe and zero-shot CLIP, blended per class."""
 
-    name: ClassVar[str] = "lp-plus-plus"
-    title: ClassVar[str] = "LP++"
-    Config: ClassVar[type] = LPPlusPlusConfig
+    name, title = "lp-plus-plus", "LP++"
+    about = "a linear classifier blended with the prompts; seconds, trained classes only"
+    Config = LPPlusPlusConfig
     config: LPPlusPlusConfig
     weight: Tensor
     bias: Tensor
@@ -94,7 +93,6 @@ class LPPlusPlus(Method):
         self.register_buffer("per_class", text.new_zeros(()))  # images that w started from
 
     def prepare(self, batches: Batches) -> None:
-        """Fit."""
         features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
         kind = self.weight.dtype
         cosines = images.to(kind) @ self.prompts.frozen.to(kind).T
@@ -104,11 +102,9 @@ class LPPlusPlus(Method):
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
 
     def settled_config(self) -> LPPlusPlusConfig:
-        """The options with the number of images."""
         return replace(self.config, images=float(self.per_class) or None)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C]."""
         kind = self.weight.dtype
         text = self.reader.image(frozen[0]).to(kind) @ (self.alpha[:, None] * self.prompts.frozen).T
         return {"default": F.linear(self.reader(frozen[0]).to(kind), self.weight, self.bias) + text}

@@ -10,9 +10,7 @@ apart, where the authors' code copies one start. Otherwise the authors' setting:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,11 +33,11 @@ class MaPLeConfig(Options):
 class MaPLe(Method):
     """Coupled prompts of both towers."""
 
-    name: ClassVar[str] = "maple"
-    title: ClassVar[str] = "MaPLe"
+    name, title = "maple", "MaPLe"
+    about = "learned tokens in both towers, coupled"
     cut = 1
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
-    Config: ClassVar[type] = MaPLeConfig
+    recipe = {"optimizer": "sgd", "lr": 3.5e-3, "epochs": 5, "batch": 4}
+    Config = MaPLeConfig
     config: MaPLeConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -52,7 +50,6 @@ class MaPLe(Method):
         self.couple, self.couple_bias = map(self.learn, couple)
 
     def texts(self) -> Tensor:
-        """Features [C, E] of the prompts with the learned vectors of every layer."""
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
     def _tokens(self) -> Tensor:
@@ -60,5 +57,4 @@ class MaPLe(Method):
         return torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """Features [B, E] of the class token beside the coupled tokens."""
         return prompted_images(self.clip, frozen[0], self._tokens())

@@ -2,12 +2,12 @@
 
 K tokens R [K, d_r] are learned; for every layer i from J on, linear maps give the tokens of both towers,
 `R_i^v = R W_i^v + b_i^v`, `R_i^t = R W_i^t + b_i^t`. They stand beside the patches, and between BOT and the
-words, and are put in fresh at each of those layers. The class token's feature `f_c` uses CLIP's projection,
-the mean of the representation tokens `f_r` a learned one.
+words, and are put in fresh at each of those layers. An image has two features: `f_c` of the class token under
+CLIP's projection, and `f_r` of the representation tokens' mean under a learned one.
 
 Loss: `alpha CE(f_c) + (1 - alpha) CE(f_r) + lambda (1 - cos(f_c, f_c frozen) + 1 - cos(w, w frozen))`.
-Inference: `fused`, alpha s_c + (1 - alpha) s_r, for classes that were trained on; `decoupled`, s_c alone, for
-others. K = 5, J = 6 of 12, d_r = 512, alpha = 0.7.
+Inference: `fused`, alpha s_c + (1 - alpha) s_r; `decoupled`, s_c alone; `auto`, the authors' rule: fused for
+classes that were trained on, decoupled for others. K = 5, J = 6 of 12, d_r = 512, alpha = 0.7.
 
 Departures: lambda = 1 for every dataset (the authors set it per dataset from 0.01 to 7, and d_r = 2048 for
 EuroSAT); batch 4 everywhere (they take 32 on ImageNet); in towers of other depths J is the middle; last epoch
@@ -17,14 +17,15 @@ kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import linear, normal
+from dear.clip.edit import Edit, LayerEdit
+from dear.methods.base import Frozen, Loss, Method, distance, linear, normal, scores, unit
+from dear.methods.deep import depth_of
 from dear.methods.options import Options
-from dear.methods.representation import RepresentationMethod
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,31 @@ class MMRLConfig(Options):
     weight: float = 1.0  #: lambda, of the agreement with the frozen model
 
 
-class MMRL(RepresentationMethod):
+class MMRL(Method):
     """Representation tokens shared by both towers."""
 
-    name: ClassVar[str] = "mmrl"
-    title: ClassVar[str] = "MMRL"
-    Config: ClassVar[type] = MMRLConfig
+    name, title = "mmrl", "MMRL"
+    about = "representation tokens shared by both towers"
+    cut: int = 1  # `build` sets the layer
+    reads_frozen = True
+    modes = ("auto", "fused", "decoupled")
+    recipe = {"batch": 4}
+    Config = MMRLConfig
     config: MMRLConfig
+    token_weight = 1.0  #: of a fresh token against what the layer before made of it
 
     def build(self, generator: torch.Generator) -> None:
-        """R, two maps per layer (all started alike, as the authors do), and the projection of f_r."""
-        super().build(generator)
+        """J of both towers, the learned space R [K, d_r], and what is made of it."""
+        config, shape = self.config, self.clip.config
+        self.cut, self.text_first = (
+            depth_of(config.first_layer, tower.layers, share=0.5, option="first_layer")
+            for tower in (shape.vision, shape.text)
+        )
+        self.space = self.learn(normal(generator, config.tokens, config.width))
+        self.build_maps(generator)
+
+    def build_maps(self, generator: torch.Generator) -> None:
+        """Two maps per layer (all started alike, as the authors do), and the projection of f_r."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         for name, tower, first in (("image", vision, self.cut), ("text", text, self.text_first)):
             layers = tower.layers - first + 1
@@ -59,10 +74,51 @@ class MMRL(RepresentationMethod):
         self.proj = self.learn(normal(generator, *shape, std=vision.width**-0.5))
 
     def fresh_tokens(self, tower: str) -> Tensor:
-        """The tokens of one tower, [layers, K, D]: R W_i + b_i."""
+        """The tokens put in at each layer from J on, [layers, K, D], of the tower "image" or "text"."""
         weight, bias = self.get_parameter(f"to_{tower}"), self.get_parameter(f"to_{tower}_bias")
         return torch.einsum("kr,ldr->lkd", self.space, weight) + bias[:, None]
 
     def project_mean(self, mean: Tensor) -> Tensor:
-        """The learned projection."""
+        """f_r [B, E] of the normed mean [B, D] of the last representation tokens, corrected."""
         return mean.to(self.proj.dtype) @ self.proj
+
+    def _edit(self, tower: str, first: int, at: int | None = None) -> Edit:
+        tokens = self.fresh_tokens(tower)
+        layers = {
+            layer: LayerEdit(tokens=own, token_weight=self.token_weight)
+            for layer, own in enumerate(tokens, start=first)
+        }
+        return Edit(layers, count=tokens.shape[1], at=at)
+
+    def texts(self) -> Tensor:
+        edit = self._edit("text", self.text_first, at=self.clip.text.first_word)
+        return self.prompts.features(edit, first=self.text_first)
+
+    def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """f_c and f_r, [B, E] each, from what the layers before J give, [B, N, D]."""
+        visual = self.clip.visual
+        own, last = visual.class_and_tokens(prefix, self.cut, self._edit("image", self.cut))
+        f_c = visual.correct(visual.into_space(own))
+        return f_c, self.project_mean(visual.correct_pooled(last.mean(dim=1)))
+
+    def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
+        alpha = self.config.alpha
+        f_c, f_r = self.features(frozen[0])
+        texts = self.cached("texts", self.texts)
+        own = scores(self.clip, f_c, texts)
+        fused = alpha * own + (1 - alpha) * scores(self.clip, f_r, texts)
+        return {"auto": self.by_training(fused, own), "fused": fused, "decoupled": own}
+
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        alpha, f_frozen = self.config.alpha, frozen[1]
+        f_c, f_r = self.features(frozen[0])
+        texts = self.texts()
+        parts = {
+            "ce": F.cross_entropy(scores(self.clip, f_c, texts), labels),
+            "ce_tokens": F.cross_entropy(scores(self.clip, f_r, texts), labels),
+            "reg_image": distance(unit(f_c), f_frozen),
+            "reg_text": distance(unit(texts), self.prompts.frozen),
+        }
+        total = alpha * parts["ce"] + (1 - alpha) * parts["ce_tokens"]
+        total = total + self.config.weight * (parts["reg_image"] + parts["reg_text"])
+        return Loss(total, {name: part.detach() for name, part in parts.items()})

@@ -13,69 +13,54 @@ take 32 on ImageNet); last epoch kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dear.methods.base import uniform
-from dear.methods.options import Options
-from dear.methods.representation import RepresentationMethod
+from dear.methods.mmrl import MMRL, MMRLConfig
 
 
 @dataclass(frozen=True)
-class MMRLppConfig(Options):
+class MMRLppConfig(MMRLConfig):
     """Options of MMRL++."""
 
-    tokens: int = 5  #: K
-    first_layer: int | None = None  #: J of both towers; None: the middle of each (6 of 12)
-    width: int = 512  #: d_r of the representation space
     rank: int = 4  #: of the residual of each layer
     projection_rank: int = 64  #: of the change of the projection
-    alpha: float = 0.7  #: weight of the class token's feature against the representation tokens'
     beta: float = 0.9  #: weight of the fresh token against what the layer before made of it
-    weight: float = 1.0  #: lambda, of the agreement with the frozen model
 
 
-class MMRLpp(RepresentationMethod):
+class MMRLpp(MMRL):
     """Representation tokens through a shared map, composed from layer to layer."""
 
-    name: ClassVar[str] = "mmrlpp"
-    title: ClassVar[str] = "MMRL++"
-    Config: ClassVar[type] = MMRLppConfig
+    name, title = "mmrlpp", "MMRL++"
+    about = "the same with fewer parameters"
+    Config = MMRLppConfig
     config: MMRLppConfig
 
-    def build(self, generator: torch.Generator) -> None:
-        """R, a shared map and residuals per tower, and a low-rank change of the projection."""
-        super().build(generator)
+    def build_maps(self, generator: torch.Generator) -> None:
+        """A shared map and residuals per tower, and a low-rank change of the projection."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
+        self.token_weight = config.beta
         for name, tower, first in (("image", vision, self.cut), ("text", text, self.text_first)):
             layers, rank = tower.layers - first + 1, config.rank
             bias = uniform(generator, tower.width, inputs=config.width)
             shared = uniform(generator, tower.width, config.width, inputs=config.width)
+            down = uniform(generator, layers, tower.width, rank, inputs=rank)
             self.register_parameter(f"to_{name}", self.learn(shared))
             self.register_parameter(f"to_{name}_bias", self.learn(bias.repeat(layers, 1)))
-            self.register_parameter(
-                f"{name}_a", self.learn(uniform(generator, layers, tower.width, rank, inputs=rank))
-            )
+            self.register_parameter(f"{name}_a", self.learn(down))
             self.register_parameter(f"{name}_b", self.learn(torch.zeros(layers, rank, config.width)))
         rank = config.projection_rank
         self.proj_a = self.learn(uniform(generator, vision.width, rank, inputs=rank))
         self.proj_b = self.learn(torch.zeros(rank, self.clip.config.embed_dim))
 
-    @property
-    def token_weight(self) -> float:
-        """The option `beta`."""
-        return self.config.beta
-
     def fresh_tokens(self, tower: str) -> Tensor:
-        """The fresh tokens of one tower, [layers, K, D]: R (W + A_i B_i)^T + b_i."""
         shared, bias = self.get_parameter(f"to_{tower}"), self.get_parameter(f"to_{tower}_bias")
         a, b = self.get_parameter(f"{tower}_a"), self.get_parameter(f"{tower}_b")
         residual = torch.einsum("kr,lqr,ldq->lkd", self.space, b, a)
         return self.space @ shared.T + residual + bias[:, None]
 
     def project_mean(self, mean: Tensor) -> Tensor:
-        """CLIP's projection and its low-rank change."""
         change = mean.to(self.proj_a.dtype) @ self.proj_a @ self.proj_b
         return self.clip.visual.into_space(mean) + change

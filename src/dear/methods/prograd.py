@@ -14,21 +14,19 @@ any number of shots, which there are those of 2 and 4 shots and of base-to-novel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method, scores
-from dear.methods.options import Options
-from dear.methods.prompts import ContextPrompts
+from dear.methods.base import Frozen, Loss, scores
+from dear.methods.coop import CoOp, CoOpConfig
 
 
 @dataclass(frozen=True)
-class ProGradConfig(Options):
+class ProGradConfig(CoOpConfig):
     """Options of ProGrad."""
 
     context: int = 16  #: how many context vectors
@@ -44,26 +42,16 @@ class TwoLosses(Loss):
     general: Tensor  #: scalar, with its graph
 
 
-class ProGrad(Method):
+class ProGrad(CoOp):
     """Learned context vectors whose steps are projected."""
 
-    name: ClassVar[str] = "prograd"
-    title: ClassVar[str] = "ProGrad"
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
-    Config: ClassVar[type] = ProGradConfig
+    name, title = "prograd", "ProGrad"
+    about = "learned words that may not contradict the frozen model"
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "epochs": 100, "batch": 32}
+    Config = ProGradConfig
     config: ProGradConfig
 
-    def build(self, generator: torch.Generator) -> None:
-        """One learned tensor: the context [M, D]."""
-        self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
-        self.ctx = self.learn(self.context.start(self.clip, generator))
-
-    def texts(self) -> Tensor:
-        """Features [C, E] of the prompts with the learned context."""
-        return self.context.features(self.clip, {1: self.ctx})
-
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> TwoLosses:
-        """Cross-entropy, and the divergence from frozen CLIP's answers."""
         images, soft = frozen[0], self.config.temperature
         logits = scores(self.clip, images, self.texts())
         teacher = scores(self.clip, images, self.prompts.frozen)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +39,9 @@ class ProKeRConfig(FocusConfig):
 class ProKeR(Method):
     """The closed-form kernel regression; nothing is learned by steps."""
 
-    name: ClassVar[str] = "proker"
-    title: ClassVar[str] = "ProKeR"
-    Config: ClassVar[type] = ProKeRConfig
+    name, title = "proker", "ProKeR"
+    about = "compares with stored training images by kernel regression; seconds, trained classes only"
+    Config = ProKeRConfig
     config: ProKeRConfig
     keys: Tensor
     coefficients: Tensor
@@ -69,12 +68,10 @@ class ProKeR(Method):
         self.keys, self.coefficients = keys.to(kind), solved.to(kind).contiguous()
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
-        """As many rows as there were training images."""
         rows = len(state["keys"]) if "keys" in state and state["keys"].ndim == 2 else 0
         return {"keys": (rows, self.keys.shape[1]), "coefficients": (rows, len(self.classes))}
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C]."""
         kind = self.keys.dtype
         zero_shot = self.reader.image(frozen[0]).to(kind) @ self.prompts.frozen.T
         answer = zero_shot + self.kernel(self.reader(frozen[0]).to(kind), self.keys) @ self.coefficients

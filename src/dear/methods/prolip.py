@@ -13,9 +13,8 @@ into a plain CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,13 +38,13 @@ class ProLIPConfig(Options):
 class ProLIP(Method):
     """A trained visual projection held near the original."""
 
-    name: ClassVar[str] = "prolip"
-    title: ClassVar[str] = "ProLIP"
+    name, title = "prolip", "ProLIP"
+    about = "only the projection of the image tower, kept close to the frozen one; fast"
     cut = "pooled"
-    recipe: ClassVar[Mapping[str, Any]] = {
+    recipe = {
         "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0, "views": 10,
     }  # fmt: skip
-    Config: ClassVar[type] = ProLIPConfig
+    Config = ProLIPConfig
     config: ProLIPConfig
     penalty: Tensor
 
@@ -66,24 +65,20 @@ class ProLIP(Method):
             self.penalty.fill_(len(self.classes) / max(1, images))
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """Features [B, E] under the trained projection."""
         visual = self.clip.visual
         features = visual.correct_pooled(frozen[0].to(self.projection.dtype)) @ self.projection
         return features if visual.proj_bias is None else features + visual.proj_bias.to(features.dtype)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """Cross-entropy and the distance to CLIP's own projection."""
         ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
         distance = (self.projection - self.clip.visual.space_matrix()).square().sum()
         return Loss(ce + self.penalty * distance, {"ce": ce.detach(), "distance": distance.detach()})
 
     def facts(self) -> dict[str, Any]:
-        """The weight of the penalty."""
         return {"penalty": float(self.penalty)}
 
     @torch.no_grad()
     def merge(self) -> Clip:
-        """A plain CLIP with the trained projection."""
         correction, visual = self.clip.correction, self.clip.visual
         plain = fold(self.clip.corrected(None))
         if correction is None or visual.pooled_matrix is None or visual.pooled_bias is None:

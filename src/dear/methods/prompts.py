@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dear._io.text import check_name, fill_template
+from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, LayerEdit
 from dear.errors import InputError, UsageError
 from dear.methods.tensors import normal, unit
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -68,12 +67,12 @@ class PromptSRCConfig(Options):
 class PromptSRC(Method):
     """Deep prompts of both towers under three constraints."""
 
-    name: ClassVar[str] = "promptsrc"
-    title: ClassVar[str] = "PromptSRC"
+    name, title = "promptsrc", "PromptSRC"
+    about = "learned tokens in both towers, kept close to the frozen model"
     cut = 1
     reads_frozen = True
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
-    Config: ClassVar[type] = PromptSRCConfig
+    recipe = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 20, "batch": 4}
+    Config = PromptSRCConfig
     config: PromptSRCConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -88,11 +87,9 @@ class PromptSRC(Method):
         self._teacher: Tensor | None = None
 
     def texts(self) -> Tensor:
-        """Features [C, E] of the prompts with the learned vectors of every layer."""
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """Features [B, E] of the class token beside the learned tokens."""
         return prompted_images(self.clip, frozen[0], self.tokens)
 
     def teacher(self) -> Tensor:
@@ -106,7 +103,6 @@ class PromptSRC(Method):
         return self._teacher
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """CE and the three agreements with the frozen model."""
         config, images, texts = self.config, unit(self.images_from_frozen(frozen)), unit(self.texts())
         teacher = self.teacher()
         logits = scores(self.clip, images, texts)
@@ -129,7 +125,6 @@ class PromptSRC(Method):
         return float((-0.5 * z**2).softmax(dim=0)[epoch - 1])
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
-        """Add the epoch's prompts to the aggregate."""
         for name, p in self.named_parameters():
             part, sofar = self.epoch_weight(epoch, epochs) * p.detach(), self.get_buffer(f"sum_{name}")
             setattr(self, f"sum_{name}", sofar + part if sofar.numel() else part)

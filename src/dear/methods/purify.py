@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.clip.edit import Edit, LayerEdit, LowRank, Record
 from dear.clip.model import Clip
-from dear.clip.tower import Edit, LayerEdit, LowRank, Record
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
@@ -69,13 +69,13 @@ PRESETS = {
 class Purify(Method):
     """Head-aware LoRA and domain-level gates on the image tower."""
 
-    name: ClassVar[str] = "purify"
-    title: ClassVar[str] = "Head purification"
+    name, title = "purify", "Head purification"
+    about = "low-rank changes and gates per head, for images from several domains"
     cut = 1
-    dynamic: ClassVar[bool] = True  # domains of a batch decide which kernels are launched
-    recipe: ClassVar[Mapping[str, Any]] = {"batch": 32, "lr": 3e-3}
-    presets: ClassVar[Mapping[str, Preset]] = PRESETS
-    Config: ClassVar[type] = PurifyConfig
+    dynamic = True  # domains of a batch decide which kernels are launched
+    recipe = {"batch": 32, "lr": 3e-3}
+    presets = PRESETS
+    Config = PurifyConfig
     config: PurifyConfig
     history: Tensor
 
@@ -122,11 +122,9 @@ class Purify(Method):
         return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
 
     def images_from_frozen(self, frozen: Frozen, record: Record | None = None) -> Tensor:
-        """Features [B, E] of the purified image tower."""
         return self.clip.visual.features_from(frozen[0], edit=self.edit(), record=record)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """CE + w MMD; without domain numbers the cross-entropy alone."""
         record, config = Record(), self.config
         images = self.images_from_frozen(frozen, record)
         ce = F.cross_entropy(scores(self.clip, images, self.texts()), labels)
@@ -151,17 +149,14 @@ class Purify(Method):
             self.history = torch.cat([self.history, self.gates().detach()[None]])
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
-        """As many kept gates as there were epochs."""
         if self.config.gates and state.get("history", torch.zeros(())).ndim == 3:
             return {"history": (len(state["history"]), *self.history.shape[1:])}
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """The gates, layer by layer."""
         return {"gates": [[round(g, 4) for g in row] for row in self.gates().detach().tolist()]}
 
     def merge(self) -> Clip:
-        """A plain CLIP that gives the same image features."""
         return fold(self.clip, visual=self.edit())
 
 

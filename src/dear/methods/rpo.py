@@ -11,16 +11,14 @@ SGD, batch 4, 15 epochs, last epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
-from dear.clip.tower import BlockMask, Edit, LayerEdit
 from dear.methods.base import Frozen, Method, normal, unit
 from dear.methods.options import Options
 
@@ -49,11 +47,11 @@ def edit_of(clip_layers: int, tokens: Tensor, mask: Tensor | BlockMask) -> Edit:
 class RPO(Method):
     """Read-only prompts in both towers."""
 
-    name: ClassVar[str] = "rpo"
-    title: ClassVar[str] = "RPO"
+    name, title = "rpo", "RPO"
+    about = "read-only tokens in both towers"
     cut = 1
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
-    Config: ClassVar[type] = RPOConfig
+    recipe = {"optimizer": "sgd", "lr": 1e-2, "epochs": 15, "batch": 4}
+    Config = RPOConfig
     config: RPOConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -92,7 +90,6 @@ class RPO(Method):
         return mask[:, None, None].expand(-1, -1, length, -1)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C]: the mean over pairs of prompts."""
         images, texts = unit(self._images(frozen[0])), unit(self.cached("texts", self._texts))
         scale = self.clip.logit_scale / self.config.prompts
         return {"default": scale * torch.einsum("bke,cke->bc", images, texts)}

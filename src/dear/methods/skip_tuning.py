@@ -14,9 +14,8 @@ authors draw once at the first step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -55,13 +54,13 @@ def _first(given: int | None, layers: int) -> int:
 class SkipTuning(Method):
     """The upper layers of both towers, trained."""
 
-    name: ClassVar[str] = "skip-tuning"
-    title: ClassVar[str] = "SkipTuning"
+    name, title = "skip-tuning", "SkipTuning"
+    about = "the upper half of both towers, trained in full; many parameters"
     cut: int = 1  # `build` sets the layer
-    recipe: ClassVar[Mapping[str, Any]] = {
+    recipe = {
         "optimizer": "sgd", "lr": 2e-5, "epochs": 20, "batch": 4, "warmup_lr": 1e-6, "precision": "float32",
     }  # fmt: skip
-    Config: ClassVar[type] = SkipTuningConfig
+    Config = SkipTuningConfig
     config: SkipTuningConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -86,11 +85,9 @@ class SkipTuning(Method):
         return torch.cat([torch.arange(sure), sure + taken.nonzero()[:, 0]])
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """Features [B, E] of the changed image tower."""
         return self.image_changes.images(self, frozen[0], self.cut)
 
     def texts(self) -> Tensor:
-        """Features [C, E] of the changed text tower."""
         return self.text_changes.texts(self, self.text_first)
 
     @torch.no_grad()
@@ -101,7 +98,6 @@ class SkipTuning(Method):
         return near.argsort(descending=True, stable=True)[self.ranks].sort().values
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """Cross-entropy among the classes that take part."""
         images = self.images_from_frozen(frozen)
         chosen = self.chosen_classes(unit(images.detach()), labels)
         texts = self.text_changes.texts(self, self.text_first, chosen)
@@ -123,5 +119,4 @@ class SkipTuning(Method):
         return halves if exact else state
 
     def merge(self) -> Clip:
-        """A plain CLIP whose image and text features are the adapted ones."""
         return fold_changes(self, self.image_changes, self.text_changes)

@@ -14,9 +14,7 @@ after 25 (SUN397, ImageNet).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,10 +41,10 @@ class TCPConfig(Options):
 class TCP(Method):
     """A shared context, then class-aware vectors; image tower untouched."""
 
-    name: ClassVar[str] = "tcp"
-    title: ClassVar[str] = "TCP"
-    recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-3, "epochs": 50, "batch": 32}
-    Config: ClassVar[type] = TCPConfig
+    name, title = "tcp", "TCP"
+    about = "learned words that depend on the class"
+    recipe = {"lr": 2e-3, "epochs": 50, "batch": 32}
+    Config = TCPConfig
     config: TCPConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -68,12 +66,10 @@ class TCP(Method):
         return F.linear(hidden, self.up, self.up_bias).view(len(hidden), self.config.context, -1)
 
     def texts(self) -> Tensor:
-        """Features [C, E] of the prompts with the shared context, then with each class's own vectors."""
         own = self._class_tokens()
         if self.layer == 1:
             return self.context.features(self.clip, {1: own})
         return self.context.features(self.clip, {1: self.ctx, self.layer: own})
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """CE + weight (1 - mean cosine between learned and frozen text features)."""
         return knowledge_loss(self, frozen, labels, self.config.weight)

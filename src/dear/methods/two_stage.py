@@ -12,9 +12,8 @@ learning rate here, over 50 epochs. The norm before the first layer stays frozen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import torch
 from msgspec import Meta
@@ -40,12 +39,12 @@ def _is_norm(parameter: str) -> bool:
 class TwoStage(Method):
     """Trained norms, then a trained classifier."""
 
-    name: ClassVar[str] = "two-stage"
-    title: ClassVar[str] = "2SFS"
+    name, title = "two-stage", "2SFS"
+    about = "the norms of both towers first, then a classifier"
     cut = 1
-    dynamic: ClassVar[bool] = True  # the second stage computes other things than the first
-    recipe: ClassVar[Mapping[str, Any]] = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
-    Config: ClassVar[type] = TwoStageConfig
+    dynamic = True  # the second stage computes other things than the first
+    recipe = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
+    Config = TwoStageConfig
     config: TwoStageConfig
     stage: Tensor
 

@@ -11,9 +11,7 @@ epoch kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,11 +32,11 @@ class VPTConfig(Options):
 class VPT(Method):
     """Deep visual prompts; text tower untouched."""
 
-    name: ClassVar[str] = "vpt"
-    title: ClassVar[str] = "VPT"
+    name, title = "vpt", "VPT"
+    about = "learned tokens in the image tower"
     cut = 1
-    recipe: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
-    Config: ClassVar[type] = VPTConfig
+    recipe = {"optimizer": "sgd", "lr": 2.5e-3, "epochs": 5, "batch": 4}
+    Config = VPTConfig
     config: VPTConfig
 
     def build(self, generator: torch.Generator) -> None:
@@ -48,5 +46,4 @@ class VPT(Method):
         self.tokens = self.learn(normal(generator, depth, self.config.tokens, vision.width))
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """Features [B, E] of the class token beside the learned tokens."""
         return prompted_images(self.clip, frozen[0], self.tokens)

@@ -10,7 +10,6 @@ dataset; their lists of prompts for the other datasets are left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,18 +43,16 @@ class ZeroShotConfig(Options):
 class ZeroShot(Method):
     """The frozen CLIP as a method: nothing is learned."""
 
-    name: ClassVar[str] = "zeroshot"
-    title: ClassVar[str] = "CLIP"
-    Config: ClassVar[type] = ZeroShotConfig
+    name, title = "zeroshot", "CLIP"
+    about = "the frozen model; nothing is trained"
+    Config = ZeroShotConfig
     config: ZeroShotConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """Nothing is learned; an ensemble needs words, not ids."""
         if self.config.ensemble and self.prompts.given is not None:
             raise UsageError("an ensemble of templates needs class names, not token ids")
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits [B, C]: temperature times cosine."""
         texts = self.cached("ensemble", self._ensemble) if self.config.ensemble else self.prompts.frozen
         return {"default": self.clip.logit_scale * unit(frozen[0]) @ texts.T}
 
@@ -69,5 +66,4 @@ class ZeroShot(Method):
         return unit(torch.stack(features).mean(dim=0))
 
     def merge(self) -> Clip:
-        """A plain CLIP with the backbone's correction in its weights; a plain backbone is its own copy."""
         return self.clip.folded()

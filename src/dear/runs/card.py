@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dear.runs.evaluate import share_interval
 from dear.runs.spec import Spec
 
 MOST_CLASSES = 50  #: named on the card
@@ -62,20 +63,12 @@ def _figures(metrics: Mapping[str, Any]) -> list[str]:
         accuracy = entry.get("accuracy") if isinstance(entry, Mapping) else None
         images = entry.get("images") if isinstance(entry, Mapping) else None
         if isinstance(accuracy, int | float) and isinstance(images, int) and images > 0:
-            low, high = interval(float(accuracy), images)
+            low, high = share_interval(round(accuracy * images), images, 0.95)
             found.append(
                 f"- {_plain(name)}: accuracy {accuracy:.1%} of {images} images "
                 f"(95% confidence interval {low:.1%} to {high:.1%})"
             )
     return found or ["- no accuracy was measured on held-out images"]
-
-
-def interval(share: float, count: int) -> tuple[float, float]:
-    """The exact 95% confidence interval of a share (Clopper and Pearson)."""
-    from scipy.stats import binomtest
-
-    found = binomtest(round(share * count), count).proportion_ci(0.95, "exact")
-    return float(found.low), float(found.high)
 
 
 def _plain(text: str) -> str:

@@ -110,3 +110,15 @@ def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> fl
     place = (sure * bins).ceil().clamp(1, bins).long() - 1
     gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double() - sure)
     return float(gaps.abs().sum() / len(sure))
+
+
+def share_interval(hits: int, n: int, level: float = 0.9) -> tuple[float, float]:
+    """Clopper and Pearson's confidence interval of a share of which `hits` of `n` were seen.
+
+    >>> tuple(round(end, 3) for end in share_interval(0, 10))
+    (0.0, 0.259)
+    """
+    from scipy.stats import binomtest
+
+    found = binomtest(hits, n).proportion_ci(level, "exact")
+    return float(found.low), float(found.high)

@@ -56,10 +56,7 @@ def read_config(folder: str | os.PathLike[str]) -> Spec:
     """`config.json` of a run, checked."""
     path = Path(folder) / "config.json"
     if not os.path.isfile(path):  # unlike Path's own, also for names no disk can hold
-        raise RunError(
-            f"{folder}: is not a run folder (no config.json)",
-            hint="adapt",
-        )
+        raise RunError(f"{folder}: is not a run folder (no config.json)", hint="adapt")
     document = read_json(path, "run configuration")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RunError(f"{path}: is not the configuration of a run")

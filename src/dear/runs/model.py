@@ -6,53 +6,26 @@ same run says the same everywhere. It knows no training.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
-import msgspec
 import torch
 from torch import Tensor
 
-from dear._io.files import write_json, write_safetensors
-from dear._io.image_file import Size
 from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Frozen, Method, frozen_feature, in_precision, unit
-from dear.methods.calibration import (
-    Calibration,
-    Threshold,
-    apply_scales,
-    class_scales,
-    distance_ratio,
-    threshold,
-)
+from dear.methods.base import Frozen, Method, frozen_feature
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
 from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, over_batches, pixels_for
+from dear.runs.calibrated import CalibratedRun
 from dear.runs.evaluate import Evaluation
-from dear.runs.feature_cache import FeatureCache, learned_digest
-from dear.runs.folder import (
-    load_run,
-    locked,
-    read_calibration,
-    read_config,
-    read_log,
-    read_metrics,
-    write_calibration,
-    write_log,
-    write_spec,
-)
-from dear.runs.recipe import Line
-from dear.runs.reference import REFERENCE, Reference
-from dear.runs.spec import Spec, digest, plain
+from dear.runs.feature_cache import FeatureCache
 
 if TYPE_CHECKING:
     from dear.runs.explanation import Explanation
@@ -62,73 +35,8 @@ Result = TypeVar("Result")
 Run = Union[str, "os.PathLike[str]", Method, "Model"]  #: a run folder, a method or a model
 
 
-class Model:
-    """A method with its calibration, on its backbone in one precision.
-
-    Args:
-        method: trained or not; it may go on learning, the model answers with what it is at the time.
-        calibration: from scores to probabilities; None: CLIP's own temperature.
-        reference: features of its training images, to tell images of no class; None: their logits tell them.
-        spec: what was trained, for `save`.
-        metrics: of the training, for `save`.
-        lines: the training's log, for `save`.
-        path: the run folder it was read from.
-        precision: of the backbone's matrices.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        calibration: Calibration | None = None,
-        *,
-        reference: Reference | None = None,
-        spec: Spec | None = None,
-        metrics: dict[str, Any] | None = None,
-        lines: list[Line] | None = None,
-        path: Path | None = None,
-        precision: str = "auto",
-    ) -> None:
-        self.method = method
-        self.calibration = calibration
-        self.reference = reference
-        self.spec = spec
-        self.path = path
-        self.precision = precision
-        self._metrics, self._lines = metrics, lines
-        self._scales: dict[str, tuple[Any, Tensor | None]] = {}
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        backbone: Any = None,
-        device: str | torch.device = "cpu",
-        *,
-        allow_other: bool = False,
-        precision: str = "auto",
-    ) -> Model:
-        """The model of a finished run folder.
-
-        Args:
-            path: the run folder.
-            backbone: a `Clip`, or what `dear.load` takes; None: the one the run names.
-            device: where to load the backbone.
-            allow_other: accept a backbone with other weights of the same shape.
-            precision: of the backbone's matrices.
-
-        Raises:
-            RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
-        """
-        method = load_run(path, backbone, device, allow_other)
-        spec = read_config(path)
-        return cls(
-            method,
-            read_calibration(path),
-            reference=Reference.load(path, method.clip.config.embed_dim),
-            spec=spec,
-            path=Path(path),
-            precision=precision,
-        )
+class Model(CalibratedRun):
+    """A method with its calibration, on its backbone in one precision, that answers images."""
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
@@ -142,115 +50,6 @@ class Model:
         if isinstance(run, Model):
             return run
         return cls(run) if isinstance(run, Method) else cls.load(run, backbone, pick_device(device))
-
-    def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
-        """Leave the run in a folder; `extra` goes into its `config.json`.
-
-        Raises:
-            RunError: another process is using the folder.
-            UsageError: the model was not trained, so there is no run to save.
-        """
-        if self.spec is None:
-            raise UsageError("this model was not trained, so there is no run to save")
-        with locked(Path(folder)):
-            spec = msgspec.structs.replace(self.spec, extra={**self.spec.extra, **plain(extra)})
-            write_spec(Path(folder), self.method, spec)
-            self.write(Path(folder))
-
-    def write(self, folder: Path) -> None:
-        """Write what was learned into a run folder that has its `config.json` and is locked."""
-        method = self.method
-        write_log(folder, self.lines)
-        # One key: safetensors writes several in an order that changes from run to run.
-        words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
-        write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
-        write_json(folder / "metrics.json", plain(self.metrics))
-        self.write_answers(folder)
-
-    def write_answers(self, folder: Path) -> None:
-        """Write the calibration and the features that belong to it; None removes older ones."""
-        write_calibration(folder, self.calibration)
-        if self.reference is not None:
-            self.reference.save(folder)
-        else:
-            (folder / REFERENCE).unlink(missing_ok=True)
-
-    # -- what it is -------------------------------------------------------------------------------
-
-    @cached_property
-    def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` holds: steps, seconds, evaluations."""
-        if self._metrics is not None:
-            return self._metrics
-        return {"steps": 0} if self.path is None else read_metrics(self.path)
-
-    @cached_property
-    def lines(self) -> list[Line]:
-        """The training's log."""
-        if self._lines is not None:
-            return self._lines
-        return [] if self.path is None else read_log(self.path)
-
-    @property
-    def steps(self) -> int:
-        """Training steps."""
-        return int(self.metrics["steps"])
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, of all processes that trained it."""
-        return float(self.metrics.get("seconds", 0.0))
-
-    @property
-    def clip(self) -> Clip:
-        """The backbone, with its correction, as it was loaded."""
-        return self.method.clip
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, in the order of logits and probabilities."""
-        return self.method.classes
-
-    @property
-    def template(self) -> str:
-        """The sentence around a class name."""
-        return self.method.template
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """Ways to predict, the usual one first."""
-        return self.method.modes
-
-    @property
-    def trained(self) -> tuple[bool, ...]:
-        """Whether each class was trained."""
-        known = set(self.method.trained_classes)
-        return tuple(name in known for name in self.classes)
-
-    @property
-    def view(self) -> Size:
-        """How an image becomes a square of pixels."""
-        return self.clip.config.view
-
-    @property
-    def identity(self) -> str:
-        """Changes with anything that decides an answer: backbone, correction, adapter, calibration."""
-        found = hashlib.sha256(learned_digest("answers", self.method, *self.classes, self.template))
-        calibration = None if self.calibration is None else msgspec.to_builtins(self.calibration)
-        found.update(digest(calibration).encode())
-        found.update(b"" if self.reference is None else self.reference.digest.encode())
-        return f"sha256:{found.hexdigest()}"
-
-    def pick_mode(self, mode: str | None) -> str:
-        """The mode that is meant: the usual one for None."""
-        return self.method.pick_mode(mode)
-
-    @cached_property
-    def bound(self) -> Method:
-        """The method on the backbone in the model's precision; it shares everything learned."""
-        return in_precision(self.method, self.precision)
-
-    # -- other models of the same run -------------------------------------------------------------
 
     def with_classes(
         self, classes: Sequence[str] | None = None, template: str | None = None, *, add: bool = False
@@ -392,64 +191,6 @@ class Model:
             batch=None if frozen is None else GPU_BATCH,
         )
 
-    def calibrated(self, logits: Tensor, mode: str | None = None) -> Tensor:
-        """Logits [b, C] of a mode on the scale where their softmax says how sure the answer is.
-
-        Without a calibration, or for a mode that it does not hold, they stay on CLIP's own scale.
-        """
-        scales = self.scales(mode)
-        return logits if scales is None else apply_scales(logits, scales.to(logits))
-
-    def scales(self, mode: str | None = None) -> Tensor | None:
-        """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
-        mode = self.pick_mode(mode)
-        own = None if self.calibration is None else self.calibration.modes.get(mode)
-        if own is None:
-            return None
-        stamp = (id(own), self.method._stamp())
-        if mode not in self._scales or self._scales[mode][0] != stamp:
-            gamma = torch.ones(len(self.classes)) if all(self.trained) else self.text_distances()
-            self._scales[mode] = (stamp, class_scales(own, self.trained, gamma))
-        return self._scales[mode][1]
-
-    @torch.no_grad()
-    def text_distances(self) -> Tensor:
-        """How training changed each class's distance from the trained ones in text space, [C]; 1: not."""
-        own = self.bound
-        base = own.with_classes(own.trained_classes)
-        tuned, frozen = (unit(f).float() for f in (own.texts(), own.prompts.frozen))
-        base_tuned, base_frozen = (unit(f).float() for f in (base.texts(), base.prompts.frozen))
-        return distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
-
-    def nearness(self, features: Tensor) -> Tensor:
-        """Mean cosine [b] of frozen features [b, W] with the nearest training images, on the CPU."""
-        if self.reference is None:
-            raise UsageError("this model does not know its training images")
-        own = features[..., : self.clip.config.embed_dim]  # a focus stands behind it
-        return self.reference.nearness(own.float().cpu())
-
-    @property
-    def needs_nearness(self) -> bool:
-        """Whether the score of "none of these" counts how near images are to the training images.
-
-        Not in a list with classes that were not trained: images of those need not be near.
-        """
-        known = self.calibration is not None and bool(self.calibration.nearness)
-        return known and self.reference is not None and all(self.trained)
-
-    def score(self, scaled: Tensor, nearness: Tensor | None = None, mode: str | None = None) -> Tensor:
-        """The score [b] that `threshold` is compared with.
-
-        Args:
-            scaled: calibrated logits, [b, C].
-            nearness: of the same images, [b]; may be None where `needs_nearness` is not True.
-            mode: way to predict; None: the usual one.
-        """
-        mode, largest = self.pick_mode(mode), scaled.amax(dim=-1)
-        if self.calibration is None or mode not in self.calibration.modes:
-            return largest
-        return self.calibration.score(mode, largest, nearness if self.needs_nearness else None)
-
     def scores(self, images: Images, mode: str | None = None, *, progress: Progress | None = None) -> Tensor:
         """The score [n] of each image that `threshold` is compared with."""
         mode = self.pick_mode(mode)
@@ -460,28 +201,6 @@ class Model:
             nearness=self.needs_nearness,
         )
         return torch.cat([torch.empty(0), *parts])
-
-    def threshold(self, share: float, mode: str | None = None) -> Threshold:
-        """The score below which an image is none of the classes; it refuses a share of known images at most.
-
-        Raises:
-            UsageError: the model has no calibration, the share is no share, or no class was trained, so that
-                nothing is known of how images of these classes score.
-        """
-        mode = self.pick_mode(mode)
-        if self.calibration is None or mode not in self.calibration.modes:
-            raise UsageError(
-                "this run has no calibration, so it cannot say when an image is none of its classes; train "
-                "it with calibration, on at least 10 images of classes that have two or more",
-                hint="calibrate",
-            )
-        if not any(self.trained):
-            raise UsageError(
-                f"none of the classes ({', '.join(self.classes[:3])}, …) was trained, so it is not known how "
-                "their images score and none can be refused; add the classes to the trained ones, or do not "
-                "refuse images"
-            )
-        return threshold(self.calibration.held_out(mode, self.needs_nearness), share)
 
     def probabilities(
         self,

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from dear._io.files import write_atomic
 from dear._io.user_cache import cache_folder
 from dear.clip.factory import embedded, locate
+from dear.clip.hub import is_hub_name
 from dear.errors import DearError, RunError, UsageError
 from dear.runs.card import model_card
 from dear.runs.folder import FILES, load_run, read_config, read_metrics
@@ -30,8 +30,6 @@ HUB = "hf://"
 BACKBONE, LOCK, CARD = "backbone", "versions.txt", "README.md"
 MOST_BYTES = 1 << 30  #: of a run's files
 MOST_BACKBONE_BYTES = 32 << 30
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_REVISION = re.compile(r"[\w./-]{1,200}", re.ASCII)
 _BACKBONE_FILES = (".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt")
 _PACKAGES = ("dear-vlm", "torch", "numpy", "pillow", "safetensors", "tokenizers")
 
@@ -49,10 +47,6 @@ def push(
 
     Returns:
         The address of the commit.
-
-    Raises:
-        RunError: the folder holds no finished run, or the hub does not take it.
-        UsageError: the name is not `owner/name`.
     """
     folder, name = Path(run), _hub_name(name)[0]
     files = _run_files(folder)
@@ -76,9 +70,6 @@ def pull(source: str, out: str | os.PathLike[str] | None = None, endpoint: str |
         source: `owner/name` or `owner/name@revision`, with or without `hf://`.
         out: the folder to write, which must not exist; None: the hub's own cache.
         endpoint: another hub than `HF_ENDPOINT`.
-
-    Raises:
-        RunError: the hub cannot be reached, or what it holds is no finished run.
     """
     name, revision = _hub_name(source.removeprefix(HUB))
     if out is not None and os.path.lexists(out):
@@ -117,10 +108,6 @@ def bundle(run: str | os.PathLike[str], out: str | os.PathLike[str], backbone: A
         run: the run folder.
         out: the archive, ending in .zip.
         backbone: where the backbone is, if it moved since training.
-
-    Raises:
-        RunError: the run is not finished, or its backbone is not found.
-        UsageError: the archive's name does not end in .zip.
     """
     folder, target = Path(run), Path(out)
     if target.suffix.lower() != ".zip":
@@ -145,11 +132,7 @@ def bundle(run: str | os.PathLike[str], out: str | os.PathLike[str], backbone: A
 
 
 def local_run(source: str | os.PathLike[str]) -> Path:
-    """The folder of a run that is named by its folder, by `hf://owner/name` or by an archive of `bundle`.
-
-    Raises:
-        RunError: the archive or the hub's repository holds no run.
-    """
+    """The folder of a run that is named by its folder, by `hf://owner/name` or by an archive of `bundle`."""
     text = os.fspath(source)
     if text.startswith(HUB):
         return pull(text)
@@ -235,17 +218,15 @@ def _backbone_files(source: Any) -> Iterator[Path]:
 def _versions() -> str:
     lines = []
     for package in _PACKAGES:
-        try:
-            lines.append(f"{package}=={version(package)}")
-        except PackageNotFoundError:
-            continue
-    return "\n".join(lines) + "\n"
+        with suppress(PackageNotFoundError):
+            lines.append(f"{package}=={version(package)}\n")
+    return "".join(lines)
 
 
 def _hub_name(text: str) -> tuple[str, str | None]:
-    name, sign, revision = text.partition("@")
-    if not _NAME.fullmatch(name) or (sign and not _REVISION.fullmatch(revision)):
+    if not is_hub_name(text):
         raise UsageError(f"{text!r}: name a repository of the hub as owner/name or owner/name@revision")
+    name, _, revision = text.partition("@")
     return name, revision or None
 
 

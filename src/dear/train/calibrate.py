@@ -37,12 +37,7 @@ TOO_HIGH = 0.4  #: of log T, where trainings on about half of the images tell it
 
 
 def calibrate(
-    method: Method,
-    trials: Trials,
-    *,
-    features: Tensor | None = None,
-    quick: bool | None = None,
-    progress: Progress | None = None,
+    method: Method, trials: Trials, *, features: Tensor | None = None, progress: Progress | None = None
 ) -> Calibration | None:
     """Temperatures and scores of a trained method; `method` itself is not changed.
 
@@ -57,15 +52,13 @@ def calibrate(
         trials: what it was trained on and how.
         features: frozen features [n, E] of the training images; None: images of no class are told by their
             logits alone.
-        quick: calibrate as a quick method; None: if it is one.
         progress: called with ("calibration", percent done, 100).
 
     Returns:
         None where fewer than 10 images can be held out.
     """
-    quick = method.quick if quick is None else quick
     labels = trials.images.labels
-    costs = trial_costs(method, labels, trials.recipe.seed, quick)
+    costs = trial_costs(method, labels, trials.recipe.seed)
     if not costs:
         return None
     done = 0
@@ -78,13 +71,12 @@ def calibrate(
         done += number == steps
 
     trials = replace(trials, progress=step)
-    folds, parts = _folds(method, labels, quick)
+    folds, parts = _folds(method, labels)
     held = joined(list(islice(held_parts(method, trials, folds), parts)))
-    if quick:
+    if method.quick:
         left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
     else:
-        turn = some_classes_held_out(method, trials) if len(method.classes) > 2 else None
-        left = [] if turn is None else [turn]
+        left = [some_classes_held_out(method, trials)] if len(method.classes) > 2 else []
     if progress is not None:
         progress("calibration", 100, 100)
     found = fit_calibration(held, left, method.open_classes, parts)
@@ -93,21 +85,16 @@ def calibrate(
     return with_nearness(found, held, left, features.cpu(), trials.images.labels.cpu(), method.classes)
 
 
-def trial_costs(method: Method, labels: Tensor, seed: int, quick: bool | None = None) -> list[float]:
+def trial_costs(method: Method, labels: Tensor, seed: int) -> list[float]:
     """What each training of a calibration costs, as a share of training on all images; [] where none is made.
 
-    Args:
-        method: that is calibrated.
-        labels: of the training images, each once.
-        seed: of the recipe.
-        quick: see `calibrate`.
+    `labels` are those of the training images, each once, `seed` is the recipe's.
     """
-    quick = method.quick if quick is None else quick
     if _holdable(method, labels) < LEAST_IMAGES:
         return []
-    folds, parts = _folds(method, labels, quick)
+    folds, parts = _folds(method, labels)
     costs = [(folds - 1) / folds] * parts
-    if quick:
+    if method.quick:
         return costs + [1 / CLASS_FOLDS] * CLASS_FOLDS * len(class_folds(len(method.classes), seed))
     return costs + [0.5] * (len(method.classes) > 2)
 
@@ -118,9 +105,9 @@ def _holdable(method: Method, labels: Tensor) -> int:
     return int(counts[counts > 1].sum())
 
 
-def _folds(method: Method, labels: Tensor, quick: bool) -> tuple[int, int]:
+def _folds(method: Method, labels: Tensor) -> tuple[int, int]:
     """Parts of the images, and how many of them are held out in turn."""
-    if quick:
+    if method.quick:
         return FOLDS, FOLDS
     return (SLOW_FOLDS, 1) if _holdable(method, labels) >= ENOUGH_IMAGES else (2, 2)
 
@@ -165,13 +152,7 @@ def with_nearness(
 ) -> Calibration:
     """The calibration with how near held-out images are to the others.
 
-    Args:
-        found: the calibration.
-        held: answers for held-out images.
-        left: answers of methods that were trained on some of the classes.
-        features: frozen features of all training images, [n, E].
-        labels: their classes, [n].
-        classes: names of these.
+    `features` [n, E] and `labels` [n] are those of all training images, `classes` the names of the labels.
     """
     nearness = held_out_nearness(features, drawn(labels), held.rows)
     turns = []

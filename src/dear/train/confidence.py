@@ -1,4 +1,4 @@
-"""Measures of confidence: temperatures, areas under curves, intervals of shares."""
+"""Measures of confidence: temperatures and areas under curves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 import torch
 from scipy.optimize import minimize_scalar
-from scipy.stats import binomtest
 from torch import Tensor
 
 RANGE = (0.02, 50.0)  #: temperatures that are searched
@@ -91,13 +90,3 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
     ranked = unknown.sort().values
     below, up_to = (torch.searchsorted(ranked, known.contiguous(), right=right) for right in (False, True))
     return float((below + up_to).double().mean()) / (2 * len(ranked))
-
-
-def share_interval(hits: int, n: int, level: float = 0.9) -> tuple[float, float]:
-    """Clopper and Pearson's confidence interval of a share of which `hits` of `n` were seen.
-
-    >>> tuple(round(end, 3) for end in share_interval(0, 10))
-    (0.0, 0.259)
-    """
-    found = binomtest(hits, n).proportion_ci(level, "exact")
-    return float(found.low), float(found.high)

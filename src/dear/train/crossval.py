@@ -7,7 +7,8 @@ their images stand for classes that come later or for images of no class at all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,17 +34,19 @@ class HeldOut:
     rows: Tensor  #: places of the images in the training set, [n]
 
 
+H = TypeVar("H", bound=HeldOut)
+
+
 @dataclass(frozen=True)
-class HeldOutClasses:
-    """Answers of a method that was trained on some of the classes."""
+class HeldOutClasses(HeldOut):
+    """Answers of a method that was trained on some of the classes, also for images of the others.
+
+    Columns of logits are the trained classes, then the new ones; the trained ones alone for methods that
+    learn their classes. Labels count on into the new classes.
+    """
 
     trained: tuple[str, ...]  #: classes it was trained on
     new: tuple[str, ...]  #: classes that were held out
-    #: mode -> [n, C] of held-out images of trained classes and of all images of held-out ones; the columns
-    #: are trained, then new classes; trained ones alone for methods that learn their classes
-    logits: Logits
-    labels: Tensor  #: the column of the truth, [n]; held-out classes count on after the trained ones
-    rows: Tensor  #: places of the images in the training set, [n]
     gamma: Tensor  #: distance ratio of each column, [C]; 1 for trained classes
 
     def of_trained(self) -> HeldOut:
@@ -97,16 +100,7 @@ def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, se
     ids = method.prompts.given
     if ids is not None and rows is not None:
         ids = ids[rows]
-    return type(method)(
-        method.clip,
-        classes,
-        template=method.template,
-        roles=method.roles if method.uses_roles else None,
-        allow_other_roles=True,  # they were accepted when `method` was built
-        ids=ids,
-        seed=seed,
-        config=method.settled_config(),
-    )
+    return method.untrained(classes=classes, ids=ids, seed=seed, config=method.settled_config())
 
 
 @dataclass(frozen=True)
@@ -148,53 +142,48 @@ class Trials:
 def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
     """Answers for every image by a method trained without it; None where no class has two images.
 
-    Args:
-        method: says what is trained: its kind, options, classes and backbone; it is not changed.
-        trials: on what and how it is trained.
-        folds: how many parts are held out in turn; each costs (folds - 1) / folds of a training.
+    `method`, which is not changed, says what is trained; each part costs (folds - 1) / folds of a training.
     """
     found = list(held_parts(method, trials, folds))
     return joined(found) if found else None
 
 
-def held_parts(method: Method, trials: Trials, folds: int, start: int = 0) -> Iterator[HeldOut]:
-    """What `held_out` joins, part by part, from the part `start` on."""
+def held_parts(method: Method, trials: Trials, folds: int) -> Iterator[HeldOut]:
+    """What `held_out` joins, part by part."""
     images, seed = trials.images, trials.recipe.seed
-    for part in image_folds(images.labels, folds, seed)[start:]:
+    for part in image_folds(images.labels, folds, seed):
         other = fresh(method, method.classes, None, seed)
-        trials.fit_subset(other, others(len(images), part))
+        trials.fit_subset(other, (~_marked(part, len(images))).nonzero()[:, 0])
         yield HeldOut(trials.answers(other, part), images.labels[part], part)
 
 
-def joined(found: Sequence[HeldOut]) -> HeldOut:
+def joined(found: Sequence[H]) -> H:
     """The answers of several parts as one."""
     logits = {mode: torch.cat([one.logits[mode] for one in found]) for mode in found[0].logits}
     labels, rows = (torch.cat([getattr(one, name) for one in found]) for name in ("labels", "rows"))
-    return HeldOut(logits, labels, rows)
+    return replace(found[0], logits=logits, labels=labels, rows=rows)
 
 
 def classes_held_out(
     method: Method, trials: Trials, folds: int = 2, rotate: bool = False
 ) -> Iterator[HeldOutClasses]:
-    """Answers of methods trained on half of the classes, each half in turn; see `HeldOutClasses`.
+    """Answers of methods trained on half of the classes and without a part of the images, each half in turn.
 
-    Args:
-        method: says what is trained; it is not changed.
-        trials: on what and how it is trained.
-        folds: one part of so many of the images is held out.
-        rotate: hold out every part in turn, so that every image is answered once in each turn; else the first
-            part alone, and all images of held-out classes are answered.
+    With `rotate` every part of the images is held out in turn, so that every image is answered once in each
+    turn; else the first part alone, and all images of held-out classes are answered.
     """
     parts = image_folds(trials.images.labels, folds, trials.recipe.seed)
     for labels, others in class_folds(len(method.classes), trials.recipe.seed) if parts else ():
         if rotate:
-            yield _pooled([_without(method, trials, labels, others, part, part) for part in parts])
+            turns = [_without(method, trials, labels, others, part, part) for part in parts]
+            gamma = torch.stack([one.gamma for one in turns]).log().mean(dim=0).exp()
+            yield replace(joined(turns), gamma=gamma)
         else:
             yield _without(method, trials, labels, others, parts[0])
 
 
-def some_classes_held_out(method: Method, trials: Trials, folds: int = 3) -> HeldOutClasses:
-    """Answers of one method trained without a part of the images and without a quarter of the classes.
+def some_classes_held_out(method: Method, trials: Trials) -> HeldOutClasses:
+    """Answers of one method trained without a third of the images and without a quarter of the classes.
 
     At least two classes are held out where there are four, and none of two. It costs about half a training.
     """
@@ -202,16 +191,11 @@ def some_classes_held_out(method: Method, trials: Trials, folds: int = 3) -> Hel
     order = torch.randperm(count, generator=stream(seed, "class folds", count))
     few = min(max(2, count // 4), count - 2)
     labels, others = order[few:].sort().values, order[:few].sort().values
-    return _without(method, trials, labels, others, image_folds(trials.images.labels, folds, seed)[0])
+    return _without(method, trials, labels, others, image_folds(trials.images.labels, 3, seed)[0])
 
 
 def _without(
-    method: Method,
-    trials: Trials,
-    labels: Tensor,
-    others: Tensor,
-    part: Tensor,
-    rows: Tensor | None = None,
+    method: Method, trials: Trials, labels: Tensor, others: Tensor, part: Tensor, rows: Tensor | None = None
 ) -> HeldOutClasses:
     """Answers of a method trained on the classes `labels` without the images at `part`.
 
@@ -219,8 +203,7 @@ def _without(
     """
     images, seed, given = trials.images, trials.recipe.seed, method.prompts.given
     of_trained = torch.isin(images.labels, labels)
-    in_part = torch.zeros(len(images), dtype=torch.bool)
-    in_part[part] = True
+    in_part = _marked(part, len(images))
     names, new = (tuple(method.classes[i] for i in some.tolist()) for some in (labels, others))
     column = torch.full((len(method.classes),), -1)
     column[labels], column[others] = torch.arange(len(labels)), len(labels) + torch.arange(len(others))
@@ -233,15 +216,7 @@ def _without(
         ratio = torch.ones(len(other.classes)) if given is not None else Model(other).text_distances()
         gamma = torch.cat([gamma, ratio[len(names) :]])
     rows = (in_part | ~of_trained).nonzero()[:, 0] if rows is None else rows
-    return HeldOutClasses(names, new, trials.answers(other, rows), column[images.labels[rows]], rows, gamma)
-
-
-def _pooled(turns: Sequence[HeldOutClasses]) -> HeldOutClasses:
-    """The answers of methods that were trained on the same classes as those of one."""
-    logits = {mode: torch.cat([one.logits[mode] for one in turns]) for mode in turns[0].logits}
-    labels, rows = (torch.cat([getattr(one, name) for one in turns]) for name in ("labels", "rows"))
-    gamma = torch.stack([one.gamma for one in turns]).log().mean(dim=0).exp()
-    return HeldOutClasses(turns[0].trained, turns[0].new, logits, labels, rows, gamma)
+    return HeldOutClasses(trials.answers(other, rows), column[images.labels[rows]], rows, names, new, gamma)
 
 
 class Relabeled:
@@ -265,8 +240,8 @@ class Relabeled:
         raise NotImplementedError
 
 
-def others(count: int, part: Tensor) -> Tensor:
-    """The places below `count` that are not in `part`."""
-    keep = torch.ones(count, dtype=torch.bool)
-    keep[part] = False
-    return keep.nonzero()[:, 0]
+def _marked(part: Tensor, count: int) -> Tensor:
+    """Whether each place below `count` is in `part`, [count]."""
+    marks = torch.zeros(count, dtype=torch.bool)
+    marks[part] = True
+    return marks

@@ -7,7 +7,7 @@ the training images (`dear.train.edit_trials`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,6 @@ from dear.train.edit_trials import (
     WAYS,
     Choice,
     EditedFeatures,
-    Trial,
     choose,
     directions_removed,
     heads_removed,
@@ -98,13 +97,10 @@ class EditPlan:
         trials = dict(self.choice.trials)
         if self.choice.random is not None:
             trials["random"] = self.choice.random
-        return {"way": self.way, "held_out_training_images": _facts(trials)}
-
-
-def _facts(trials: Mapping[str, Trial]) -> dict[str, dict[str, float]]:
-    return {
-        way: {"accuracy": round(one.accuracy, 4), "moved": round(one.moved, 4)} for way, one in trials.items()
-    }
+        found = {
+            way: {"accuracy": round(t.accuracy, 4), "moved": round(t.moved, 4)} for way, t in trials.items()
+        }
+        return {"way": self.way, "held_out_training_images": found}
 
 
 def split_without(without: Without) -> tuple[tuple[str, ...], Without | None]:
@@ -128,16 +124,7 @@ def plan_edits(
     seed: int = 1,
     progress: Progress | None = None,
 ) -> EditPlan:
-    """Decide how to remove properties from a training on these images.
-
-    Args:
-        clip: the plain backbone.
-        images: the training images.
-        kinds: of the properties.
-        way: "auto", "directions", "heads" or "copies".
-        seed: of the edits.
-        progress: called with (stage, done, total).
-    """
+    """Decide how to remove properties from a training on these images; `clip` is the plain backbone."""
     if way not in ("auto", *WAYS):
         raise UsageError(
             f"{kinds[0]} is a property of images; it is removed by auto, {', '.join(WAYS[:-1])} or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -44,22 +45,16 @@ def can_focus(kind: type[Method]) -> bool:
 def find_focus(
     clip: Clip, images: ImageSet, wanted: str, roles: RoleMap, progress: Progress | None = None
 ) -> FocusChoice:
-    """The focus that a user names, with its weight, or the one that `auto` finds.
-
-    Args:
-        clip: the backbone, with its correction.
-        images: the training images.
-        wanted: a role of the map, in any case, or "auto".
-        roles: the backbone's role map.
-        progress: called with (stage, done, total).
-    """
+    """The focus that a user names (a role of the map, in any case) with its weight, or what "auto" finds."""
     heads = {
         name: left
         for name, own in attribute_heads(roles).items()
         if (left := tuple(head for head in own if head not in clip.visual.ablated_heads))
     }
     if wanted != AUTO:
-        name = find_attribute(_concept(wanted), heads)
+        with suppress(UsageError):  # a name such as "background" stands for a concept
+            wanted = find_concept(wanted).name
+        name = find_attribute(wanted, heads)
         heads = {name: heads[name]}
     labels = images.labels
     if not heads:
@@ -81,14 +76,6 @@ def find_focus(
     if found.role is not None:  # training finds them there
         cache.remember(clip.focused(found.heads), images, torch.cat([features, by_role[found.role]], dim=1))
     return found
-
-
-def _concept(wanted: str) -> str:
-    """The concept that a name such as "background" stands for; other words are taken as they are."""
-    try:
-        return find_concept(wanted).name
-    except UsageError:
-        return wanted
 
 
 def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:

@@ -47,15 +47,9 @@ class Suspect:
 
 
 def out_of_sample(features: Tensor, labels: Tensor, classes: int, seed: int = 1) -> Floats:
-    """Probabilities [n, C] by classifiers that did not see the image.
+    """Probabilities [n, C] by classifiers that did not see the image, from features [n, E] and labels [n].
 
     An image that is the only one of its class cannot be judged: its own class has probability 1.
-
-    Args:
-        features: image features [n, E].
-        labels: class of each image [n].
-        classes: number of classes, C.
-        seed: of the folds.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -71,13 +65,13 @@ def out_of_sample(features: Tensor, labels: Tensor, classes: int, seed: int = 1)
     folds = min(FOLDS, int(counts[counts > 1].min(initial=FOLDS)))
     if len(np.unique(y[several])) < 2:
         return found
-    for known, asked in StratifiedKFold(folds, shuffle=True, random_state=seed).split(several, y[several]):
+    for known, held in StratifiedKFold(folds, shuffle=True, random_state=seed).split(several, y[several]):
         with warnings.catch_warnings():  # the last digits of a probability do not matter here
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = LogisticRegression(C=1.0, max_iter=200).fit(x[several[known]], y[several[known]])
-        rows = np.zeros((len(asked), classes))
-        rows[:, model.classes_] = model.predict_proba(x[several[asked]])
-        found[several[asked]] = rows
+        rows = np.zeros((len(held), classes))
+        rows[:, model.classes_] = model.predict_proba(x[several[held]])
+        found[several[held]] = rows
     found[several] = _calibrated(found[several], y[several])
     return found
 

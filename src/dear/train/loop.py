@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +25,8 @@ _log = logging.getLogger("dear")
 _WORTH_RECORDING = 50  # steps
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
-OnStep = Callable[
-    [int, int, Mapping[str, float | int]], None
-]  #: (steps done, steps in all, last line of the log)
+OnStep = Callable[[int, int, Mapping[str, float | int]], None]
+"""Called with steps done, steps in all and the last line of the log."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,6 @@ class StepParts:
         self.scaler.update()
 
 
-class Step(Protocol):
-    """Takes training steps by number (from 0)."""
-
-    def __call__(self, number: int) -> Loss:
-        """Gradients of the step's batch and the update they make; the loss before the update."""
-        ...
-
-
 class EagerStep:
     """A step launched kernel by kernel."""
 
@@ -68,37 +58,38 @@ class EagerStep:
         self.parts, self.inputs = parts, inputs
 
     def __call__(self, number: int) -> Loss:
-        """Take step `number`."""
+        """Take step `number` (from 0); the loss before its update."""
+        return self.launch(self.inputs.at(number))
+
+    def launch(self, inputs: StepInputs) -> Loss:
+        """A step on these inputs."""
         self.parts.optimizer.zero_grad(set_to_none=True)
-        loss = self.parts.gradients(self.inputs.at(number))
+        loss = self.parts.gradients(inputs)
         self.parts.update()
         return loss
 
 
-class RecordedStep:
+class RecordedStep(EagerStep):
     """On a GPU: the frozen stage ahead of time for several steps, the rest recorded once and replayed.
 
     A last batch that is not full is launched kernel by kernel.
     """
 
     def __init__(self, parts: StepParts, inputs: StepFeed) -> None:
-        self.parts, self.inputs = parts, inputs
+        super().__init__(parts, inputs)
         self.recording: StepRecording | None = None
         self._works = True
         self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
 
     def __call__(self, number: int) -> Loss:
-        """Take step `number`."""
+        """As the base's."""
         parts, inputs = self.parts, self.inputs.at(number)
         flat = (*inputs.frozen, inputs.labels, inputs.domains)
         full = len(inputs.labels) == parts.feed.recipe.batch
         if full and self.recording is None and self._works:
             self.recording = self._record(flat)
         if not full or self.recording is None:
-            parts.optimizer.zero_grad(set_to_none=True)
-            loss = parts.gradients(inputs)
-            parts.update()
-            return loss
+            return self.launch(inputs)
         loss = self.recording(flat)
         if not self._updates:
             parts.update()
@@ -136,16 +127,10 @@ class RecordedStep:
         return self.parts.gradients(StepInputs(present, labels, domains))
 
 
-def make_step(
-    parts: StepParts, steps: int, left: int, views: FrozenViews | None = None
-) -> EagerStep | RecordedStep:
-    """The kind of step that a run takes: recorded where that is allowed and saves time.
+def make_step(parts: StepParts, steps: int, left: int, views: FrozenViews | None = None) -> EagerStep:
+    """The kind of step that a run of `steps` steps takes: recorded where that is allowed and saves time.
 
-    Args:
-        parts: what a step works with.
-        steps: how many steps the run has.
-        left: how many of them are still to be taken.
-        views: the frozen stages of all images, where they are known.
+    `left` steps are still to be taken; `views` are the frozen stages of all images, where they are known.
     """
     recipe = parts.feed.recipe
     recorded = (
@@ -158,14 +143,6 @@ def make_step(
     )
     inputs = StepFeed(parts.method, parts.feed, steps, views, ahead=recorded)
     return RecordedStep(parts, inputs) if recorded else EagerStep(parts, inputs)
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Where a loop was stopped before its last step."""
-
-    step: int
-    steps: int
 
 
 class Loop:
@@ -196,7 +173,7 @@ class Loop:
         self.lines: list[Line] = []
         self._window: list[Tensor] = []  # [1 + parts] a step, on the device
         self._names: tuple[str, ...] = ()
-        self._step: Step | None = None  # chosen at the first step
+        self._step: EagerStep | None = None  # chosen at the first step
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -209,7 +186,7 @@ class Loop:
         save: Callable[[], None] | None = None,
         save_every: int = 200,
         stop: Callable[[], bool] | None = None,
-    ) -> Pause | None:
+    ) -> bool:
         """Train from the present step to the last.
 
         Args:
@@ -219,7 +196,7 @@ class Loop:
             stop: called after every step; True pauses.
 
         Returns:
-            None when training is complete, else where it paused.
+            Whether training is complete; False: it was stopped.
         """
         per_epoch = self.feed.steps_per_epoch
         devices = [self.feed.device] if self.feed.device.type == "cuda" else []
@@ -241,9 +218,9 @@ class Loop:
                     self.check()
                     save()
                 if paused:
-                    return Pause(self.step, self.steps)
+                    return False
             self.method.finish()
-        return None
+        return True
 
     def _one(self) -> None:
         """One step."""
@@ -338,13 +315,8 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """The optimizer of the recipe over the learned tensors.
 
-    Args:
-        learned: the learned tensors.
-        recipe: the kind of optimizer and its values.
-        rates: for each tensor a multiple of the learning rate; None: 1 for all.
-
-    Returns:
-        One parameter group per multiple, which the group keeps as "multiple".
+    `rates` holds for each tensor a multiple of the learning rate (None: 1 for all); there is one parameter
+    group per multiple, which the group keeps as "multiple".
     """
     parameters = learned or [torch.nn.Parameter(torch.zeros(0))]  # zero-shot has none; optimizers want one
     multiples = [1.0] * len(parameters) if rates is None or not learned else list(rates)

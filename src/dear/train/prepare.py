@@ -77,17 +77,7 @@ class Job:
 
     def on(self, clip: Clip) -> Job:
         """The same training on another backbone, such as one with another correction."""
-        method = self.method
-        other = type(method)(
-            clip,
-            method.classes,
-            template=method.template,
-            roles=method.roles,
-            allow_other_roles=method.allow_other_roles,
-            ids=method.prompts.given,
-            seed=self.spec.seed,
-            config=method.config,
-        )
+        other = self.method.untrained(clip, seed=self.spec.seed)
         return replace(self, method=other, spec=Spec.of(other, self.recipe, self.images, self.spec))
 
 

@@ -20,10 +20,7 @@ MOST_IMAGES = 2000  #: images that an automatic discovery looks at
 
 
 def roles_for(
-    clip: Clip,
-    images: ImageSet,
-    given: PathLike | RoleMap | None,
-    progress: Progress | None = None,
+    clip: Clip, images: ImageSet, given: PathLike | RoleMap | None, progress: Progress | None = None
 ) -> tuple[RoleMap, list[str]]:
     """A role map for a backbone, and what the user should know about it.
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dear._io.files import read_safetensors, require_finite, write_safetensors
 from dear.data.images import ImageSet
@@ -35,29 +34,13 @@ from dear.runs.reference import Reference
 from dear.runs.spec import Spec, plain
 from dear.train.feed import Feed
 from dear.train.frozen import FrozenViews
-from dear.train.loop import Loop, OnStep, Pause
+from dear.train.loop import Loop, OnStep
 
 
 class Paused(RunError):  # noqa: N818 (a state, not a mistake)
     """Training was stopped by the user and can be continued."""
 
     status = 130
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """The arguments of `train`."""
-
-    method: Method
-    images: ImageSet
-    recipe: Recipe
-    folder: Path | None
-    resume: bool
-    progress: OnStep | None
-    stop: Callable[[], bool]
-    save_every: int
-    spec: Spec
-    views: FrozenViews | None
 
 
 def train(
@@ -94,13 +77,23 @@ def train(
     folder = None if out is None else Path(out)
     spec = Spec.of(method, recipe, images) if spec is None else spec
     with _deterministic(recipe.deterministic), _interrupts(stop) as stopped:
-        job = _Job(method, images, recipe, folder, resume, progress, stopped, save_every, spec, views)
+        loop = partial(_train, method, images, recipe, folder, progress, stopped, save_every, spec, views)
         if folder is None:
-            return _train(job)
+            return loop(resumable=False)
         fresh = not folder.exists()
         try:
             with locked(folder), rollback_on_failure(folder):
-                return _in_folder(job, folder)
+                state = open_folder(folder, spec, resume)
+                if state == "finished":
+                    load_adapter(method, folder)
+                    calibration, reference = read_calibration(folder), Reference.load(folder)
+                    return Model(method, calibration, reference=reference, spec=spec, path=folder)
+                if state == "new":
+                    write_spec(folder, method, spec)
+                trained = loop(resumable=state == "resumable")
+                trained.write(folder)
+                (folder / "resume.safetensors").unlink(missing_ok=True)
+                return trained
         finally:
             if fresh:
                 with suppress(OSError):  # only an empty folder goes
@@ -120,41 +113,36 @@ def rollback_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def _in_folder(job: _Job, folder: Path) -> Model:
-    """Train in a run folder, or find there that nothing is left to do."""
-    state = open_folder(folder, job.spec, job.resume)
-    if state == "finished":
-        load_adapter(job.method, folder)
-        reference = Reference.load(folder)
-        return Model(job.method, read_calibration(folder), reference=reference, spec=job.spec, path=folder)
-    if state == "new":
-        write_spec(folder, job.method, job.spec)
-    trained = _train(job, resumable=state == "resumable")
-    trained.write(folder)
-    with suppress(FileNotFoundError):
-        (folder / "resume.safetensors").unlink()
-    return trained
-
-
-def _train(job: _Job, resumable: bool = False) -> Model:
+def _train(
+    method: Method,
+    images: ImageSet,
+    recipe: Recipe,
+    folder: Path | None,
+    progress: OnStep | None,
+    stop: Callable[[], bool],
+    save_every: int,
+    spec: Spec,
+    views: FrozenViews | None,
+    resumable: bool,
+) -> Model:
     """Run the training loop."""
-    began, before, recipe = time.perf_counter(), 0.0, job.recipe
+    began, before = time.perf_counter(), 0.0
 
     def seconds() -> float:
         return before + time.perf_counter() - began
 
     with torch.enable_grad():  # also when called under no_grad
-        work = in_precision(job.method, recipe.precision)  # shares what is learned with `job.method`
-        loop = Loop(work, Feed(job.images, work.clip, recipe), recipe, job.views)
-        if job.folder is not None and resumable:
-            before = restore(loop, job.folder)
+        work = in_precision(method, recipe.precision)  # shares what is learned with `method`
+        loop = Loop(work, Feed(images, work.clip, recipe), recipe, views)
+        if folder is not None and resumable:
+            before = restore(loop, folder)
 
         def save() -> None:
-            if job.folder is not None:
-                save_state(loop, job.folder, seconds())
+            if folder is not None:
+                save_state(loop, folder, seconds())
 
         try:
-            pause = loop.run(job.progress, save, job.save_every, job.stop)
+            complete = loop.run(progress, save, save_every, stop)
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
@@ -164,16 +152,20 @@ def _train(job: _Job, resumable: bool = False) -> Model:
                 f"of {recipe.batch} images; choose a smaller batch in the recipe",
                 hint="batch",
             ) from error
-    if pause is not None:
-        raise Paused(_paused(pause, job.folder), hint=None if job.folder is None else "resume")
+    if not complete:
+        where = "nothing is saved" if folder is None else f"{folder} can be resumed"
+        raise Paused(
+            f"stopped after step {loop.step} of {loop.steps}; {where}",
+            hint=None if folder is None else "resume",
+        )
     metrics = {
         "steps": loop.steps,
         "seconds": round(seconds(), 3),
-        "trainable_parameters": job.method.trainable_parameters,
+        "trainable_parameters": method.trainable_parameters,
         "loss": loop.lines[-1] if loop.lines else None,
-        **plain(job.method.facts()),
+        **plain(method.facts()),
     }
-    return Model(job.method, spec=job.spec, metrics=metrics, lines=loop.lines, path=job.folder)
+    return Model(method, spec=spec, metrics=metrics, lines=loop.lines, path=folder)
 
 
 def check_labels(method: Method, images: ImageSet) -> None:
@@ -184,11 +176,6 @@ def check_labels(method: Method, images: ImageSet) -> None:
             f"{images.name}: labels reach from {int(labels.min())} to {int(labels.max())}, but the method "
             f"has {len(method.classes)} classes"
         )
-
-
-def _paused(pause: Pause, folder: Path | None) -> str:
-    where = "nothing is saved" if folder is None else f"{folder} can be resumed"
-    return f"stopped after step {pause.step} of {pause.steps}; {where}"
 
 
 @contextmanager
@@ -243,7 +230,11 @@ def restore(loop: Loop, folder: Path) -> float:
     tensors, words = read_safetensors(path, "saved training state")
     require_finite(tensors, str(path))
     try:
-        _check_words(loop, tensors.get("window"), words)
+        if not 0 < int(words["step"]) <= loop.steps:
+            raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
+        window = tensors.get("window")
+        if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
+            raise ValueError("its losses do not fit their names")
         loop.restore(tensors, words, read_log(folder))
         _check_optimizer(loop, [name for name in tensors if name.startswith("optimizer.")])
         seconds = float(words.get("seconds", 0.0))
@@ -252,14 +243,6 @@ def restore(loop: Loop, folder: Path) -> float:
         return seconds
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise RunError(f"{path}: is damaged ({error}); delete it to start again") from error
-
-
-def _check_words(loop: Loop, window: Tensor | None, words: Mapping[str, str]) -> None:
-    """Refuse a saved state whose step or losses do not fit this run."""
-    if not 0 < int(words["step"]) <= loop.steps:
-        raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
-    if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
-        raise ValueError("its losses do not fit their names")
 
 
 def _check_optimizer(loop: Loop, names: list[str]) -> None:

@@ -16,14 +16,7 @@ _SKIPPED = ("step", "epoch")
 
 
 class Board:
-    """Writes scalars to a folder that `tensorboard --logdir` shows.
-
-    Args:
-        folder: where the event files go.
-
-    Raises:
-        UsageError: the package `tensorboard` is not installed.
-    """
+    """Writes scalars to a folder that `tensorboard --logdir` shows."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
@@ -56,13 +49,9 @@ class Board:
     def result(
         self, run: str, group: str, step: int, modes: Mapping[str, Mapping[str, float | None]]
     ) -> None:
-        """Write accuracies: a curve named `run`, one chart per column and mode.
+        """Write accuracies by mode and column: a curve for `run` (a method), one chart per column and mode.
 
-        Args:
-            run: name of the curve (a method).
-            group: what was measured on (protocol and dataset).
-            step: place on the axis (the seed).
-            modes: mode -> column -> fraction of 1.
+        `group` says what was measured on (protocol and dataset), `step` is the place on the axis (the seed).
         """
         for mode, row in modes.items():
             for column, value in row.items():
@@ -79,12 +68,8 @@ class Board:
 @contextmanager
 def logged(folder: str | os.PathLike[str] | None, progress: OnStep | None = None) -> Iterator[OnStep]:
     """A training's step callback that also writes to TensorBoard; without a folder just the callback."""
-
-    def quiet(step: int, steps: int, line: Mapping[str, float | int]) -> None:
-        pass
-
     if folder is None:
-        yield progress or quiet
+        yield progress or (lambda step, steps, line: None)
         return
     board = Board(folder)
 

@@ -20,8 +20,8 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
+from dear.runs.evaluate import share_interval
 from dear.runs.spec import Spec
-from dear.train.confidence import share_interval
 from dear.train.crossval import HeldOut, Trials, classes_held_out, held_out, image_folds
 from dear.train.estimate import estimate
 from dear.train.fit import trials_of

@@ -12,9 +12,9 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.calibration import Threshold
-from dear.runs.evaluate import Evaluation
+from dear.runs.evaluate import Evaluation, share_interval
 from dear.runs.model import Model, Run
-from dear.train.confidence import auroc, share_interval
+from dear.train.confidence import auroc
 from dear.workflows.retrieve import gallery_of
 
 

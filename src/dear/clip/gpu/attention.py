@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.tower import Attention, BlockMask, full_mask, take_rows
+from dear.clip.edit import BlockMask
+from dear.clip.tower import Attention, full_mask, take_rows
 
 
 @cache

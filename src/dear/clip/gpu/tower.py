@@ -18,8 +18,9 @@ from torch import Tensor
 
 from dear._io.notes import note
 from dear.clip.config import ACTIVATIONS
+from dear.clip.edit import Edit, LayerEdit, tokens_for
 from dear.clip.gpu.attention import attention, power
-from dear.clip.tower import Edit, LayerEdit, LayerNorm, Tower, take_rows, tokens_for
+from dear.clip.tower import LayerNorm, Tower, take_rows
 
 _ELEMENTS = 1024  # an activation kernel's program
 _HALF = (torch.bfloat16, torch.float16)
@@ -111,11 +112,7 @@ class Mix:
 
 
 def add_norm(
-    x: Tensor,
-    change: Tensor | None,
-    norm: LayerNorm,
-    dtype: torch.dtype,
-    mix: Mix | None = None,
+    x: Tensor, change: Tensor | None, norm: LayerNorm, dtype: torch.dtype, mix: Mix | None = None
 ) -> tuple[Tensor, Tensor]:
     """The new residual stream x + change [B, N, D] with the tokens of `mix`, and its norm in `dtype`."""
     tokens, start, token_weight, inserting = None, 0, 1.0, False

@@ -1,0 +1,220 @@
+"""Changes of a tower, said layer by layer, and what is recorded of a run.
+
+What a method changes in a tower is an `Edit`: it names extra tokens and, for every layer it touches, a
+`LayerEdit`: what those tokens are on the way into the layer, and how each head's attention differs there
+(mask, gate, low-rank change of q, k, v). The tower applies it and knows no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A low-rank change of one projection, one pair of matrices per head: `dW_h = scale * up_h down_h`.
+
+    If `down` has one block, `[1, r, D]`, all heads share it: ordinary LoRA.
+    """
+
+    down: Tensor  #: [H or 1, r, D]
+    up: Tensor  #: [H, d, r]
+    scale: float = 1.0
+    dropout: float = 0.0  #: probability with which an element of the input is set to 0, for training
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The change of the projection's output for inputs x [B, N, D]: [B, H, N, d]."""
+        if self.dropout:
+            x = F.dropout(x, self.dropout)
+        inner = torch.einsum("bnw,hrw->bhnr", x, self.down.to(x))
+        return self.scale * torch.einsum("bhnr,hdr->bhnd", inner, self.up.to(x))
+
+    def matrix(self) -> Tensor:
+        """The change as one matrix [H*d, D], to be added to the projection's weight."""
+        down = self.down.expand(self.up.shape[0], -1, -1)
+        return self.scale * torch.einsum("hdr,hrw->hdw", self.up, down).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """Which tokens each head lets read which: the original tokens are one block, then each extra token.
+
+    `visible[h, 0, 0]`: originals read originals (always true); `[h, 0, 1 + t]`: originals read token t;
+    `[h, 1 + t, 0]`: token t reads the originals; `[h, 1 + t, 1 + u]`: token t reads token u.
+    """
+
+    visible: Tensor  #: bool [H, 1 + T, 1 + T]
+    _expanded: dict[tuple[int, torch.device, torch.dtype], Tensor] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        shape = self.visible.shape
+        if self.visible.dtype != torch.bool or len(shape) != 3 or shape[1] != shape[2]:
+            raise UsageError(
+                f"a block mask is bool [H, 1+T, 1+T]; got {self.visible.dtype} {tuple(self.visible.shape)}"
+            )
+        if not bool(self.visible.any(dim=2).all()):
+            head, row = (~self.visible.any(dim=2)).nonzero()[0].tolist()
+            raise UsageError(f"head {head} leaves row {row} of its mask empty: that token could read nothing")
+        if not bool(self.visible[:, 0, 0].all()):
+            head = int((~self.visible[:, 0, 0]).nonzero()[0])
+            raise UsageError(
+                f"head {head} hides the original tokens from each other (visible[{head}, 0, 0] is false); a "
+                "block mask cannot say that, use a mask of [H, N, N]"
+            )
+
+    @cached_property
+    def isolated(self) -> tuple[bool, ...]:
+        """For each head: whether original and extra tokens do not see each other at all."""
+        apart = ~self.visible[:, 0, 1:].any(1) & ~self.visible[:, 1:, 0].any(1)
+        return tuple(bool(flag) for flag in apart)
+
+    def additive(self, originals: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The mask to add to the scores, [H, N + T, N + T], for N originals followed by T extra tokens."""
+        key = (originals, device, dtype)
+        if key not in self._expanded:
+            tokens = self.visible.shape[1] - 1
+            block = torch.cat([torch.zeros(originals, dtype=torch.long), torch.arange(1, tokens + 1)])
+            visible = self.visible.cpu()[:, block][:, :, block]
+            full = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))
+            self._expanded[key] = full.to(device)
+        return self._expanded[key]
+
+
+@dataclass(frozen=True)
+class LayerEdit:
+    """What changes in one layer. Every field left out changes nothing."""
+
+    tokens: Tensor | None = None  #: the extra tokens' own input of this layer, [T, D] or [B, T, D]
+    token_weight: float = (
+        1.0  #: weight of `tokens` against the tokens' output of the layer before (eq. 5: beta)
+    )
+    mask: Tensor | BlockMask | None = None  #: added to the scores, [(B,) H or 1, N + T, N + T], or blocks
+    gate: Tensor | None = None  #: [H], multiplied on each head's output
+    q: LowRank | None = None
+    k: LowRank | None = None
+    v: LowRank | None = None
+    added: Mapping[str, Tensor] | None = None  #: by parameter name ("ln_1.weight"): added to the layer's own
+
+    def __post_init__(self) -> None:
+        for name, value, axes in (
+            ("tokens", self.tokens, (2, 3)),
+            ("mask", self.mask, (3, 4)),
+            ("gate", self.gate, (1,)),
+        ):
+            if isinstance(value, Tensor) and value.ndim not in axes:
+                raise UsageError(
+                    f"{name} of a layer must have {' or '.join(map(str, axes))} axes; got {list(value.shape)}"
+                )
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Changes of a tower, keyed by layer (counted from 1).
+
+    Args:
+        layers: what changes in each layer.
+        count: how many extra tokens there are; 0 for none.
+        at: where they stand in the sequence; None puts them at its end.
+    """
+
+    layers: Mapping[int, LayerEdit]
+    count: int = 0
+    at: int | None = None
+
+    def __post_init__(self) -> None:
+        for layer, change in self.layers.items():
+            if layer < 1:
+                raise UsageError(f"layer {layer} does not exist: layers count from 1")
+            if isinstance(change.mask, BlockMask) and self.at is not None:
+                raise UsageError("a block mask needs its extra tokens at the end of the sequence (at=None)")
+            if change.tokens is not None and change.tokens.shape[-2] != self.count:
+                raise UsageError(
+                    f"layer {layer} brings {change.tokens.shape[-2]} tokens, the edit says {self.count}"
+                )
+        if self.count and self.first is None:
+            raise UsageError(f"the edit has {self.count} extra tokens but no layer brings them in")
+
+    @property
+    def first(self) -> int | None:
+        """The layer at which the extra tokens enter; None without any."""
+        entering = [layer for layer, change in self.layers.items() if change.tokens is not None]
+        return min(entering) if entering else None
+
+
+def insert_tokens(x: Tensor, edit: Edit, layer: int) -> Tensor:
+    """Put the extra tokens' input of this layer into the sequence (eq. 5 and 6)."""
+    change = edit.layers.get(layer)
+    if change is None or change.tokens is None:
+        return x  # the tokens flow on as the layer before left them
+    fresh = tokens_for(change.tokens, x).expand(x.shape[0], -1, -1)  # [B, T, D]
+    if layer == edit.first:
+        start = x.shape[1] if edit.at is None else edit.at
+        return torch.cat([x[:, :start], fresh, x[:, start:]], dim=1)
+    start = x.shape[1] - edit.count if edit.at is None else edit.at
+    stop = start + edit.count
+    if change.token_weight != 1.0:
+        fresh = change.token_weight * fresh + (1.0 - change.token_weight) * x[:, start:stop]
+    return torch.cat([x[:, :start], fresh, x[:, stop:]], dim=1)
+
+
+def tokens_for(tokens: Tensor, x: Tensor) -> Tensor:
+    """Extra tokens [T, D], [1, T, D] or [B, T, D] on the device and in the precision of x [B, N, D]."""
+    # The batch first: an exported graph must not depend on whether it is 1.
+    batches = (x.shape[0], 1) if tokens.ndim == 3 else (tokens.shape[0],)
+    if tokens.shape[0] not in batches or tokens.shape[-1] != x.shape[-1]:
+        raise UsageError(
+            f"extra tokens of {list(tokens.shape)} do not fit activations of {list(x.shape)}; give "
+            f"[T, {x.shape[-1]}] or [{x.shape[0]}, T, {x.shape[-1]}]"
+        )
+    return tokens.to(x)
+
+
+class Record(Mapping[str, Tensor]):
+    """Activations kept from a run: a mapping from stable dotted names to tensors.
+
+    Pass one to `Tower.run`. Layers count from 1; R is the number of recorded rows:
+    `blocks.9.attn.heads` [B, H, R, d] (before the output projection), `blocks.9.attn.pattern` [B, H, R, N]
+    (with `pattern=True`), `blocks.9.mlp` [B, R, D], `blocks.9.out` [B, R, D].
+
+    Args:
+        rows: which rows of the sequence to keep, in every layer; the class token alone by default.
+        pattern: also keep the attention pattern of those rows.
+    """
+
+    def __init__(self, rows: slice = slice(0, 1), pattern: bool = False) -> None:
+        self.rows = rows
+        self.pattern = pattern
+        self._kept: dict[str, Tensor] = {}
+
+    def rows_within(self, read: Tensor, length: int) -> Tensor | None:
+        """Where in `read` [R] the recorded rows stand, if all are there; else None."""
+        if read.ndim != 1:
+            return None
+        given = read.tolist()
+        wanted = range(length)[self.rows]
+        if not set(wanted) <= set(given):
+            return None
+        return torch.tensor([given.index(row) for row in wanted], dtype=torch.long, device=read.device)
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Store `value` under `name`."""
+        self._kept[name] = value
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
