@@ -103,7 +103,7 @@ def read_archive(path: Path) -> Archive:
 
 
 def _root(file: zipfile.ZipFile) -> str:
-    """The folder inside the zip that everything lies in; its name is the archive's own business."""
+    """The folder inside the zip that everything lies in; it may have any name."""
     for name in file.namelist():
         if name.endswith("/data.pkl") and name.count("/") == 1:
             return name.removesuffix("/data.pkl")

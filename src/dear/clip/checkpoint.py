@@ -9,7 +9,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from dear.clip.layouts import (
     timm_table,
 )
 from dear.clip.model import Clip
-from dear.clip.tokenizer import ClipTokenizer, Tokenizer
+from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tokenizer_file import find_tokenizer
 from dear.errors import CheckpointError, DearError, UsageError
 
@@ -64,15 +64,13 @@ class Checkpoint:
     config: ClipConfig
     state: dict[str, Tensor]
     layout: str  #: "huggingface", "openclip", "torchscript" or "openai"
-    tokenizer: Tokenizer | None = field(default_factory=ClipTokenizer)  #: None: its file is missing
+    tokenizer: Tokenizer | None = tokenize  #: None: its file is missing
 
 
 def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
-    """Read the checkpoint in a folder or file.
+    """Read a folder in Hugging Face's or OpenCLIP's layout, or one weight file.
 
-    Args:
-        path: a folder in Hugging Face's or OpenCLIP's layout, or one weight file.
-        activation: "quick_gelu" or "gelu", for a bare weight file that does not say.
+    `activation` ("quick_gelu" or "gelu") is for a bare weight file that does not say.
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise UsageError(f"activation={activation!r} is not known; use one of {', '.join(ACTIVATIONS)}")
@@ -131,7 +129,7 @@ def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Che
 
 def _tokenizer(folder: Path, config: ClipConfig) -> Tokenizer | None:
     """CLIP's own tokenizer, or the one beside the weights."""
-    return ClipTokenizer() if config.text.clean == "clip" else find_tokenizer(folder, config.text)
+    return tokenize if config.text.clean == "clip" else find_tokenizer(folder, config.text)
 
 
 def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
@@ -251,8 +249,8 @@ def _pickled(path: Path) -> _Weights:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
-            f"{path}: holds more than tensors, or is no PyTorch file; a pickle that could run code stays "
-            "shut; get the weights as safetensors"
+            f"{path}: holds more than tensors, or is no PyTorch file; a pickle that could run code is "
+            "not opened; get the weights as safetensors"
         ) from None
     except Exception as error:  # torch names damage in many ways, none of them for users
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -282,13 +280,8 @@ def _is_plain(tensor: Tensor) -> bool:
 def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
     """Write `clip` as a Hugging Face `CLIPModel` folder that transformers and `dear.load` read.
 
-    A shortened token table is written with its row map, which only `dear.load` understands.
-
-    Args:
-        clip: the model.
-        folder: where `config.json`, `preprocessor_config.json` and `model.safetensors` go; each is written
-            whole or not at all, the weights before the configuration that announces them.
-        dtype: precision of the stored weights.
+    Each file is written whole or not at all, the weights (in `dtype`) before the configuration that announces
+    them. A shortened token table is written with its row map, which only `dear.load` understands.
     """
     folder, config = Path(folder), clip.config
     state = clip.state_dict()

@@ -125,9 +125,6 @@ def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) 
 def pick_device(name: str) -> str:
     """The device to use: "auto" is the first GPU where there is one, else the CPU.
 
-    Raises:
-        UsageError: the device does not exist here.
-
     >>> pick_device("cpu")
     'cpu'
     """

@@ -50,11 +50,6 @@ def focused_features(visual: VisionTower, pixels: Tensor, groups: Sequence[Seque
 
     A correction of the feature applies to the terms as well: heads that it leaves out add nothing, and its
     matrix acts on what the others add.
-
-    Args:
-        visual: the image tower.
-        pixels: normalized, [B, 3, S, S].
-        groups: (layer, head) pairs.
     """
     return focused_from(visual, visual.embed(pixels), 1, groups)
 

@@ -36,12 +36,9 @@ def is_hub_name(text: str) -> bool:
 def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None = None) -> Path:
     """The folder of a hub backbone on this machine, downloaded if it is not here yet.
 
-    The cache is huggingface-hub's own (`HF_HOME`, `HF_HUB_CACHE`); what is in it is not asked for again.
-
-    Args:
-        name: `owner/name` on the hub, or `owner/name@revision` with a branch, tag or commit.
-        cache_dir: another cache folder.
-        endpoint: another hub than `HF_ENDPOINT`.
+    `name` is `owner/name`, or `owner/name@revision` with a branch, tag or commit. The cache is
+    huggingface-hub's own (`HF_HOME`, `HF_HUB_CACHE`) unless `cache_dir` is given; what is in it is not
+    downloaded again.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE

@@ -15,18 +15,14 @@ from dear.clip.config import ClipConfig
 
 
 def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
-    """`sha256:…` of a vision tower's names, shapes and values.
+    """`sha256:…` of names, shapes and values of a `VisionTower` or its state dict (names without `visual.`).
 
     Values count as float32, so the same numbers stored in half precision, in another layout or on another
     device give the same answer.
 
-    Args:
-        visual: a `VisionTower`, or its state dict (names without the leading `visual.`).
-
-    Example:
-        >>> whole = {"proj": torch.tensor([[1.0, 0.5]])}
-        >>> fingerprint(whole) == fingerprint({"proj": whole["proj"].half()})
-        True
+    >>> whole = {"proj": torch.tensor([[1.0, 0.5]])}
+    >>> fingerprint(whole) == fingerprint({"proj": whole["proj"].half()})
+    True
     """
     state = visual.state_dict() if isinstance(visual, nn.Module) else visual
     digest = hashlib.sha256()

@@ -46,7 +46,7 @@ def sample_boxes(
         flip: probability of a flip.
 
     Returns:
-        boxes int64 [B, 4] as (top, left, height, width), and flips bool [B], both on the CPU.
+        Boxes int64 [B, 4] as (top, left, height, width), and flips bool [B], both on the CPU.
     """
     if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
         raise InputError(f"crop scale {scale} must lie within (0, 1] and ratio {ratio} be positive, in order")
@@ -83,10 +83,7 @@ def augment_image(
     ratio: tuple[float, float] = RATIO,
     flip: float = FLIP,
 ) -> Tensor:
-    """A random training view of one image.
-
-    Returns:
-        uint8 [3, size, size].
+    """A random training view of one image, uint8 [3, size, size].
 
     >>> view = augment_image(Image.new("RGB", (40, 30), "red"), 16, torch.Generator().manual_seed(0))
     >>> view.shape, view[:, 5, 5].tolist()
@@ -111,19 +108,11 @@ def augment_batch(
     flip: float = FLIP,
     sizes: Tensor | None = None,
 ) -> Tensor:
-    """A random training view of every image of a batch, computed on the batch's device.
+    """A random training view of every image of a batch, on its device: float32 [B, 3, size, size] in [0, 1].
 
-    Args:
-        pixels: uint8 [B, 3, h, w]; images smaller than h x w stand in the top left corner.
-        size: side of the views.
-        generator: a CPU generator; the same draws are made whatever the device.
-        scale: smallest and largest share of the area.
-        ratio: smallest and largest width / height.
-        flip: probability of a flip.
-        sizes: int64 [B, 2], true height and width of each image (default: all h x w).
-
-    Returns:
-        float32 [B, 3, size, size] in [0, 1].
+    Of `pixels`, uint8 [B, 3, h, w], images smaller than h x w stand in the top left corner; `sizes` [B, 2]
+    are their true heights and widths (None: all h x w). The draws are those of `sample_boxes`, whatever the
+    device.
 
     >>> batch = torch.zeros(2, 3, 30, 40, dtype=torch.uint8)
     >>> augment_batch(batch, 16, torch.Generator().manual_seed(0)).shape
@@ -139,16 +128,10 @@ def augment_batch(
 
 
 def crop_batch(pixels: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
-    """Cut a box out of every image and resize it as Pillow's bicubic does.
+    """Cut a box out of every image [B, 3, h, w] and resize it as Pillow's bicubic does.
 
-    Args:
-        pixels: uint8 [B, 3, h, w].
-        boxes: int64 [B, 4] as (top, left, height, width), within the images, on the same device.
-        flips: bool [B], which results to mirror.
-        size: side of the results, S.
-
-    Returns:
-        float32 [B, 3, S, S] in [0, 1].
+    Boxes [B, 4] and flips [B] are those of `sample_boxes`, on the device of the pixels; the results are
+    float32 [B, 3, size, size] in [0, 1].
     """
     count, colors, height, width = pixels.shape
     across = resampling(boxes[:, 1], boxes[:, 3], width, size)  # [B, S, w]
@@ -169,16 +152,9 @@ def _to_steps(values: Tensor) -> Tensor:
 
 
 def resampling(start: Tensor, length: Tensor, extent: int, size: int) -> Tensor:
-    """Weights that resize a stretch of `length` pixels from `start` to `size` pixels, bicubic, antialiased.
+    """Weights [B, size, extent] that resize `length` [B] pixels from `start` [B] on, bicubic, antialiased.
 
-    Args:
-        start: int64 [B], first pixel of the stretch.
-        length: int64 [B], its pixels.
-        extent: pixels of the whole axis, n.
-        size: pixels of the result, S.
-
-    Returns:
-        float32 [B, S, n]; rows sum to 1 and are 0 outside the stretch.
+    `extent` counts the pixels of the whole axis; rows sum to 1 and are 0 outside the stretch.
     """
     device = start.device
     step = (length / size)[:, None, None]  # source pixels a result pixel

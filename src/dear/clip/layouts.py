@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dear.clip.config import ClipConfig, TextConfig, TowerConfig, VisionConfig
+from dear.clip.config import ClipConfig, TowerConfig, VisionConfig
 from dear.errors import CheckpointError
 
 #: Maps a BPE id to a row of a shortened token table (an addition of ours to Hugging Face's layout).
@@ -63,13 +64,7 @@ def text_prefix(names: Sequence[str] | Mapping[str, Tensor]) -> str:
 
 
 def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) -> dict[str, Tensor]:
-    """Turn published tensors into the state dict of `Clip`, keeping each tensor's precision.
-
-    Args:
-        tensors: published names to tensors.
-        table: the layout, made by `huggingface`, `openai` or `timm`.
-        source: the file, for messages.
-    """
+    """Turn published tensors into the state dict of `Clip`, keeping each tensor's precision."""
     check(tensors, table, source)
     state: dict[str, Tensor] = {}
     for entry in table:
@@ -157,60 +152,89 @@ def publish(state: Mapping[str, Tensor], table: Sequence[Entry]) -> dict[str, Te
     return published
 
 
-# Ours -> the published names inside one layer, or inside the pooling.
+class _Names(NamedTuple):
+    """What a layout calls the parts of the image tower."""
+
+    patch: str
+    class_token: str
+    positions: str
+    pre: str  #: the norm before the layers
+    post: str  #: the norm behind them
+    blocks: str
+    block: Mapping[str, str]  #: ours -> theirs inside a layer
+    qkv: str  #: q, k and v of a layer in one matrix; empty: they are apart
+    pool: str
+    probe: str
+    pool_qkv: str
+    pool_packed: str  #: which of q, k and v are in that matrix
+    pool_parts: Mapping[str, str]
+
+
 _HF_BLOCK = {
-    "ln_1": "layer_norm1",
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.o": "self_attn.out_proj",
-    "ln_2": "layer_norm2",
-    "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
-}
-_OPENAI_BLOCK = {
-    "ln_1": "ln_1",
-    "attn.o": "attn.out_proj",
-    "ln_2": "ln_2",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
-_TIMM_BLOCK = {
-    "ln_1": "norm1",
-    "attn.o": "attn.proj",
-    "ln_2": "norm2",
-    "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
-}
-_HF_POOL = {"attn.o": "attention.out_proj", "norm": "layernorm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
-_OPENAI_POOL = {
-    "attn.o": "attn.out_proj",
-    "norm": "layernorm",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
-_TIMM_POOL = {"attn.q": "q", "attn.o": "proj", "norm": "norm", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+    "ln_1": "layer_norm1", "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj", "attn.o": "self_attn.out_proj", "ln_2": "layer_norm2",
+    "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2",
+}  # fmt: skip
+_OPENAI_MLP = {"attn.o": "attn.out_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
+_OPENAI_BLOCK, _OPENAI_QKV = {"ln_1": "ln_1", "ln_2": "ln_2", **_OPENAI_MLP}, "attn.in_proj_{}"
+_MLP = {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+_HUGGINGFACE = _Names(
+    patch="vision_model.embeddings.patch_embedding",
+    class_token="vision_model.embeddings.class_embedding",
+    positions="vision_model.embeddings.position_embedding.weight",
+    pre="vision_model.pre_layrnorm",  # the published name has the slip
+    post="vision_model.post_layernorm",
+    blocks="vision_model.encoder.layers",
+    block=_HF_BLOCK,
+    qkv="",
+    pool="vision_model.head",
+    probe="vision_model.head.probe",
+    pool_qkv="vision_model.head.attention.in_proj_{}",
+    pool_packed="qkv",
+    pool_parts={"attn.o": "attention.out_proj", "norm": "layernorm", **_MLP},
+)
+_OPENAI = _Names(
+    patch="visual.conv1",
+    class_token="visual.class_embedding",
+    positions="visual.positional_embedding",
+    pre="visual.ln_pre",
+    post="visual.ln_post",
+    blocks="visual.transformer.resblocks",
+    block=_OPENAI_BLOCK,
+    qkv=_OPENAI_QKV,
+    pool="visual.attn_pool",
+    probe="visual.attn_pool.probe",
+    pool_qkv="visual.attn_pool.attn.in_proj_{}",
+    pool_packed="qkv",
+    pool_parts={"norm": "layernorm", **_OPENAI_MLP},
+)
+_TIMM = _Names(
+    patch="visual.trunk.patch_embed.proj",
+    class_token="visual.trunk.cls_token",
+    positions="visual.trunk.pos_embed",
+    pre="visual.trunk.norm_pre",
+    post="visual.trunk.norm",
+    blocks="visual.trunk.blocks",
+    block={"ln_1": "norm1", "attn.o": "attn.proj", "ln_2": "norm2", **_MLP},
+    qkv="attn.qkv.{}",
+    pool="visual.trunk.attn_pool",
+    probe="visual.trunk.attn_pool.latent",
+    pool_qkv="visual.trunk.attn_pool.kv.{}",
+    pool_packed="kv",
+    pool_parts={"attn.q": "q", "attn.o": "proj", "norm": "norm", **_MLP},
+)
 
 
 def huggingface_table(config: ClipConfig, rows: int | None = None) -> tuple[Entry, ...]:
     """Hugging Face's `CLIPModel`, `MetaClip2Model` or `SiglipModel`; `rows`: a shortened token table's."""
     vision, text, E = config.vision, config.text, config.embed_dim
+    positions = "text_model.embeddings.position_embedding.weight"
     table = [
         *_scale(config),
         Entry(TOKEN_TABLE, (text.vocab if rows is None else rows, text.width), ("text.tokens",)),
-        Entry(
-            "text_model.embeddings.position_embedding.weight", (text.context, text.width), ("text.positions",)
-        ),
+        Entry(positions, (text.context, text.width), ("text.positions",)),
         *_norm("text_model.final_layer_norm", "text.ln_final", text.width),
-        *_image_ends(
-            vision,
-            patch="vision_model.embeddings.patch_embedding",
-            class_token="vision_model.embeddings.class_embedding",
-            positions="vision_model.embeddings.position_embedding.weight",
-            pre="vision_model.pre_layrnorm",  # the published name has the slip
-            post="vision_model.post_layernorm",
-        ),
-        *_blocks("vision_model.encoder.layers", "visual.blocks", vision, _HF_BLOCK),
+        *_image(vision, _HUGGINGFACE),
         *_blocks("text_model.encoder.layers", "text.blocks", text, _HF_BLOCK),
     ]
     if text.projection_bias:  # SigLIP's name
@@ -219,10 +243,6 @@ def huggingface_table(config: ClipConfig, rows: int | None = None) -> tuple[Entr
         table.append(Entry("text_projection.weight", (E, text.width), ("text.proj",), transposed=True))
     if vision.projection:
         table.append(Entry("visual_projection.weight", (E, vision.width), ("visual.proj",), transposed=True))
-    if vision.pool == "attention":
-        table.append(Entry("vision_model.head.probe", (vision.width,), ("visual.pool.probe",)))
-        table += _packed("vision_model.head.attention.in_proj_{}", "visual.pool.attn", "qkv", vision.width)
-        table += _named("vision_model.head", "visual.pool", vision, _HF_POOL)
     if rows is not None:
         table.append(Entry(TOKEN_ROWS, (text.vocab,), ("text.rows",), integer=True))
     return tuple(table)
@@ -230,53 +250,15 @@ def huggingface_table(config: ClipConfig, rows: int | None = None) -> tuple[Entr
 
 def openai_table(config: ClipConfig, text_at: str = "") -> tuple[Entry, ...]:
     """OpenAI's state dict, which OpenCLIP and PE-Core share; OpenCLIP may put "text." before text names."""
-    vision, E = config.vision, config.embed_dim
-    table = [
-        *_scale(config),
-        *_openai_text(config, text_at),
-        *_image_ends(
-            vision,
-            patch="visual.conv1",
-            class_token="visual.class_embedding",
-            positions="visual.positional_embedding",
-            pre="visual.ln_pre",
-            post="visual.ln_post",
-        ),
-        *_openai_blocks("visual.transformer.resblocks", "visual.blocks", vision),
-        Entry("visual.proj", (vision.width, E), ("visual.proj",)),
-    ]
-    if vision.pool == "attention":
-        table.append(Entry("visual.attn_pool.probe", (vision.width,), ("visual.pool.probe",)))
-        table += _packed("visual.attn_pool.attn.in_proj_{}", "visual.pool.attn", "qkv", vision.width)
-        table += _named("visual.attn_pool", "visual.pool", vision, _OPENAI_POOL)
-    return tuple(table)
+    projection = Entry("visual.proj", (config.vision.width, config.embed_dim), ("visual.proj",))
+    return (*_scale(config), *_openai_text(config, text_at), *_image(config.vision, _OPENAI), projection)
 
 
 def timm_table(config: ClipConfig, text_at: str = "text.") -> tuple[Entry, ...]:
     """OpenCLIP's state dict around an image tower of timm."""
-    vision, E = config.vision, config.embed_dim
-    table = [
-        *_scale(config),
-        *_openai_text(config, text_at),
-        *_image_ends(
-            vision,
-            patch="visual.trunk.patch_embed.proj",
-            class_token="visual.trunk.cls_token",
-            positions="visual.trunk.pos_embed",
-            pre="visual.trunk.norm_pre",
-            post="visual.trunk.norm",
-        ),
-        *_blocks("visual.trunk.blocks", "visual.blocks", vision, _TIMM_BLOCK),
-    ]
-    for layer in range(vision.layers):
-        source = f"visual.trunk.blocks.{layer}.attn.qkv."
-        table += _packed(source + "{}", f"visual.blocks.{layer}.attn", "qkv", vision.width)
-    if vision.projection:
-        table += _linear("visual.trunk.head", "visual.proj", (E, vision.width))
-    if vision.pool == "attention":
-        table.append(Entry("visual.trunk.attn_pool.latent", (vision.width,), ("visual.pool.probe",)))
-        table += _packed("visual.trunk.attn_pool.kv.{}", "visual.pool.attn", "kv", vision.width)
-        table += _named("visual.trunk.attn_pool", "visual.pool", vision, _TIMM_POOL)
+    table = [*_scale(config), *_openai_text(config, text_at), *_image(config.vision, _TIMM)]
+    if config.vision.projection:
+        table += _linear("visual.trunk.head", "visual.proj", (config.embed_dim, config.vision.width))
     return tuple(table)
 
 
@@ -295,23 +277,26 @@ def _openai_text(config: ClipConfig, at: str) -> Iterator[Entry]:
     yield Entry(f"{at}token_embedding.weight", (text.vocab, text.width), ("text.tokens",))
     yield Entry(f"{at}positional_embedding", (text.context, text.width), ("text.positions",))
     yield from _norm(f"{at}ln_final", "text.ln_final", text.width)
-    yield from _openai_blocks(f"{at}transformer.resblocks", "text.blocks", text)
+    yield from _blocks(f"{at}transformer.resblocks", "text.blocks", text, _OPENAI_BLOCK, _OPENAI_QKV)
 
 
-def _image_ends(
-    vision: VisionConfig, patch: str, class_token: str, positions: str, pre: str, post: str
-) -> Iterator[Entry]:
-    """What stands before and after the layers; the class token has a position of its own."""
+def _image(vision: VisionConfig, names: _Names) -> Iterator[Entry]:
+    """The image tower but for its projection; the class token has a position of its own."""
     shape = (vision.width, 3, vision.patch_size, vision.patch_size)
-    yield Entry(f"{patch}.weight", shape, ("visual.patch.weight",))
+    yield Entry(f"{names.patch}.weight", shape, ("visual.patch.weight",))
     if vision.patch_bias:
-        yield Entry(f"{patch}.bias", (vision.width,), ("visual.patch.bias",))
+        yield Entry(f"{names.patch}.bias", (vision.width,), ("visual.patch.bias",))
     if vision.class_token:
-        yield Entry(class_token, (vision.width,), ("visual.class_token",))
-    yield Entry(positions, (vision.positions, vision.width), ("visual.positions",))
+        yield Entry(names.class_token, (vision.width,), ("visual.class_token",))
+    yield Entry(names.positions, (vision.positions, vision.width), ("visual.positions",))
     if vision.pre_norm:
-        yield from _norm(pre, "visual.ln_pre", vision.width)
-    yield from _norm(post, "visual.ln_post", vision.width)
+        yield from _norm(names.pre, "visual.ln_pre", vision.width)
+    yield from _norm(names.post, "visual.ln_post", vision.width)
+    yield from _blocks(names.blocks, "visual.blocks", vision, names.block, names.qkv)
+    if vision.pool == "attention":
+        yield Entry(names.probe, (vision.width,), ("visual.pool.probe",))
+        yield from _packed(names.pool_qkv, "visual.pool.attn", names.pool_packed, vision.width)
+        yield from _named(names.pool, "visual.pool", vision, names.pool_parts)
 
 
 def _norm(source: str, ours: str, width: int) -> Iterator[Entry]:
@@ -332,16 +317,13 @@ def _packed(source: str, ours: str, names: str, width: int) -> Iterator[Entry]:
         yield Entry(source.format(part), shape, tuple(f"{ours}.{name}.{part}" for name in names))
 
 
-def _openai_blocks(source: str, ours: str, tower: VisionConfig | TextConfig) -> Iterator[Entry]:
-    yield from _blocks(source, ours, tower, _OPENAI_BLOCK)
-    for layer in range(tower.layers):
-        packed = f"{source}.{layer}.attn.in_proj_"
-        yield from _packed(packed + "{}", f"{ours}.{layer}.attn", "qkv", tower.width)
-
-
-def _blocks(source: str, ours: str, tower: TowerConfig, names: Mapping[str, str]) -> Iterator[Entry]:
+def _blocks(
+    source: str, ours: str, tower: TowerConfig, names: Mapping[str, str], qkv: str = ""
+) -> Iterator[Entry]:
     for layer in range(tower.layers):
         yield from _named(f"{source}.{layer}", f"{ours}.{layer}", tower, names)
+        if qkv:
+            yield from _packed(f"{source}.{layer}.{qkv}", f"{ours}.{layer}.attn", "qkv", tower.width)
 
 
 def _named(source: str, ours: str, tower: TowerConfig, names: Mapping[str, str]) -> Iterator[Entry]:

@@ -17,7 +17,7 @@ from dear.clip.config import ClipConfig
 from dear.clip.correction import Correction, Head, folded
 from dear.clip.focus import check_focus, focused_features
 from dear.clip.identity import fingerprint, identity
-from dear.clip.tokenizer import ClipTokenizer, Tokenizer
+from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tower import shared_copy
 from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.errors import InputError, UsageError
@@ -50,7 +50,7 @@ class Clip(nn.Module):
         self.log_scale = nn.Parameter(torch.empty(()))
         self.pair_bias: nn.Parameter | None
         self.register_parameter("pair_bias", nn.Parameter(torch.empty(())) if config.logit_bias else None)
-        self.tokenizer: Tokenizer | None = ClipTokenizer() if config.text.clean == "clip" else None
+        self.tokenizer: Tokenizer | None = tokenize if config.text.clean == "clip" else None
         self._scale: tuple[int, int, float] | None = None
         self._correction: Correction | None = None
         self.focus: tuple[Head, ...] = ()  #: heads whose contribution stands beside the image feature

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from instant_clip_tokenizer import Tokenizer as BytePairs
@@ -40,7 +39,7 @@ _LONG_S = re.compile(r"(?<![^\w\s])(?<!_)'ſ")
 _LONG_S_TOKENS = (6, 129, 379)  # "'", and the two bytes of the long s, the last ending the word
 
 
-@lru_cache(maxsize=1)
+@cache
 def _byte_pairs() -> BytePairs:
     """The merges, parsed once: that takes longer than tokenizing thousands of texts."""
     return BytePairs()
@@ -76,14 +75,7 @@ def _encode_clean(text: str) -> list[int]:
 
 
 def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
-    """Tokens of one or several texts: BOT, the words, EOT, then zeros.
-
-    Args:
-        texts: a text or a list of N texts.
-        context: length of a row of tokens.
-
-    Returns:
-        int64 [N, context].
+    """Tokens of one or several texts, int64 [N, context]: BOT, the words, EOT, then zeros.
 
     >>> tokenize("a cat")[0, :5].tolist()
     [49406, 320, 2368, 49407, 0]
@@ -96,20 +88,7 @@ def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
     return result
 
 
-class Tokenizer(Protocol):
-    """From texts to token ids [N, context]."""
-
-    def __call__(self, texts: str | Sequence[str], context: int) -> Tensor:
-        """Token ids, int64 [N, context], padded."""
-        ...
-
-
-class ClipTokenizer:
-    """CLIP's byte pairs, which come with this package."""
-
-    def __call__(self, texts: str | Sequence[str], context: int) -> Tensor:
-        """See `tokenize`."""
-        return tokenize(texts, context)
+Tokenizer = Callable[[str | Sequence[str], int], Tensor]  #: texts and a context to token ids [N, context]
 
 
 def check_text(text: str) -> None:

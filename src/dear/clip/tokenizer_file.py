@@ -51,12 +51,7 @@ def clean(text: str, how: str) -> str:
 
 
 class FileTokenizer:
-    """A checkpoint's own tokenizer.
-
-    Args:
-        folder: the checkpoint's folder.
-        config: the text tower's configuration: its vocabulary, cleaning and end token.
-    """
+    """The tokenizer of a checkpoint's folder, for a text tower's vocabulary, cleaning and end token."""
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
         self.config = config

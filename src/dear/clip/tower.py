@@ -25,16 +25,10 @@ from dear.errors import UsageError
 
 
 def attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T / sqrt(d) + mask) v, written out (eq. 1 and 7).
+    """softmax(q k^T / sqrt(d) + mask) v, written out (eq. 1 and 7), and the softmax itself.
 
-    Args:
-        q: [B, H, Q, d].
-        k: [B, H, K, d].
-        v: [B, H, K, d].
-        mask: added to the scores, broadcast to [B, H, Q, K].
-
-    Returns:
-        The heads' outputs [B, H, Q, d] and the attention pattern [B, H, Q, K].
+    q is [B, H, Q, d], k and v are [B, H, K, d], the mask is broadcast to [B, H, Q, K]; the heads' outputs are
+    [B, H, Q, d], the attention pattern is [B, H, Q, K].
     """
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # [B, H, Q, K]
     if mask is not None:

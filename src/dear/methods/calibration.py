@@ -75,12 +75,10 @@ class Calibration(Strict, frozen=True):
                 raise ValueError(f"{mode}: {len(own.logits)} logits for {len(self.nearness)} images")
 
     def score(self, mode: str, largest: Tensor, nearness: Tensor | None = None) -> Tensor:
-        """The score [b] that a threshold for "none of these" is compared with.
+        """The score [b] that a threshold for "none of these" is compared with, in a mode.
 
-        Args:
-            mode: way to predict.
-            largest: largest calibrated logit of each image, [b].
-            nearness: mean cosine with the nearest training images, [b]; None: it does not count.
+        `largest` is the largest calibrated logit of each image [b], `nearness` its mean cosine with the
+        nearest training images [b]; None: it does not count.
         """
         return combined(
             standard(largest, self.modes[mode].logits),
@@ -105,9 +103,9 @@ class Threshold(Strict, frozen=True):
     images: int  #: held-out images that the threshold was read from
 
     def among(self, images: int, sure: float = 0.95) -> tuple[float, float]:
-        """The interval of the refused share of so many further images of trained classes.
+        """The interval of the share that is refused of `images` further images of trained classes.
 
-        It is wider than that of the true share: so many images show it with an error of their own.
+        It is wider than that of the true share: a finite number of images has an error of its own.
         """
         from scipy.stats import betabinom
 

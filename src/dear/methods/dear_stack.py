@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dear.clip.gpu.recorded import Runner
-from dear.methods.base import ClassPrompts, Frozen, unit
+from dear.methods.base import Frozen, unit
 
 if TYPE_CHECKING:
     from dear.methods.dear import DeAR
@@ -44,11 +43,7 @@ def stack_key(model: DeAR) -> Hashable:
 def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runner) -> list[Tensor]:
     """Logits [C_i] of each image under its own adapter, of `models` [B] with equal `stack_key`.
 
-    Args:
-        models: the adapter of each image.
-        frozen: `DeAR.inference_stage` of the images.
-        mode: "fused" or "decoupled".
-        run: runs the suffix of the tower.
+    `frozen` is `DeAR.inference_stage` of the images; `run` runs the suffix of the tower.
     """
     first = models[0]
     tokens = _learned(models, "tokens")  # [B, T, D], or [B, L, T, D]
@@ -133,25 +128,15 @@ def _features(
     return f_cls, mixed
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """An adapter's text features while its text tokens stay; `Method.cached` costs more per image."""
-
-    prompts: ClassPrompts
-    stamp: tuple[int, int]
-    features: Tensor  #: [C, E]
-
-
 def _texts(model: DeAR) -> Tensor:
-    """Unit text features [C, E] of an adapter."""
+    """Unit text features [C, E] while text tokens stay the same; `Method.cached` costs more per image."""
     learned = model._parameters["text_tokens"]
     assert learned is not None
-    stamp = (learned.data_ptr(), learned._version)
-    cached: _Texts | None = model.__dict__.get("_stack_texts")
-    if cached is None or cached.stamp != stamp or cached.prompts is not model.prompts:
-        cached = _Texts(model.prompts, stamp, model.cached("texts", model.texts))
-        model.__dict__["_stack_texts"] = cached
-    return cached.features
+    stamp = (model.prompts, learned.data_ptr(), learned._version)
+    cached: tuple[Any, Tensor] | None = model.__dict__.get("_stack_texts")
+    if cached is None or cached[0] != stamp:
+        cached = model.__dict__["_stack_texts"] = (stamp, model.cached("texts", model.texts))
+    return cached[1]
 
 
 def _projection(model: DeAR) -> tuple[str, ...]:

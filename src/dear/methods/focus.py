@@ -26,12 +26,7 @@ class FocusConfig(Options):
 
 
 class FeatureReader(nn.Module):
-    """Reads frozen image features [..., W], W = E or, with a focus, 2 E.
-
-    Args:
-        clip: the backbone of the method.
-        config: options of the method.
-    """
+    """Reads frozen image features [..., W], W = E or, with a focus, 2 E."""
 
     mean: Tensor | None
 

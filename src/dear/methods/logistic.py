@@ -25,13 +25,8 @@ def fit_logistic(
 ) -> tuple[Tensor, Tensor]:
     """Weight [C, W] and bias [C] that minimize `strength · sum of cross-entropies + |weight|² / 2`.
 
-    Args:
-        features: [n, W].
-        labels: [n].
-        classes: how many.
-        strength: C, as in scikit-learn.
-        offset: [n, C], added to the logits.
-        start: weight and bias to begin with; None: 0.
+    Features are [n, W], labels [n]; `offset` [n, C] is added to the logits; the search begins at `start`, or
+    0.
     """
     from scipy.optimize import minimize
 

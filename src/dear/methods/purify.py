@@ -161,14 +161,9 @@ class Purify(Method):
 
 
 def kernels(x: Tensor, bandwidths: Sequence[float] | None = None) -> Tensor:
-    """Mean of Gaussian kernels exp(-|x_i - x_j|^2 / 2 s^2) over bandwidths s.
+    """Mean of Gaussian kernels exp(-|x_i - x_j|^2 / 2 s^2) over bandwidths s, [L, n, n], of x [L, n, D].
 
-    Args:
-        x: features [L, n, D]; each of the L sets on its own.
-        bandwidths: s; None takes `2 s^2 = factor * median of the squared distances` for the `FACTORS`.
-
-    Returns:
-        [L, n, n].
+    None takes `2 s^2 = factor * median of the squared distances` of each of the L sets, for the `FACTORS`.
     """
     norms = (x * x).sum(-1)
     squared = (norms[:, :, None] + norms[:, None] - 2 * x @ x.transpose(1, 2)).clamp(min=0)  # [L, n, n]
@@ -183,15 +178,9 @@ def kernels(x: Tensor, bandwidths: Sequence[float] | None = None) -> Tensor:
 
 
 def mmd(x: Tensor, domains: Tensor, bandwidths: Sequence[float] | None = None) -> Tensor:
-    """Squared MMD, mean over the L feature sets and over the pairs of domains present.
+    """Squared MMD of x [n, L, D], mean over the L feature sets and over the pairs of `domains` [n] present.
 
-    Args:
-        x: features [n, L, D].
-        domains: domain number of each row, [n].
-        bandwidths: see `kernels`.
-
-    Returns:
-        A scalar, at least 0 up to rounding; 0 with fewer than two domains.
+    It is at least 0 up to rounding, and 0 with fewer than two domains.
 
     >>> x = torch.tensor([[[0.0]], [[0.0]], [[9.0]], [[9.0]]])
     >>> round(float(mmd(x, torch.tensor([0, 0, 1, 1]), [1.0])), 4), float(mmd(x, torch.tensor([0, 1, 0, 1])))

@@ -96,12 +96,9 @@ class Evaluation:
 
 
 def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: |accuracy - confidence| of bins of equal width, weighted by their images.
+    """Expected calibration error: |accuracy - confidence| of bins (a, b] of equal width, weighted by images.
 
-    Args:
-        confidence: probability of the answer, [n].
-        right: whether it was right, [n].
-        bins: how many; a bin is (a, b].
+    `confidence` [n] is the probability of each answer, `right` [n] whether it was right.
 
     >>> calibration_error(torch.tensor([0.9, 0.9, 0.5]), torch.tensor([True, False, True]))
     0.4333333...

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from dear._io.feature_store import FeatureStore
@@ -25,7 +26,7 @@ from dear.data.images import ImageSet
 from dear.methods.base import Method
 from dear.runs.batches import over_batches, pixels_for
 
-VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
+VERSION = 3  #: of the rows; raise it when preprocessing or the towers change their answers
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
 _BATCH = 100
 
@@ -34,11 +35,7 @@ Rows = Callable[[list[int]], Tensor]
 
 
 class FeatureCache:
-    """Rows of image files, read from a store where they are known and computed where not.
-
-    Args:
-        store: where rows are kept; None: the user's own store.
-    """
+    """Rows of image files, read from a store (the user's own) where they are known and computed where not."""
 
     def __init__(self, store: FeatureStore | None = None) -> None:
         self.store = FeatureStore() if store is None else store
@@ -68,7 +65,7 @@ class FeatureCache:
         skipped = getattr(images, "problems", {})  # images that could not be read have no true row
         self.store.put(
             {
-                keys[index]: _pack(row)
+                keys[index]: save({"row": row.contiguous()})
                 for index, row in rows.items()
                 if index in keys
                 and index not in skipped
@@ -149,13 +146,8 @@ class FeatureCache:
 def learned_digest(kind: str, method: Method, *words: str) -> bytes:
     """What identifies a method's answers: weights, options, roles, everything learned, and `words`."""
     found = hashlib.sha256(_digest(kind, method.clip))
-    for text in (
-        method.name,
-        repr(sorted(asdict(method.config).items())),
-        *method.trained_classes,
-        "",
-        *words,
-    ):
+    options = repr(sorted(asdict(method.config).items()))
+    for text in (method.name, options, *method.trained_classes, "", *words):
         found.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
     if method.roles is not None:
         kinds = [(key, role.kind, role.concept) for key, role in method.roles]
@@ -180,10 +172,7 @@ def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:
     if file is None:
         return None
     try:
-        with file.open("rb") as opened:
-            content = hashlib.file_digest(opened, "sha256") if hasattr(hashlib, "file_digest") else None
-            if content is None:  # Python 3.10
-                content = hashlib.sha256(opened.read())
+        content = hashlib.sha256(file.read_bytes())
     except OSError:
         return None
     return hashlib.sha256(what + content.digest()).digest()
@@ -207,21 +196,9 @@ def _digest(kind: str, clip: Clip) -> bytes:
     return hashlib.sha256(repr(state).encode()).digest()
 
 
-def _pack(row: Tensor) -> bytes:
-    """A row as bytes: its number of axes, its shape, its numbers."""
-    shape = np.asarray([row.dim(), *row.shape], dtype="<i4")
-    return shape.tobytes() + row.contiguous().numpy().astype("<f4").tobytes()
-
-
 def _unpack(data: bytes) -> Tensor | None:
-    """The row that was packed; None if the bytes are no row."""
-    if len(data) < 4:
+    """The row that was stored; None if the bytes are damaged."""
+    try:
+        return load(data).get("row")
+    except SafetensorError:
         return None
-    axes = int(np.frombuffer(data, "<i4", 1)[0])
-    if not 0 <= axes <= 8 or len(data) < 4 + 4 * axes:
-        return None
-    shape = tuple(int(n) for n in np.frombuffer(data, "<i4", axes, 4))
-    values = np.frombuffer(data, "<f4", offset=4 + 4 * axes) if (len(data) - 4 - 4 * axes) % 4 == 0 else None
-    if values is None or values.size != int(np.prod(shape)):
-        return None
-    return torch.from_numpy(values.astype(np.float32).reshape(shape))

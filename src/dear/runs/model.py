@@ -40,13 +40,7 @@ class Model(CalibratedRun):
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
-        """The model that is meant by a run folder, a method or a model.
-
-        Args:
-            run: what to answer with.
-            backbone: for a run folder whose backbone moved.
-            device: for a run folder: "auto", "cpu", "cuda", …
-        """
+        """The model of a run folder, a method or a model; `backbone` says where that of a folder moved to."""
         if isinstance(run, Model):
             return run
         return cls(run) if isinstance(run, Method) else cls.load(run, backbone, pick_device(device))
@@ -60,9 +54,6 @@ class Model(CalibratedRun):
             classes: names; None: its own.
             template: prompt with `{}`; None: the one it was trained with.
             add: the classes are added to its own; one that it has already stays once.
-
-        Raises:
-            UsageError: a class is named twice, or the method cannot name other classes.
         """
         if classes is None and template is None:
             return self
@@ -289,10 +280,6 @@ class Model(CalibratedRun):
             unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
             cached: keep answers for image files in the user's cache, and take those that are there.
             progress: called with ("images", images done, images in all).
-
-        Raises:
-            DataError: the set is empty.
-            TrainingError: a score is not a finite number.
         """
         if len(images) == 0:
             raise DataError(f"{images.name}: there is no image to evaluate on")

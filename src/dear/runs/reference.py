@@ -102,12 +102,9 @@ def drawn(labels: Tensor, seed: int = 1) -> Tensor:
 
 
 def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor) -> Tensor:
-    """How near training images are to others, [m].
+    """How near the training images at `rows` [m] are to those at `kept` [k], [m]; none counts itself.
 
-    Args:
-        features: of all training images, [n, E].
-        kept: places of those to compare with, [k].
-        rows: places of those that are asked for, [m]; none is compared with itself.
+    Features [n, E] are those of all training images.
     """
     place = torch.full((len(features),), -1)
     place[kept] = torch.arange(len(kept))

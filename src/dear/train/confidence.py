@@ -42,7 +42,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> float:
-    """Standard error of log T that was fitted on so many images (the robust, "sandwich" estimate).
+    """Standard error of log T that was fitted on these images (the robust, "sandwich" estimate).
 
     With scaled logits s = z / T and probabilities p, an image pulls at log T by s_y - sum p s, and the
     likelihood is curved by the variance of s under p.
@@ -58,17 +58,11 @@ def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> flo
 def cautious_temperature(
     logits: Tensor, labels: Tensor, errors: float = CAUTION, too_high: float = 0.0
 ) -> float:
-    """The temperature nearest to 1 within so many standard errors of the best one, on a log scale.
+    """The temperature nearest to 1 within `errors` standard errors of the best one, on a log scale.
 
     It is 1 where the best one does not raise the likelihood by more than a standard error. A method that is
-    calibrated already is thus left alone, unless enough images say otherwise.
-
-    Args:
-        logits: of held-out images, [n, C].
-        labels: [n].
-        errors: how many standard errors.
-        too_high: how much larger log T of the methods that answered is than that of the one to be calibrated;
-            it counts above 1 alone.
+    calibrated already is thus left alone, unless enough images say otherwise. `too_high` is how much larger
+    log T of the methods that answered is than that of the one to be calibrated; it counts above 1 alone.
     """
     best = fit_temperature(logits, labels)
     before, after = (

@@ -11,6 +11,7 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.errors import DataError
+from dear.heads.values import readable_words
 from dear.train.balance import counts
 
 FEW = 5  #: images per class below which results depend much on which images they are
@@ -100,14 +101,5 @@ def unknown_classes(clip: Clip, names: Sequence[str]) -> list[str]:
     >>> unknown_classes(dear.load("mini"), ["red circle", "lasagna"])
     ['lasagna']
     """
-    rows = clip.text.rows
-    if rows is None:
-        return []
-    shared = int(torch.bincount(rows).argmax())  # every id that training never used has this row
-    unknown = []
-    for name in names:
-        ids = clip.tokenize([name])[0]
-        words = ids[1 : int(ids.argmax())]  # between the beginning and the end of the text
-        if bool((rows[words] == shared).any()):
-            unknown.append(name)
-    return unknown
+    readable = readable_words(clip, names)
+    return [name for name in names if name not in readable]

@@ -105,9 +105,6 @@ def prepare(
         concept_roles: role map for their removal; None: the method's.
         device: "auto", "cpu", "cuda", ...
         progress: called with (stage, done, total).
-
-    Raises:
-        DearError: anything a user can correct, in one sentence.
     """
     kind = find_method(spec.method)
     if spec.focus is not None:
@@ -165,11 +162,8 @@ def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], 
     """Options of the method and recipe of a training: what the Spec says, and defaults for the rest.
 
     A method that learns from features alone learns from those of CLIP's own view, which are computed once and
-    cached, unless the recipe says `augment`. Few images are walked more often, unless it says `epochs`.
-
-    Args:
-        spec: what to train.
-        labels: of the training images; None where they are not known yet.
+    cached, unless the recipe says `augment`. Few images are walked more often, unless it says `epochs`; the
+    `labels` of the training images are None where they are not known yet.
     """
     kind = find_method(spec.method)
     preset = kind.preset(spec.preset)
