@@ -66,12 +66,8 @@ def run_tasks(
 ) -> Iterator[tuple[int, Any, str]]:
     """Call a function with each of the arguments; (place, result, error) as they end, in any order.
 
-    Args:
-        function: importable on every node.
-        arguments: of each call.
-        cpus: that a call takes.
-        gpus: that a call takes; parts of one are allowed.
-        retries: how often a call is started again whose worker died; then its error is not empty.
+    The function must be importable on every node. A call takes `cpus` and `gpus` (parts of one are allowed);
+    one whose worker died is started again up to `retries` times, then its error is not empty.
     """
     ray = _ray("exceptions")
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries, max_calls=0)(function)

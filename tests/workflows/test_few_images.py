@@ -16,7 +16,7 @@ import dear
 from dear import world
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
-from dear.train.balance import LEAST_STEPS, MOST_REPEATS, balanced, counts, enough_steps
+from dear.train.balance import LEAST_STEPS, MOST_REPEATS, balanced_rows, counts, enough_steps
 from dear.train.notices import (
     PHOTO_FALLOFF,
     backbone_notices,
@@ -51,17 +51,16 @@ def test_unused_validation_images_are_said(tmp_path: Path) -> None:
 
 def test_rare_classes_are_repeated_evenly() -> None:
     images = unequal(16, 4, 1)
-    found = balanced(images)
+    found = images.subset(balanced_rows(images.labels))
     assert counts(found) == [16, 16, 16]
     shown = Counter(tuple(found.data[i].flatten()[:5].tolist()) for i in range(len(found)))
     assert sorted(shown.values()) == [1] * 16 + [4] * 4 + [16]
-    assert balanced(unequal(5, 4, 3)) is not None
-    same = unequal(5, 4, 3)
-    assert balanced(same) is same
+    assert balanced_rows(unequal(5, 4, 3).labels) == list(range(12))
 
 
 def test_repeats_are_limited() -> None:
-    assert counts(balanced(unequal(100, 2)))[1] == 2 * MOST_REPEATS
+    labels = unequal(100, 2).labels
+    assert int((labels[balanced_rows(labels)] == 1).sum()) == 2 * MOST_REPEATS
 
 
 def test_small_sets_are_trained_long_enough() -> None:

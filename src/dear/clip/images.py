@@ -81,7 +81,6 @@ def augment_image(
     generator: torch.Generator,
     scale: tuple[float, float] = SCALE,
     ratio: tuple[float, float] = RATIO,
-    flip: float = FLIP,
 ) -> Tensor:
     """A random training view of one image, uint8 [3, size, size].
 
@@ -90,7 +89,7 @@ def augment_image(
     (torch.Size([3, 16, 16]), [255, 0, 0])
     """
     image = open_image(image)
-    boxes, flips = sample_boxes(torch.tensor([[image.height, image.width]]), generator, scale, ratio, flip)
+    boxes, flips = sample_boxes(torch.tensor([[image.height, image.width]]), generator, scale, ratio)
     top, left, height, width = boxes[0].tolist()
     crop = image.crop((left, top, left + width, top + height))
     # First across, then down, as the batch does: in one call Pillow chooses the order by the crop's shape.
@@ -104,7 +103,6 @@ def augment_batch(
     size: int,
     generator: torch.Generator,
     scale: tuple[float, float] = SCALE,
-    ratio: tuple[float, float] = RATIO,
     flip: float = FLIP,
     sizes: Tensor | None = None,
 ) -> Tensor:
@@ -121,7 +119,7 @@ def augment_batch(
     height, width = pixels.shape[-2:]
     if sizes is None:
         sizes = torch.tensor([[height, width]]).expand(len(pixels), 2)
-    boxes, flips = sample_boxes(sizes, generator, scale, ratio, flip)
+    boxes, flips = sample_boxes(sizes, generator, scale, flip=flip)
     device = pixels.device
     boxes, flips = boxes.to(device, non_blocking=True), flips.to(device, non_blocking=True)
     return crop_batch(pixels, boxes, flips, size)

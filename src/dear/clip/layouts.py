@@ -134,10 +134,9 @@ def _is_note(name: str) -> bool:
     return name in _NOT_WEIGHTS or name.endswith(_NOT_WEIGHT_ENDINGS)
 
 
-def some(names: Sequence[str], limit: int = 6) -> str:
+def some(names: Sequence[str]) -> str:
     """The first names, and how many more there are: for messages."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def publish(state: Mapping[str, Tensor], table: Sequence[Entry]) -> dict[str, Tensor]:

@@ -124,11 +124,8 @@ class VisionTower(Tower):
         self.register_parameter("proj_bias", nn.Parameter(torch.empty(embed_dim)) if bias else None)
         self._angles: RotaryAngles | None = None
         self.ablated_heads: tuple[Head, ...] = ()  # heads whose terms the feature goes without
-        # Not persistent: a correction is no weight of the backbone.
-        self.register_buffer("correction_matrix", None, persistent=False)
-        self.register_buffer("correction_bias", None, persistent=False)
-        self.register_buffer("pooled_matrix", None, persistent=False)
-        self.register_buffer("pooled_bias", None, persistent=False)
+        for name in ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias"):
+            self.register_buffer(name, None, persistent=False)  # a correction is no weight of the backbone
 
     def with_correction(self, correction: Correction | None) -> VisionTower:
         """A tower on the same weights with (another) correction of its feature, or none."""
@@ -195,7 +192,7 @@ class VisionTower(Tower):
         return pooled @ self.pooled_matrix.to(pooled.dtype) + self.pooled_bias.to(pooled.dtype)
 
     def read_rows(self, extra: int = 0) -> Tensor | None:
-        """The rows of the last layer that `pooled` needs with so many extra tokens at the end; None: all."""
+        """The rows of the last layer that `pooled` needs with `extra` tokens at the end; None: all."""
         if self.pool is not None:
             return None
         device, length = self.positions.device, len(self.positions)

@@ -36,6 +36,7 @@ from dear._io.text import Strict, Whole
 from dear.errors import UsageError
 
 NEIGHBORS = 10  #: trained classes that the distance of a new class is averaged over
+_ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # quantiles of a 95% interval
 
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -102,7 +103,7 @@ class Threshold(Strict, frozen=True):
     high: float  #: its upper end
     images: int  #: held-out images that the threshold was read from
 
-    def among(self, images: int, sure: float = 0.95) -> tuple[float, float]:
+    def among(self, images: int) -> tuple[float, float]:
         """The interval of the share that is refused of `images` further images of trained classes.
 
         It is wider than that of the true share: a finite number of images has an error of its own.
@@ -110,7 +111,7 @@ class Threshold(Strict, frozen=True):
         from scipy.stats import betabinom
 
         k = _rank(self.share, self.images)
-        ends = betabinom.ppf([(1 - sure) / 2, (1 + sure) / 2], images, k, self.images + 1 - k)
+        ends = betabinom.ppf(_ENDS, images, k, self.images + 1 - k)
         return float(ends[0] / images), float(ends[1] / images)
 
 
@@ -119,12 +120,12 @@ def _rank(share: float, n: int) -> int:
     return max(1, math.floor(share * (n + 1) + 1e-9))
 
 
-def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) -> Threshold:
+def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
     """The threshold that refuses at most a share of the images of known classes.
 
     With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
     n + 1 - k) distribution, whatever the scores are; k is the largest number with mean k / (n + 1) <= share,
-    but at least 1. The interval holds the middle `sure` of that distribution.
+    but at least 1. The interval holds the middle 95% of that distribution.
 
     >>> found = threshold([0.1, 0.4, 0.5, 0.6] * 25)
     >>> found.value, found.images, round(found.low, 3), round(found.high, 3)
@@ -141,7 +142,7 @@ def threshold(scores: Sequence[float], share: float = 0.05, sure: float = 0.95) 
     if n == 0:
         raise UsageError("the calibration holds no scores, so no threshold can be read from it")
     k = _rank(share, n)
-    low, high = (float(beta.ppf(q, k, n + 1 - k)) for q in ((1 - sure) / 2, (1 + sure) / 2))
+    low, high = (float(beta.ppf(q, k, n + 1 - k)) for q in _ENDS)
     return Threshold(value=ordered[k - 1], share=share, low=low, high=high, images=n)
 
 

@@ -6,7 +6,7 @@ difference to the backbone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -20,28 +20,10 @@ from dear.clip.without import norm_without_heads
 from dear.methods.base import Method
 from dear.methods.headtools import fold
 
-_END_NORM = ("end_norm_weight", "end_norm_bias")
-
-
-def tower_of(clip: Clip, side: str) -> VisionTower | TextTower:
-    """The tower called "image" or "text"."""
-    return clip.visual if side == "image" else clip.text
-
 
 def end_norm(clip: Clip, side: str) -> LayerNorm:
     """The norm between the last layer and the projection."""
     return clip.visual.ln_post if side == "image" else clip.text.ln_final
-
-
-def _projection(clip: Clip, side: str) -> Tensor:
-    """The projection [D, E] of a tower that has one, as `LayerChanges.learn` made sure."""
-    projection = tower_of(clip, side).proj
-    assert projection is not None
-    return projection
-
-
-def _name(side: str, layer: int, parameter: str) -> str:
-    return f"{side}_{layer}_{parameter.replace('.', '_')}"
 
 
 class LayerChanges:
@@ -59,50 +41,60 @@ class LayerChanges:
     ) -> None:
         self.side, self.layers, self.wanted, self.projection = side, tuple(layers), wanted, projection
 
+    def tower(self, clip: Clip) -> VisionTower | TextTower:
+        """The tower that is changed."""
+        return clip.visual if self.side == "image" else clip.text
+
     def learn(self, method: Method) -> None:
         """Make the additions, all zero, as parameters of `method`."""
         if self.side == "image":
-            method.clip.visual.require_class_token(method.title)
-
-        def add(name: str, like: Tensor) -> None:
-            method.register_parameter(name, method.learn(torch.zeros_like(like)))
-
-        for layer, parameter, weight in self._weights(method.clip):
-            add(_name(self.side, layer, parameter), weight)
+            method.clip.visual.require_class_token(method.title)  # which has a projection, too
         norm = end_norm(method.clip, self.side)
-        for name, weight in zip(_END_NORM, (norm.weight, norm.bias), strict=True):
-            add(f"{self.side}_{name}", weight)
+        changed = {name: weight for _, _, name, weight in self._weights(method.clip)}
+        changed |= {f"{self.side}_end_norm_weight": norm.weight, f"{self.side}_end_norm_bias": norm.bias}
         if self.projection:
-            add(f"{self.side}_projection", _projection(method.clip, self.side))
+            changed[f"{self.side}_projection"] = self._proj(method.clip)
+        for name, weight in changed.items():
+            method.register_parameter(name, method.learn(torch.zeros_like(weight)))
 
-    def _weights(self, clip: Clip) -> Iterable[tuple[int, str, nn.Parameter]]:
+    def _proj(self, clip: Clip) -> Tensor:
+        projection = self.tower(clip).proj
+        assert projection is not None
+        return projection
+
+    def _weights(self, clip: Clip) -> Iterator[tuple[int, str, str, nn.Parameter]]:
+        """Layer, parameter, name of the addition and weight."""
         for layer in self.layers:
-            for parameter, weight in tower_of(clip, self.side).blocks[layer - 1].named_parameters():
+            for parameter, weight in self.tower(clip).blocks[layer - 1].named_parameters():
                 if self.wanted(parameter):
-                    yield layer, parameter, weight
+                    yield layer, parameter, f"{self.side}_{layer}_{parameter.replace('.', '_')}", weight
 
     def edit(self, method: Method) -> Edit:
         """The additions as an edit of the tower."""
         added: dict[int, dict[str, Tensor]] = {}
-        for layer, parameter, _ in self._weights(method.clip):
-            added.setdefault(layer, {})[parameter] = method.get_parameter(_name(self.side, layer, parameter))
+        for layer, parameter, name, _ in self._weights(method.clip):
+            added.setdefault(layer, {})[parameter] = method.get_parameter(name)
         return Edit({layer: LayerEdit(added=changes) for layer, changes in added.items()})
+
+    def added(self, method: Method) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What is added to weight and bias of the last norm, and to the projection."""
+        weight, bias = (method.get_parameter(f"{self.side}_end_norm_{part}") for part in ("weight", "bias"))
+        return weight, bias, method.get_parameter(f"{self.side}_projection") if self.projection else None
 
     def project(self, method: Method, rows: Tensor) -> Tensor:
         """Rows [..., D] of the last layer to features [..., E] under the changed norm and projection."""
-        norm = end_norm(method.clip, self.side)
-        to_weight, to_bias = (method.get_parameter(f"{self.side}_{name}") for name in _END_NORM)
+        norm, image = end_norm(method.clip, self.side), self.side == "image"
+        to_weight, to_bias, to_projection = self.added(method)
         weight, bias = norm.weight + to_weight, norm.bias + to_bias
-        image = self.side == "image"
         if image and method.clip.visual.ablated_heads:
             normed = norm_without_heads(weight, bias, rows.to(weight.dtype))
         else:
             normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)
-        projection = _projection(method.clip, self.side)
-        if self.projection:
-            projection = projection + method.get_parameter(f"{self.side}_projection")
+        projection = self._proj(method.clip)
+        if to_projection is not None:
+            projection = projection + to_projection
         features = normed @ projection.to(normed.dtype)
-        own = tower_of(method.clip, self.side).proj_bias
+        own = self.tower(method.clip).proj_bias
         features = features if own is None else features + own.to(normed.dtype)
         return method.clip.visual.correct(features) if image else features
 
@@ -128,9 +120,10 @@ def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Cli
     plain = fold(method.clip.corrected(None), image.edit(method), text.edit(method))
     for changes in (image, text):
         norm = end_norm(plain, changes.side)
-        for name, weight in zip(_END_NORM, (norm.weight, norm.bias), strict=True):
-            weight.add_(method.get_parameter(f"{changes.side}_{name}").to(weight))
-        if changes.projection:
-            proj = _projection(plain, changes.side)
-            proj.add_(method.get_parameter(f"{changes.side}_projection").to(proj))
+        to_weight, to_bias, to_projection = changes.added(method)
+        norm.weight.add_(to_weight.to(norm.weight))
+        norm.bias.add_(to_bias.to(norm.bias))
+        if to_projection is not None:
+            projection = changes._proj(plain)
+            projection.add_(to_projection.to(projection))
     return plain if correction is None else plain.corrected(correction).folded()

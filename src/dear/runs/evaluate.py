@@ -95,7 +95,7 @@ class Evaluation:
         }
 
 
-def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
+def calibration_error(confidence: Tensor, right: Tensor) -> float:
     """Expected calibration error: |accuracy - confidence| of bins (a, b] of equal width, weighted by images.
 
     `confidence` [n] is the probability of each answer, `right` [n] whether it was right.
@@ -104,8 +104,8 @@ def calibration_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> fl
     0.4333333...
     """
     sure = confidence.double()
-    place = (sure * bins).ceil().clamp(1, bins).long() - 1
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double() - sure)
+    place = (sure * BINS).ceil().clamp(1, BINS).long() - 1
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, right.double() - sure)
     return float(gaps.abs().sum() / len(sure))
 
 

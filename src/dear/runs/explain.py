@@ -48,7 +48,7 @@ _TOP_HEADS, _NEIGHBORS = 6, 6
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceMeans:
     """What is known of reference images: means of heads, mean feature, and heads' outputs."""
 
     images: ImageSet
@@ -103,7 +103,7 @@ class Explainer:
         return Trace(self.method.clip, answer)
 
     @cached_property
-    def reference(self) -> Reference | None:
+    def reference(self) -> ReferenceMeans | None:
         """The reference images, run once."""
         if self.images is None:
             return None
@@ -124,7 +124,9 @@ class Explainer:
         )
         means = means_of(trace for trace, _, _ in parts)
         features = torch.cat([features for _, features, _ in parts])
-        return Reference(self.images, means, features.mean(0), torch.cat([states for *_, states in parts]))
+        return ReferenceMeans(
+            self.images, means, features.mean(0), torch.cat([states for *_, states in parts])
+        )
 
     @cached_property
     def concepts(self) -> dict[str, tuple[tuple[str, ...], Tensor, Tensor]]:
@@ -414,7 +416,7 @@ class Explainer:
 
 
 def _some(images: ImageSet, most: int) -> ImageSet:
-    """At most so many images, as many of each class as there is room for."""
+    """At most `most` images, as many of each class as there is room for."""
     if len(images) <= most:
         return images
     order: list[int] = []

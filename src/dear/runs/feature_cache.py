@@ -74,13 +74,11 @@ class FeatureCache:
             }
         )
 
-    def image_features(
-        self, clip: Clip, images: ImageSet, progress: Progress | None = None, batch: int = _BATCH
-    ) -> Tensor:
+    def image_features(self, clip: Clip, images: ImageSet, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of CLIP's own view of every image, on the CPU."""
         parts, _ = over_batches(
             images, lambda some, rows: self.features(clip, some, rows), clip.device,
-            progress=progress, batch=batch,
+            progress=progress, batch=_BATCH,
         )  # fmt: skip
         return torch.cat([torch.empty(0, clip.feature_width), *parts])
 
@@ -90,7 +88,6 @@ class FeatureCache:
         images: ImageSet,
         groups: Sequence[Sequence[Head]],
         progress: Progress | None = None,
-        batch: int = _BATCH,
     ) -> Tensor:
         """Image features and what each of G groups of heads adds to them, [n, (1 + G) E], on the CPU."""
         clip = clip.focused(())
@@ -104,7 +101,7 @@ class FeatureCache:
 
             return self.rows(what, reading, rows, compute)
 
-        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=batch)
+        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=_BATCH)
         return torch.cat([torch.empty(0, (1 + len(groups)) * clip.config.embed_dim), *parts])
 
     def remember(self, clip: Clip, images: ImageSet, features: Tensor) -> None:

@@ -21,17 +21,11 @@ def counts(images: ImageSet) -> list[int]:
     return [int(n) for n in torch.bincount(images.labels, minlength=len(images.classes))]
 
 
-def balanced(images: ImageSet) -> ImageSet:
-    """The set with images of rare classes repeated, so that an epoch shows each class about equally often.
-
-    A set whose largest class is less than twice its smallest is returned as it is.
-    """
-    chosen = balanced_rows(images.labels)
-    return images if chosen == list(range(len(images))) else images.subset(chosen)
-
-
 def balanced_rows(labels: Tensor) -> list[int]:
-    """Places of the images of `balanced`, given the labels of a set."""
+    """Places of images, those of rare classes repeated, so that an epoch shows classes about equally often.
+
+    Every image stands there once where the largest class is less than twice the smallest.
+    """
     number = [n for n in torch.bincount(labels).tolist() if n]
     if max(number) < _UNBALANCED * min(number):
         return list(range(len(labels)))

@@ -55,10 +55,8 @@ def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> flo
     return math.inf if curve <= 0 else float(pull.square().mean().sqrt()) / curve / math.sqrt(len(labels))
 
 
-def cautious_temperature(
-    logits: Tensor, labels: Tensor, errors: float = CAUTION, too_high: float = 0.0
-) -> float:
-    """The temperature nearest to 1 within `errors` standard errors of the best one, on a log scale.
+def cautious_temperature(logits: Tensor, labels: Tensor, too_high: float = 0.0) -> float:
+    """The temperature nearest to 1 within `CAUTION` standard errors of the best one, on a log scale.
 
     It is 1 where the best one does not raise the likelihood by more than a standard error. A method that is
     calibrated already is thus left alone, unless enough images say otherwise. `too_high` is how much larger
@@ -71,7 +69,7 @@ def cautious_temperature(
     gain = after - before
     if len(gain) < 2 or float(gain.mean()) <= float(gain.std()) / math.sqrt(len(gain)):
         return 1.0
-    spread = errors * temperature_error(logits, labels, best) + (too_high if best > 1 else 0.0)
+    spread = CAUTION * temperature_error(logits, labels, best) + (too_high if best > 1 else 0.0)
     return math.exp(math.copysign(max(0.0, abs(math.log(best)) - spread), math.log(best)))
 
 

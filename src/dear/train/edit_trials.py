@@ -116,7 +116,7 @@ def random_heads_removed(seen: EditedFeatures, kinds: Sequence[str], count: int,
 
 
 @dataclass(frozen=True)
-class Choice:
+class EditChoice:
     """The way that was chosen, and what each did to held-out images."""
 
     way: str
@@ -125,7 +125,7 @@ class Choice:
     random: Trial | None  #: the same for as many random directions or heads, mean of the draws
 
 
-def choose(seen: EditedFeatures, kinds: Sequence[str]) -> Choice:
+def choose(seen: EditedFeatures, kinds: Sequence[str]) -> EditChoice:
     """The way with the fewest answers moved by edits and lost on images as they are, together."""
     counts = [count for count in COUNTS if count <= min(seen.original.features.shape)]
     tried = {count: _trial(seen, partial(directions_removed, kinds=kinds, count=count)) for count in counts}
@@ -139,14 +139,14 @@ def choose(seen: EditedFeatures, kinds: Sequence[str]) -> Choice:
     }
     way = _best({name: trials[name] for name in WAYS}, nothing)
     if way == "copies":
-        return Choice(way, directions, trials, None)
+        return EditChoice(way, directions, trials, None)
     count, remove = (
         (directions, random_directions_removed)
         if way == "directions"
         else (len(edit_heads(seen)), random_heads_removed)
     )
     drawn = [_trial(seen, partial(remove, kinds=kinds, count=count, seed=seed)) for seed in range(DRAWS)]
-    return Choice(way, directions, trials, _mean(drawn))
+    return EditChoice(way, directions, trials, _mean(drawn))
 
 
 def _best(trials: Mapping[str, Trial], nothing: Trial) -> str:

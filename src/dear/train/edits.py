@@ -27,7 +27,7 @@ from dear.photos.properties import measure
 from dear.photos.shortcuts import Shortcut, find_shortcuts
 from dear.train.edit_trials import (
     WAYS,
-    Choice,
+    EditChoice,
     EditedFeatures,
     choose,
     directions_removed,
@@ -47,7 +47,7 @@ class EditPlan:
     #: findings of these kinds in the training images
     shortcuts: tuple[Shortcut, ...]
     #: what was tried on held-out training images; None: the way was given
-    choice: Choice | None = None
+    choice: EditChoice | None = None
     #: edited copies, in blocks as long as the training set
     copies: tuple[EditedImages, ...] = ()
     #: what is removed from the feature; None: copies are trained on
@@ -71,7 +71,7 @@ class EditPlan:
                 found.append(f"No class of the training images stands out by {kind}; edits of it are random.")
         return (*found, *(() if self.choice is None else (self._verdict(self.choice),)))
 
-    def _verdict(self, choice: Choice) -> str:
+    def _verdict(self, choice: EditChoice) -> str:
         """What the chosen way did on held-out training images."""
         names, trials = ", ".join(self.kinds), choice.trials
         before, after = trials["nothing"], trials[choice.way]
