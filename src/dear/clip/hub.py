@@ -42,17 +42,17 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
     repository, _, revision = name.partition("@")
     download = partial(
         snapshot_download, repository, revision=revision or None, cache_dir=cache_dir, endpoint=endpoint
     )
-    with contextlib.suppress(LocalEntryNotFoundError, DearError):  # it is not there, or not complete
-        folder = Path(download(local_files_only=True))
-        there = {path.name for path in folder.iterdir() if path.exists()}
-        if set(_wanted(name, there, folder)) <= there:
-            return folder
+    folder = _cached(repository, revision, cache_dir)
+    if folder is not None:
+        with contextlib.suppress(DearError):  # what is there is not complete
+            there = {path.name for path in folder.iterdir() if path.exists()}
+            if set(_wanted(name, there, folder)) <= there:
+                return folder
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"} or HF_HUB_OFFLINE:
         raise CheckpointError(
             f"{name} is not in the cache and HF_HUB_OFFLINE is set; unset it once to download, or download "
@@ -70,6 +70,17 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
     for file in wanted:
         _check(name, folder / file)
     return folder
+
+
+def _cached(repository: str, revision: str, cache_dir: str | Path | None) -> Path | None:
+    """The folder of a revision in the cache, complete or not."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in _DECIDING:
+        path = try_to_load_from_cache(repository, file, cache_dir=cache_dir, revision=revision or None)
+        if isinstance(path, str):
+            return Path(path).parent
+    return None
 
 
 def _wanted(name: str, available: Iterable[str], folder: Path) -> Iterator[str]:
