@@ -50,7 +50,7 @@ class LayerChanges:
         if self.side == "image":
             method.clip.visual.require_class_token(method.title)  # which has a projection, too
         norm = end_norm(method.clip, self.side)
-        changed = {name: weight for _, _, name, weight in self._weights(method.clip)}
+        changed: dict[str, Tensor] = {name: weight for _, _, name, weight in self._weights(method.clip)}
         changed |= {f"{self.side}_end_norm_weight": norm.weight, f"{self.side}_end_norm_bias": norm.bias}
         if self.projection:
             changed[f"{self.side}_projection"] = self._proj(method.clip)
