@@ -24,6 +24,7 @@ pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
 if torch.__version__.startswith("2.6."):
     pytest.skip("PyTorch 2.6 loses the names of outputs; exporting refuses", allow_module_level=True)
 
+from dear.export.graph import traceable_clip, traceable_method
 from dear.export.onnx import export_onnx
 from dear.export.runtime import OnnxModel, predict
 
@@ -190,6 +191,19 @@ def test_other_methods_are_exported_too(clip, name, tmp_path):
     pixels = images(3, dtype=torch.float32, seed=4)
     got = OnnxModel(tmp_path / "m.onnx").run(pixels.numpy())["scores"]
     np.testing.assert_allclose(got, method.logits(pixels).numpy(), atol=1e-3)
+
+
+def test_a_focused_backbone_is_traced_without_its_fused_attention(clip):
+    heads = ((clip.config.vision.layers, 0), (clip.config.vision.layers, 2))
+    focused = clip.focused(heads)
+    copied = traceable_clip(focused)
+    method = traceable_method(build_method("linear-probe", clip, CLASSES, ids=token_ids(), focus=heads))
+    for each in (copied, copied.focused(heads), copied.focused(()), method.clip):
+        assert not each.visual.fused
+    assert clip.visual.fused
+    assert copied.focus == method.clip.focus == heads
+    pixels = images(2, dtype=torch.float32)
+    torch.testing.assert_close(copied.encode_image(pixels), focused.encode_image(pixels))
 
 
 def test_a_method_that_works_image_by_image_is_refused(clip, tmp_path):

@@ -33,6 +33,8 @@ class _Traceable(Clip):
 
 def traceable_clip(clip: Clip) -> Clip:
     """A float32 copy on the CPU for tracing, with written-out attention; weights are shared if possible."""
+    if clip.focus:  # its unfocused backbone must be the copy, too
+        return traceable_clip(clip.focused(())).focused(clip.focus)
     number, original = clip.logit_scale, clip
     if clip.dtype != torch.float32 or clip.device.type != "cpu":
         clip = copy.deepcopy(clip).to("cpu", torch.float32)
