@@ -36,13 +36,8 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
-import multiprocessing
 import os
-import sys
 import time
-import traceback
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -50,7 +45,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from answers_rows import append, hardware, recorded, rows_of, show
+from answers_rows import append, hardware, rows_of, show
+from jobs import workers
+from measure.script import add_options, parser_of, read
 from torch import Tensor
 
 import dear
@@ -83,25 +80,25 @@ LARGE = ("Caltech101", "OxfordPets", "world:mixed", "world:emblems")  # their ce
 class Task:
     """A dataset in halves of classes: the first is trained, the second is new."""
 
-    def __init__(self, name: str, asked: argparse.Namespace) -> None:
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
         world = name.startswith("world:")
-        self.name, root = name, None if world else asked.data_root
-        self.clip: Clip = dear.load("mini" if world else asked.small, device=asked.device)
-        self.roles = None if world else asked.roles
+        self.name, root = name, None if world else options.data_root
+        self.clip: Clip = dear.load("mini" if world else options.small, device=options.device)
+        self.roles = None if world else options.roles
         self.whole = open_data(name, "train", root=root)
         self.base, self.novel = (
             [self.whole.classes[i] for i in half] for half in halves(range(len(self.whole.classes)))
         )
         test = open_data(name, "test", root=root)
         self.old, self.new = (
-            few_shot(test.select_classes(names), asked.test_shots, 1) for names in (self.base, self.novel)
+            few_shot(test.select_classes(names), options.test_shots, 1) for names in (self.base, self.novel)
         )
-        self.asked = asked
-        self.folder = asked.keep / name.replace(":", "_") if asked.keep else None
+        self.options = options
+        self.folder = options.keep / name.replace(":", "_") if options.keep else None
 
     def images(self, seed: int) -> ImageSet:
         """The training images."""
-        return few_shot(self.whole.select_classes(self.base), self.asked.shots, seed)
+        return few_shot(self.whole.select_classes(self.base), self.options.shots, seed)
 
     def job(self, name: str, images: ImageSet, seed: int) -> Job:
         """A training of a method, not begun."""
@@ -124,7 +121,7 @@ def save(value: Any, file: Path) -> None:
 def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     """Train a method, and everything that its calibration needs; kept in a file."""
     assert task.folder is not None
-    file = kept(task.asked.keep, task.name, seed, name)
+    file = kept(task.options.keep, task.name, seed, name)
     if file.exists():
         known: dict[str, Any] = torch.load(file, weights_only=False)
         return known
@@ -133,8 +130,8 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     method, recipe, preset = job.method, job.recipe, job.spec.preset
     if method.quick:  # what it learns from is computed in one pass over the images
         recipe = replace(recipe, augment=False, views=1)
-    if task.asked.epochs:
-        recipe = replace(recipe, epochs=task.asked.epochs)
+    if task.options.epochs:
+        recipe = replace(recipe, epochs=task.options.epochs)
     clock = time.perf_counter if task.clip.device.type == "cuda" else time.process_time
     began = clock()
     views = shared_views(method, images, recipe)
@@ -179,13 +176,13 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
     began = time.process_time()
     spec = Spec().changed(seed=seed, roles=task.roles)
     found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), spec, clip=task.clip)
-    seconds = time.process_time() - began, found.seconds, hardware("cpu"), torch.__version__
+    spent = time.process_time() - began
     later = None if found.pick_for_new is None else found.pick_for_new.method
     return [
         {
             "date": date.today().isoformat(),
-            "hardware": seconds[2],
-            "torch": seconds[3],
+            "hardware": hardware("cpu"),
+            "torch": torch.__version__,
             "backbone": task.clip.name,
             "dataset": task.name,
             "seed": seed,
@@ -196,8 +193,8 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
             "skipped": one.skipped or "",
             "pick": one.method == found.pick.method,
             "pick_for_new": one.method == later,
-            "choose_cpu_s": round(seconds[0], 1),
-            "choose_s": round(seconds[1], 1),
+            "choose_cpu_s": round(spent, 1),
+            "choose_s": round(found.seconds, 1),
             "sentence": found.sentence,
         }
         for one in found.candidates
@@ -205,30 +202,31 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     for kind in ("run", "rows", "choose"):
         own = kinds.add_parser(kind)
         own.add_argument("--csv", type=Path, required=True)
-        own.add_argument("--tasks", default=",".join((*WORLD, *REAL)))
-        own.add_argument("--methods", default=",".join(METHODS) if kind == "choose" else CHEAP)
-        own.add_argument("--seeds", default="1")
-        own.add_argument("--data-root", help="folder of the real datasets in CoOp's layout")
-        own.add_argument("--small", help="backbone for the real datasets")
-        own.add_argument("--roles", help="its role map, for DeAR")
         own.add_argument(
             "--keep", type=Path, required=kind != "choose", help="folder for what models answered"
         )
-        own.add_argument("--device", default="cpu")
-        own.add_argument("--shots", type=int, default=16, help="training images per class")
-        own.add_argument("--test-shots", type=int, default=50, help="test images per class")
-        own.add_argument("--epochs", type=int, help="fewer than usual, to try the program out")
-        own.add_argument("--threads", type=int, default=1, help="of choose")
-        own.add_argument("--workers", type=int, default=1, help="processes")
-        own.add_argument("--minutes", type=float, default=2.0)
-        own.add_argument("--cpu-clock", action="store_true")
+        add_options(
+            own,
+            tasks=",".join((*WORLD, *REAL)),
+            methods=",".join(METHODS) if kind == "choose" else CHEAP,
+            seeds="1",
+            data_root=(str, "folder of the real datasets in CoOp's layout"),
+            small=(str, "backbone for the real datasets"),
+            roles=(str, "its role map, for DeAR"),
+            device="cpu",
+            shots=(16, "training images per class"),
+            test_shots=(50, "test images per class"),
+            epochs=(int, "fewer than usual, to try the program out"),
+            threads=(1, "of choose"),
+            workers=(1, "processes"),
+            minutes=2.0,
+            cpu_clock=False,
+        )
     own = kinds.add_parser("show")
     own.add_argument("answers", type=Path)
     own.add_argument("choices", type=Path, nargs="?")
@@ -237,66 +235,51 @@ def arguments() -> argparse.Namespace:
 
 
 @functools.cache
-def opened(name: str, asked: tuple[tuple[str, Any], ...]) -> Task:
+def opened(name: str, options: tuple[tuple[str, Any], ...]) -> Task:
     """A task; a process opens each once."""
-    return Task(name, argparse.Namespace(**dict(asked)))
+    return Task(name, argparse.Namespace(**dict(options)))
 
 
-def cell(name: str, seed: int, method: str, asked: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
+def cell(name: str, seed: int, method: str, options: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
     """The rows of one method on one dataset; none where SciPy is missing, which they need."""
     torch.set_num_threads(1)
-    task = opened(name, asked)
+    task = opened(name, options)
     found = answered(task, method, seed)
     return rows_of(task, method, seed, found) if importlib.util.find_spec("scipy") else []
 
 
-def choice(name: str, seed: int, methods: str, asked: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
+def choice(name: str, seed: int, methods: str, options: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
     """The rows of `dear choose` on one dataset."""
-    task = opened(name, asked)
-    torch.set_num_threads(task.asked.threads)
-    if task.asked.cpu_clock:
+    task = opened(name, options)
+    torch.set_num_threads(task.options.threads)
+    if task.options.cpu_clock:
         dear.workflows.choose.time = SimpleNamespace(monotonic=time.process_time)
-    return chosen(task, seed, task.asked.minutes, tuple(methods.split(",")))
-
-
-def computed(cells: list[tuple[str, int, str]], asked: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """The rows of every cell as it is done; one that fails is told and left out."""
-    options, work = tuple(vars(asked).items()), choice if asked.kind == "choose" else cell
-    if asked.workers == 1:
-        for one in cells:
-            print(time.strftime("%H:%M:%S"), *one, flush=True)
-            yield work(*one, options)
-        return
-    with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(work, *one, options): one for one in cells}
-        for number, done in enumerate(as_completed(waiting), 1):
-            print(time.strftime("%H:%M:%S"), f"{number} of {len(cells)}", *waiting[done], flush=True)
-            try:
-                yield done.result()
-            except Exception:
-                traceback.print_exc(file=sys.stdout)
+    return chosen(task, seed, task.options.minutes, tuple(methods.split(",")))
 
 
 def main() -> None:
-    asked = arguments()
-    if asked.kind == "show":
-        show(asked.answers, asked.choices, asked.fair)
+    options = arguments()
+    if options.kind == "show":
+        show(options.answers, options.choices, options.fair)
         return
-    methods = asked.methods.split(",")
-    have = {(row["dataset"], int(row["seed"]), row["method"]) for row in recorded(asked.csv)}
+    methods = options.methods.split(",")
+    have = {(row["dataset"], int(row["seed"]), row["method"]) for row in read(options.csv)}
     wanted = [
         (name, seed, method)
         for method in methods
-        for name in sorted(asked.tasks.split(","), key=lambda name: name not in LARGE)  # these take longest
-        for seed in map(int, asked.seeds.split(","))
+        for name in sorted(options.tasks.split(","), key=lambda name: name not in LARGE)  # these take longest
+        for seed in map(int, options.seeds.split(","))
         if (name, seed, method) not in have
     ]
-    if asked.kind == "choose":
-        wanted = list(dict.fromkeys((name, seed, asked.methods) for name, seed, _ in wanted))
-    elif asked.kind == "rows":
-        wanted = [one for one in wanted if kept(asked.keep, *one).exists()]
-    for rows in computed(wanted, asked):
-        append(asked.csv, rows)
+    if options.kind == "choose":
+        wanted = list(dict.fromkeys((name, seed, options.methods) for name, seed, _ in wanted))
+    elif options.kind == "rows":
+        wanted = [one for one in wanted if kept(options.keep, *one).exists()]
+    work, settings = choice if options.kind == "choose" else cell, tuple(vars(options).items())
+    with workers(options.workers) as run:
+        for number, rows in run(work, [(*one, settings) for one in wanted]):
+            print(time.strftime("%H:%M:%S"), *wanted[number], flush=True)
+            append(options.csv, rows)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure.script import markdown, read
 from torch import Tensor
 
 from dear.methods.calibration import (
@@ -114,7 +115,7 @@ def _row(task: Any, found: dict[str, Any], mode: str, own: ModeCalibration) -> d
 
 def append(path: Path, rows: list[dict[str, Any]]) -> None:
     """Add rows to the CSV; columns that are new come last."""
-    every = [*recorded(path), *rows]
+    every = [*read(path), *rows]
     columns = list(dict.fromkeys(key for row in every for key in row))
     part = path.with_name(f"{path.name}.part")
     with part.open("w", newline="") as file:
@@ -123,14 +124,6 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
         for row in every:
             table.writerow({k: _short(v) for k, v in row.items()})
     part.replace(path)
-
-
-def recorded(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV, as text; none where there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _short(value: Any) -> Any:
@@ -155,7 +148,7 @@ def show(answers: Path, choices: Path | None, fair: Path) -> None:
         known = part.groupby(["method", "mode"], sort=False)
         means = (100 * known[columns].mean()).round(1)
         means.insert(0, "cells", known.size())
-        print(f"\n{kind}: {', '.join(part.dataset.unique())}\n\n{means.to_markdown()}")
+        print(f"\n{kind}: {', '.join(part.dataset.unique())}\n\n{_markdown(means.reset_index())}")
     for kind, words in (("seen", "for as many test images"), ("refused", "of the true share")):
         low, high = table[f"{kind}_low"], table[f"{kind}_high"]
         inside = (table.refused >= low - 1e-4) & (table.refused <= high + 1e-4)
@@ -165,6 +158,10 @@ def show(answers: Path, choices: Path | None, fair: Path) -> None:
     print(f"refused on average: {table.refused.mean():.1%}")
     if choices is not None and choices.exists():
         show_choices(pd.read_csv(choices), pd.read_csv(fair))
+
+
+def _markdown(frame: Any) -> str:
+    return markdown(list(frame), frame.to_numpy().tolist(), words=2)
 
 
 def show_choices(runs: Any, fair: Any) -> None:
@@ -190,7 +187,7 @@ def show_choices(runs: Any, fair: Any) -> None:
         line["not tried"] = ", ".join(own.method[own.cross_validated.isna()])
         lines.append(line)
     table = pd.DataFrame(lines)
-    print(f"\n{table.to_markdown(index=False)}\n")
+    print(f"\n{_markdown(table)}\n")
     for best in ("trained", "new"):
         loss = table[f"{best}: loss"]
         print(

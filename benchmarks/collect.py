@@ -11,7 +11,6 @@ percent.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import datetime
@@ -19,6 +18,8 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from measure.script import markdown, parser_of, read
 
 from dear.bench.cells import Cell
 from dear.bench.plan import find_protocol
@@ -28,18 +29,9 @@ from dear.methods import find_method
 from dear.runs.recipe import Recipe
 
 FIRST = (
-    "date",
-    "hardware",
-    "torch",
-    "dear",
-    "backbone",
-    "protocol",
-    "method",
-    "changed",
-    "roles",
-    "mode",
+    "date", "hardware", "torch", "dear", "backbone", "protocol", "method", "changed", "roles", "mode",
     "dataset",
-)
+)  # fmt: skip
 THEN = ("template", "held_out", "shots", "seed")
 METRICS = (
     "base", "novel", "hm", "joint", "joint_base", "joint_novel", "joint_hm", "ece_base", "ece_novel",
@@ -107,12 +99,6 @@ def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list
     return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[4:] + THEN))
 
 
-def read(path: str) -> list[dict[str, Any]]:
-    """The rows of a collected CSV."""
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def write(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     """All columns that any row fills."""
     names = [k for k in FIRST + THEN + METRICS + LAST if any(row.get(k) not in (None, "") for row in rows)]
@@ -135,10 +121,8 @@ def show(path: str) -> str:
             words.append(f"{row['shots']} shots")
         name = ", ".join(word for word in words if word)
         table.setdefault(name, {}).setdefault(row[across], []).append(row)
-    lines = ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for name, cells in table.items():
-        lines.append(f"| {name} | " + " | ".join(field(cells.get(column, [])) for column in columns) + " |")
-    return "\n".join(lines)
+    lines = [(name, *(field(cells.get(column, [])) for column in columns)) for name, cells in table.items()]
+    return markdown(("method", *columns), lines)
 
 
 def field(rows: Sequence[Mapping[str, str]]) -> str:
@@ -153,10 +137,7 @@ def field(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    """Parse, then collect or show."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("grids", nargs="*", help="folders written by dear bench or dear ablate")
     parser.add_argument("--csv", help="file to write")
     parser.add_argument("--backbone", help="name of the backbone in the CSV, instead of the cell's")

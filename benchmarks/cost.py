@@ -8,11 +8,12 @@ prints the tables of docs/scaling.md for a GPU that trains a step in 20 ms plus 
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from measure.script import add_options, markdown, parser_of
 
 from dear.bench.protocols.few_shot import FewShot
 from dear.bench.protocols.transfer import SOURCE, TARGETS, VARIANTS
@@ -43,19 +44,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured speed of one GPU.
+    """Measured speed of one GPU."""
 
-    Attributes:
-        step_ms: milliseconds of a training step without any class.
-        class_ms: milliseconds that each class adds to a step (the text tower).
-        images_per_s: images tested a second.
-        start_s: seconds to start a cell (load the backbone, decode the shots).
-    """
-
-    step_ms: float
-    class_ms: float
-    images_per_s: float
-    start_s: float = 5.0
+    step_ms: float  #: of a training step without any class
+    class_ms: float  #: that each class adds to a step (the text tower)
+    images_per_s: float  #: images tested a second
+    start_s: float = 5.0  #: to start a cell (load the backbone, decode the shots)
 
     def seconds(self, load: Load) -> float:
         """Time of a cell."""
@@ -113,35 +107,32 @@ def tables(rates: Rates, methods: int, seeds: int, fleets: Sequence[int]) -> str
     """Two Markdown tables: work and GPU hours by protocol, and days on fleets of GPUs."""
     one = loads()
     times = methods * seeds
-    lines = ["| protocol | cells | steps | test images | GPU hours |", "|---|---:|---:|---:|---:|"]
+    work = []
     for protocol in [*dict.fromkeys(cell.protocol for cell in one), "all"]:
         own = [cell for cell in one if protocol in ("all", cell.protocol)]
         hours = times * sum(map(rates.seconds, own)) / 3600
         counts = (len(own), sum(cell.steps for cell in own), sum(cell.images for cell in own))
-        words = " | ".join(f"{times * count:,}" for count in counts)
-        lines.append(f"| {protocol} | {words} | {hours:,.1f} |")
+        work.append((protocol, *(f"{times * count:,}" for count in counts), f"{hours:,.1f}"))
     seconds = [rates.seconds(cell) for cell in one] * times
-    lines += ["", "| GPUs | hours | GPUs busy | longest cell (minutes) |", "|---:|---:|---:|---:|"]
+    waits = []
     for gpus in fleets:
         whole = makespan(seconds, gpus)
         busy = sum(seconds) / (whole * gpus)
-        lines.append(f"| {gpus} | {whole / 3600:.2f} | {100 * busy:.0f} % | {max(seconds) / 60:.1f} |")
-    return "\n".join(lines) + "\n"
+        waits.append((gpus, f"{whole / 3600:.2f}", f"{busy:.0%}", f"{max(seconds) / 60:.1f}"))
+    first = markdown(("protocol", "cells", "steps", "test images", "GPU hours"), work)
+    second = markdown(("GPUs", "hours", "GPUs busy", "longest cell (minutes)"), waits, words=0)
+    return f"{first}\n\n{second}\n"
 
 
 def main() -> None:
-    """Print the tables for the rates given on the command line."""
-    parser = argparse.ArgumentParser(description="GPU hours of the full benchmark from measured rates.")
+    parser = parser_of("GPU hours of the full benchmark from measured rates.")
     parser.add_argument("--step-ms", type=float, required=True, help="milliseconds per step, without classes")
-    parser.add_argument("--class-ms", type=float, default=0.0, help="milliseconds each class adds")
     parser.add_argument("--images-per-s", type=float, required=True, help="images tested a second")
-    parser.add_argument("--start-s", type=float, default=5.0, help="seconds to start a cell")
-    parser.add_argument("--methods", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64, 512])
-    asked = parser.parse_args()
-    rates = Rates(asked.step_ms, asked.class_ms, asked.images_per_s, asked.start_s)
-    print(tables(rates, asked.methods, asked.seeds, asked.gpus))
+    add_options(parser, class_ms=(0.0, "milliseconds each class adds"), methods=12, seeds=3)
+    add_options(parser, start_s=(5.0, "seconds to start a cell"), gpus=[1, 8, 64, 512])
+    options = parser.parse_args()
+    rates = Rates(options.step_ms, options.class_ms, options.images_per_s, options.start_s)
+    print(tables(rates, options.methods, options.seeds, options.gpus))
 
 
 if __name__ == "__main__":

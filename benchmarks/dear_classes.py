@@ -8,23 +8,19 @@ class that takes most of the images DeAR lost.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from pathlib import Path
 
 import torch
+from measure.script import markdown, parser_of
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     files = [torch.load(path) for path in parser.parse_args().files]
     half, classes = files[0]["half"], files[0]["classes"]
-    print("| new class | DeAR | zero-shot | difference | most of the lost images are called |")
-    print("|---|---:|---:|---:|---|")
+    lines = []
     for number in range(half, len(classes)):
         right, before, taken = list[float](), list[float](), Counter[str]()
         for one in files:
@@ -36,7 +32,9 @@ def main() -> None:
             taken.update(classes[place] for place in lost.tolist())
         own, zero_shot = (100 * sum(values) / len(values) for values in (right, before))
         most = taken.most_common(1)[0][0] if taken else ""
-        print(f"| {classes[number]} | {own:.1f} | {zero_shot:.1f} | {own - zero_shot:+.1f} | {most} |")
+        lines.append((classes[number], own, zero_shot, f"{own - zero_shot:+.1f}", most))
+    head = ("new class", "DeAR", "zero-shot", "difference", "most of the lost images are called")
+    print(markdown(head, lines))
 
 
 if __name__ == "__main__":

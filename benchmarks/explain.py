@@ -30,6 +30,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from explain_rivals import forward, grad_cam, gradient_input, legrad, rollout
+from measure.script import add_options, parser_of, record
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import dear
@@ -44,7 +46,6 @@ from dear.runs.batches import pixels_for
 from dear.runs.explain import Explainer
 from dear.runs.model import Model
 from dear.workflows.adapt import adapt
-from dear.workflows.speed import add_rows, machine
 from dear.world import factors as W
 from dear.world.measure import PROMPTS
 from dear.world.shortcuts import KINDS
@@ -117,15 +118,6 @@ def spread_too(maps: Maps) -> Maps:
     }
 
 
-def auc(values: Tensor, mask: Tensor) -> float:
-    """Area under the ROC curve of values against a mask, both flat; ties count half."""
-    order = values.double().argsort()
-    ranks = torch.empty(len(values), dtype=torch.float64)
-    ranks[order] = torch.arange(1, len(values) + 1, dtype=torch.float64)
-    inside = int(mask.sum())
-    return float((ranks[mask].sum() - inside * (inside + 1) / 2) / (inside * (len(values) - inside)))
-
-
 def scored(maps: Tensor, masks: Tensor) -> tuple[float, float, float]:
     """AUC, energy and pointing of maps [n, S, S] against masks [n, P, P], means over images."""
     wide = F.interpolate(maps[:, None].float(), masks.shape[1:], mode="bilinear")[:, 0].flatten(1)
@@ -133,7 +125,7 @@ def scored(maps: Tensor, masks: Tensor) -> tuple[float, float, float]:
     positive = wide.clamp(min=0)
     energy = (positive * flat).sum(1) / positive.sum(1).clamp(min=1e-12)
     pointing = flat.gather(1, wide.argmax(1, keepdim=True)).float()
-    areas = [auc(own, mask) for own, mask in zip(wide, flat, strict=True)]
+    areas = [roc_auc_score(mask, own) for own, mask in zip(wide, flat, strict=True)]
     return sum(areas) / len(areas), float(energy.mean()), float(pointing.mean())
 
 
@@ -282,22 +274,14 @@ def _largest(one: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("part", choices=("masks", "photos", "shortcuts"))
-    parser.add_argument("--images", type=int, default=80)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--backbone", default="mini", help="of photos")
-    parser.add_argument("--data", default="", help="of photos: a table or folder of images")
-    parser.add_argument("--exact", action="store_true", help="of masks and photos: without rivals")
-    parser.add_argument("--out", type=Path, default=None)
+    add_options(parser, images=80, seed=1, backbone=("mini", "of photos"), out=Path)
+    add_options(parser, data=("", "of photos: a table or folder of images"))
+    add_options(parser, exact=(False, "of masks and photos: without rivals"))
     args = parser.parse_args()
     rows = {"masks": masks, "photos": photos, "shortcuts": shortcuts}[args.part](args)
-    for row in rows:
-        print(row)
-    if args.out is not None:
-        add_rows(args.out, [{**row, "seed": args.seed, **machine(torch.device("cpu"))} for row in rows])
+    record(args.out, [{**row, "seed": args.seed} for row in rows], machine_last=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import collect
+from measure.script import add_options, markdown, parser_of
 
 from dear.bench.cells import Cell, Environment
 from dear.bench.engines import Local, compute
@@ -52,21 +53,13 @@ METRICS = ("base", "novel", "hm", "joint", "joint_hm", "ece_base", "ece_novel", 
 
 @dataclass(frozen=True)
 class Part:
-    """The datasets of one backbone.
+    """The datasets of one backbone."""
 
-    Attributes:
-        name: of the folder of its grid, and of its rows in the CSV.
-        backbone: what to load.
-        roles: file of its role map; None: the one that is known for it.
-        datasets: each with its template, or None for the dataset's own.
-        root: where benchmarks lie; None for tables and the attribute world.
-    """
-
-    name: str
-    backbone: str
-    roles: str | None
-    datasets: Mapping[str, str | None]
-    root: str | None = None
+    name: str  #: of the folder of its grid, and of its rows in the CSV
+    backbone: str  #: what to load
+    roles: str | None  #: file of its role map; None: the one that is known for it
+    datasets: Mapping[str, str | None]  #: each with its template, or None for the dataset's own
+    root: str | None = None  #: where benchmarks lie; None for tables and the attribute world
 
 
 def every_method() -> list[str]:
@@ -79,11 +72,7 @@ def every_method() -> list[str]:
 
 
 def real_part(root: Path, small: str, roles: str | None) -> Part:
-    """The four real datasets below `root`: as tables where all four are, else in CoOp's layout.
-
-    Raises:
-        UsageError: one is missing.
-    """
+    """The four real datasets below `root`: as tables where all four are, else in CoOp's layout."""
     tables = {name: root / folder / "index.csv" for name, folder in REAL.items()}
     if any(table.is_file() for table in tables.values()):
         missing = [str(table) for table in tables.values() if not table.is_file()]
@@ -134,17 +123,17 @@ def run(args: argparse.Namespace) -> int:
     for part, cells in planned:
         environment = Environment(part.backbone, part.root, part.roles, args.device)
         summary = Grid(Path(args.out) / part.name).run(
-            cells, environment, Local(compute, args.workers), _tell
+            cells, environment, Local(compute, args.workers), _show_progress
         )
-        failed += _told(part, summary)
+        failed += _show_summary(part, summary)
     return failed
 
 
-def _tell(outcome: object, done: int, total: int) -> None:
+def _show_progress(outcome: object, done: int, total: int) -> None:
     print(f"\r{done} of {total} cells", end="", file=sys.stderr, flush=True)
 
 
-def _told(part: Part, summary: Summary) -> int:
+def _show_summary(part: Part, summary: Summary) -> int:
     counts = f"{len(summary.computed)} computed, {len(summary.cached)} kept, {len(summary.failed)} failed"
     print(f"\r{part.name}: {counts}", file=sys.stderr)
     for cell, why in summary.failed.items():
@@ -153,11 +142,7 @@ def _told(part: Part, summary: Summary) -> int:
 
 
 def write_csv(out: str, path: str) -> None:
-    """One row per cell and mode of all grids below `out`.
-
-    Raises:
-        UsageError: there is no cell.
-    """
+    """One row per cell and mode of all grids below `out`."""
     rows = [
         row
         for folder in sorted(Path(out).iterdir())
@@ -199,9 +184,7 @@ def show(path: str) -> str:
 
 
 def _markdown(frame: pd.DataFrame) -> str:
-    rows = [[frame.index.name, *frame.columns], ["---"] + ["---:"] * len(frame.columns)]
-    rows += [[name, *values] for name, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)]
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+    return markdown([frame.index.name, *frame.columns], frame.reset_index().to_numpy().tolist())
 
 
 def _label(row: dict[str, object]) -> str:
@@ -216,21 +199,16 @@ def _three(row: dict[str, float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, then run, collect or show."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("run", help="compute what is missing")
     making.add_argument("--out", required=True, help="folder of the grids")
-    making.add_argument("--data-root", help="folder of the four real datasets")
-    making.add_argument("--small", help="backbone of the real datasets: a folder or a checkpoint file")
-    making.add_argument("--roles", help="role map of that backbone (roles.json)")
-    making.add_argument("--methods", help="comma-separated; METHOD@PRESET takes a preset; all by default")
-    making.add_argument("--seeds", default="1,2,3")
+    add_options(making, data_root=(str, "folder of the four real datasets"), seeds="1,2,3", device="cpu")
+    add_options(making, small=(str, "backbone of the real datasets: a folder or a checkpoint file"))
+    add_options(making, roles=(str, "role map of that backbone (roles.json)"))
+    add_options(making, methods=(str, "comma-separated; METHOD@PRESET takes a preset; all by default"))
+    add_options(making, workers=(1, "processes that share the device"))
     making.add_argument("--only", action="append", choices=("world", "real"))
-    making.add_argument("--device", default="cpu")
-    making.add_argument("--workers", type=int, default=1, help="processes that share the device")
     writing = commands.add_parser("csv", help="write the cells as one CSV file")
     writing.add_argument("--out", required=True, help="folder of the grids")
     writing.add_argument("--csv", required=True, help="file to write")

@@ -16,8 +16,6 @@ the CSV one by one.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import os
 import random
 import tempfile
@@ -27,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from measure.script import arguments, record
 from PIL import Image, ImageDraw, ImageFilter
 
 
@@ -57,35 +56,28 @@ def seconds(work: Callable[[], object]) -> float:
 UNBALANCED = (16, 16, 2, 2, 2, 2, 1, 1, 1, 1)  #: images of ten classes
 
 
-def few(asked: argparse.Namespace) -> None:
+def few(options: argparse.Namespace) -> None:
     """Accuracy with few and with unbalanced images, a row per method, draw and seed."""
     import dear
     from dear.data.open import open_data
-    from dear.workflows.speed import machine
 
-    clip = dear.load(asked.backbone)
-    sets = [open_data(asked.data, split) for split in ("train", "test")]
-    names = sets[0].classes[asked.skip : asked.skip + asked.classes]
+    clip = dear.load(options.backbone)
+    sets = [open_data(options.data, split) for split in ("train", "test")]
+    names = sets[0].classes[options.skip : options.skip + options.classes]
     train, test = (images.select_classes(names) for images in sets)
-    where = machine(clip.device)
-    for seed in map(int, asked.seeds.split(",")):
+    for seed in map(int, options.seeds.split(",")):
         for draw, counts in (("3 per class", (3,) * len(names)), ("unbalanced", UNBALANCED)):
-            if asked.draws and draw not in asked.draws:
+            if options.draws and draw not in options.draws:
                 continue
             chosen = train.subset(drawn(train.labels.tolist(), counts, seed))
-            for method, accuracy, steps, spent in answers(asked, clip, chosen, test, seed):
+            for method, accuracy, steps, spent in answers(options, clip, chosen, test, seed):
                 row = {
-                    **where, "date": datetime.date.today().isoformat(), "backbone": Path(asked.backbone).name,
-                    "dataset": Path(asked.data).parent.name, "first_class": asked.skip, "classes": len(names),
-                    "draw": draw, "seed": seed, "method": method, "steps": steps,
-                    "test_images": len(test), "accuracy": round(accuracy, 4), "seconds": round(spent, 1),
+                    "backbone": Path(options.backbone).name, "dataset": Path(options.data).parent.name,
+                    "first_class": options.skip, "classes": len(names), "draw": draw, "seed": seed,
+                    "method": method, "steps": steps, "test_images": len(test),
+                    "accuracy": round(accuracy, 4), "seconds": round(spent, 1),
                 }  # fmt: skip
-                print(
-                    f"{row['dataset']} {draw}, seed {seed}: {method} {accuracy:.1%} ({spent:.0f} s)",
-                    flush=True,
-                )
-                if asked.csv:
-                    add_row(Path(asked.csv), row)
+                record(options.csv, [row], clip.device)
 
 
 def drawn(labels: list[int], counts: tuple[int, ...], seed: int) -> list[int]:
@@ -100,7 +92,7 @@ def drawn(labels: list[int], counts: tuple[int, ...], seed: int) -> list[int]:
 
 
 def answers(
-    asked: argparse.Namespace, clip: Any, train: Any, test: Any, seed: int
+    options: argparse.Namespace, clip: Any, train: Any, test: Any, seed: int
 ) -> Iterator[tuple[str, float, int, float]]:
     """(method, accuracy, steps, seconds) one after another."""
     import numpy as np
@@ -110,7 +102,7 @@ def answers(
     from dear.workflows.adapt import adapt
     from dear.workflows.evaluate import evaluate_run
 
-    wanted = asked.methods.split(";")
+    wanted = options.methods.split(";")
     features, known = (FeatureCache().image_features(clip, images).double() for images in (train, test))
     features, known = (f / f.norm(dim=-1, keepdim=True) for f in (features, known))
     given = features.numpy(), train.labels.numpy()
@@ -135,15 +127,15 @@ def answers(
     if "probe" in wanted:
         runs["probe"] = ("linear-probe", {})
     if "dear" in wanted:
-        runs["dear"] = ("dear", {"precision": asked.precision})
-        if asked.steps:
+        runs["dear"] = ("dear", {"precision": options.precision})
+        if options.steps:
             from dear.methods import find_method
 
             batch = find_method("dear").recipe["batch"]
-            runs["dear"][1]["epochs"] = -(-asked.steps // -(-len(train) // batch))
+            runs["dear"][1]["epochs"] = -(-options.steps // -(-len(train) // batch))
     for name, (method, recipe) in runs.items():
         began = time.perf_counter()
-        roles = asked.roles if method == "dear" else None
+        roles = options.roles if method == "dear" else None
         run = adapt(
             train, backbone=clip, method=method, seed=seed, roles=roles, recipe=recipe, calibrate=False
         )
@@ -152,37 +144,25 @@ def answers(
         yield name, found.accuracy[run.method.pick_mode(None)], run.steps, spent
 
 
-def add_row(path: Path, row: dict[str, Any]) -> None:
-    """Add a line to a CSV file, which is made when it is not there."""
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(row), lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = arguments(
+        __doc__,
+        backbone="mini",
+        data=(str, "a folder of class folders; made-up images if left out"),
+        classes=10,
+        images=480,
+        few=(False, "accuracy with few and unbalanced images"),
+        roles=(str, "role map of the backbone"),
+        skip=(0, "classes of the dataset that are left out first"),
+        seeds="1,2,3",
+        steps=(int, "of DeAR with 3 per class; as `dear adapt` if left out"),
+        draws=(str, "3 per class or unbalanced; both if left out"),
+        methods=("logistic regression;probe", "separated by ;"),
+        precision="auto",
+        csv=(Path, "file to which rows are added"),
     )
-    parser.add_argument("--backbone", default="mini")
-    parser.add_argument("--data", help="a folder of class folders; made-up images if left out")
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--images", type=int, default=480)
-    parser.add_argument("--few", action="store_true", help="accuracy with few and unbalanced images")
-    parser.add_argument("--roles", help="role map of the backbone")
-    parser.add_argument("--skip", type=int, default=0, help="classes of the dataset that are left out first")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--steps", type=int, help="of DeAR with 3 per class; as `dear adapt` if left out")
-    parser.add_argument("--draws", help="3 per class or unbalanced; both if left out")
-    parser.add_argument("--methods", default="logistic regression;probe", help="separated by ;")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--csv", help="file to which rows are added")
-    asked = parser.parse_args()
-    if asked.few:
-        few(asked)
+    if options.few:
+        few(options)
         return
     with tempfile.TemporaryDirectory() as place:
         os.environ["DEAR_CACHE"] = str(Path(place) / "cache")
@@ -192,11 +172,11 @@ def main() -> None:
         from dear.workflows.retrieve import retrieve
 
         data = (
-            Path(asked.data)
-            if asked.data
-            else make_photos(Path(place) / "photos", asked.classes, asked.images)
+            Path(options.data)
+            if options.data
+            else make_photos(Path(place) / "photos", options.classes, options.images)
         )
-        clip = dear.load(asked.backbone)
+        clip = dear.load(options.backbone)
         found: dict[str, list[float]] = {}
         accuracy: list[float] = []
 
@@ -214,7 +194,7 @@ def main() -> None:
             for limit in ("0", "2000", "2000"):
                 os.environ["DEAR_CACHE_MB"] = limit
                 found.setdefault(title, []).append(seconds(work))
-    print(f"{asked.backbone}, {asked.images} images of {asked.classes} classes; CPU seconds")
+    print(f"{options.backbone}, {options.images} images of {options.classes} classes; CPU seconds")
     print("| | without cache | first time | again |\n|---|---:|---:|---:|")
     for title, spent in found.items():
         print(f"| {title} | {' | '.join(f'{each:.1f}' for each in spent)} |")

@@ -17,15 +17,14 @@ half of the classes without a focus, with the heads of the task's role, and the 
 from __future__ import annotations
 
 import argparse
-import csv
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
+from measure.script import add_options, markdown, names, parser_of, record
 from torch import Tensor
 
 import dear
@@ -49,7 +48,6 @@ from dear.runs.batches import pixels_for
 from dear.runs.recipe import Recipe
 from dear.train.balance import enough_steps
 from dear.train.run import train as train_method
-from dear.workflows.speed import add_rows, machine
 from dear.world import factors as W
 from dear.world.measure import batches
 
@@ -142,8 +140,8 @@ def roles_command(args: argparse.Namespace) -> None:
                     "other_roles": measure(train, test, others, rows),
                 }
                 head = {"task": task, "focus": role, "heads": len(own), "images": shots, "seed": seed}
-                save(args.out, [{**head, **{key: round(value, 2) for key, value in row.items()}}])
-            print(task, shots, {key: round(value, 1) for key, value in row.items()}, flush=True)
+                rounded = {key: round(value, 2) for key, value in row.items()}
+                record(args.out, [{**head, **rounded}], machine_last=True)
 
 
 def splits(clip: Clip, data: str, layers: Sequence[int], each: int = 60) -> tuple[Split, Split]:
@@ -182,8 +180,7 @@ def auto_command(args: argparse.Namespace) -> None:
                     head = {"backbone": clip.name, "task": task, "map": kind, "images": shots, "seed": seed}
                     head["tested"] = len(test[1])
                     row = {"role": found.role or "none", "weight": found.weight, "whole": round(base, 2)}
-                    save(args.out, [{**head, **row, "chosen": round(got, 2)}])
-            print(task, shots, found, flush=True)
+                    record(args.out, [{**head, **row, "chosen": round(got, 2)}], machine_last=True)
 
 
 def choice(
@@ -221,92 +218,54 @@ def dear_command(args: argparse.Namespace) -> None:
         joint = float((scores.argmax(1) == test.labels).double().mean())
         head = {"task": task, "focus": role, "map": which, "share": args.share, "images": shots, "seed": seed}
         found = {"base": base, "novel": new, "hm": 2 * base * new / (base + new), "joint": joint}
-        save(args.out, [{**head, **{name: round(100 * value, 2) for name, value in found.items()}}])
-        print(head, found, flush=True)
-
-
-def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    add_rows(path, [{**row, **machine(torch.device("cpu"))} for row in rows])
+        rounded = {name: round(100 * value, 2) for name, value in found.items()}
+        record(args.out, [{**head, **rounded}], machine_last=True)
 
 
 def table_command(args: argparse.Namespace) -> None:
     """Means over draws as a Markdown table."""
-    with args.csv.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    shown = auto_table if "chosen" in rows[0] else dear_table if "novel" in rows[0] else roles_table
-    for line in shown(rows):
-        print(line)
+    import pandas as pd
 
-
-def roles_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    columns = ("whole", "role", "role_alone", "random", "other_roles")
-    yield (
-        "| task | role (heads) | images per class | "
-        + " | ".join(c.replace("_", " ") for c in columns)
-        + " |"
-    )
-    yield "|---|---|---:|" + "---:|" * len(columns)
-    for task, shots in dict.fromkeys((row["task"], row["images"]) for row in rows):
-        own = [row for row in rows if (row["task"], row["images"]) == (task, shots)]
-        means = " | ".join(f"{mean(float(row[c]) for row in own):.1f}" for c in columns)
-        yield f"| `{task}` | {own[0]['focus']} ({own[0]['heads']}) | {shots} | {means} |"
-
-
-def auto_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    yield "| task | images per class | whole | auto | chosen | auto, roles shuffled |"
-    yield "|---|---:|---:|---:|---|---:|"
-    for task, shots in dict.fromkeys((row["task"], row["images"]) for row in rows):
-        own = [row for row in rows if (row["task"], row["images"]) == (task, shots)]
-        kinds = {kind: [row for row in own if row["map"] == kind] for kind in ("auto", "shuffled")}
-        got = {kind: mean(float(row["chosen"]) for row in part) for kind, part in kinds.items()}
-        names = [row["role"] for row in kinds["auto"]]
-        told = ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
-        base = mean(float(row["whole"]) for row in own)
-        yield f"| {task} | {shots} | {base:.1f} | {got['auto']:.1f} | {told} | {got['shuffled']:.1f} |"
-
-
-def dear_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    kinds = {"none": "without", "own": "heads of its role", "shuffled": "roles shuffled"}
-    yield "| task | images per class | share | " + " | ".join(kinds.values()) + " |"
-    yield "|---|---:|---:|" + "---:|" * len(kinds)
-    cases = {(r["task"], r["images"], r["share"]) for r in rows if r["map"] != "none"}
-    for task, shots, share in sorted(cases):
-        cells = []
-        for kind in kinds:
-            own = [r for r in rows if (r["task"], r["images"]) == (task, shots)]
-            own = [r for r in own if r["map"].partition(":")[0] == kind]
-            own = [r for r in own if kind == "none" or r["share"] == share]
-            means = [mean(float(r[name]) for r in own) for name in ("base", "novel", "hm", "joint") if own]
-            cells.append(" / ".join(f"{value:.1f}" for value in means))
-        yield f"| {task} | {shots} | {share} | {' | '.join(cells)} |"
+    rows = pd.read_csv(args.csv)
+    by = ["task", "images"]
+    if "chosen" in rows:
+        kinds = rows.pivot_table("chosen", by, "map", sort=False)
+        names = rows[rows["map"] == "auto"].groupby(by, sort=False)["role"]
+        shown = pd.DataFrame({"whole": rows.groupby(by, sort=False)["whole"].mean(), "auto": kinds["auto"]})
+        shown["chosen"] = names.agg(lambda own: ", ".join(f"{n} {k}" for n, k in own.value_counts().items()))
+        shown["auto, roles shuffled"] = kinds["shuffled"]
+    elif "novel" in rows:
+        rows["map"] = rows["map"].str.partition(":")[0]
+        shown = rows.groupby(["task", "images", "share", "map"])[["base", "novel", "hm", "joint"]].mean()
+    else:
+        columns = ["whole", "role", "role_alone", "random", "other_roles"]
+        shown = rows.groupby(["task", "focus", "heads", "images"], sort=False)[columns].mean()
+    table = shown.reset_index()
+    print(markdown(list(table), table.to_numpy().tolist()))
 
 
 def main() -> None:
-    """Parse and run."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(required=True)
     own = commands.add_parser("roles")
     own.set_defaults(command=roles_command)
-    own.add_argument("--images", type=int, default=2400, help="drawn scenes")
+    add_options(own, images=(2400, "drawn scenes"))
     own.add_argument("--out", type=Path, required=True)
     own = commands.add_parser("auto")
     own.set_defaults(command=auto_command)
-    own.add_argument("--backbone", default="mini")
-    own.add_argument("--cache", type=Path, help="file to keep contributions in between runs")
-    own.add_argument("--roles", help="role map; the backbone's own if left out")
+    add_options(own, backbone="mini", cache=(Path, "file to keep contributions in between runs"))
+    add_options(own, roles=(str, "role map; the backbone's own if left out"))
     own.add_argument(
         "--data", action="append", default=[], help="NAME=what open_data takes; the world's tasks"
     )
     own.add_argument("--out", type=Path, required=True)
     own = commands.add_parser("dear")
     own.set_defaults(command=dear_command)
-    names = lambda text: text.split(",")  # noqa: E731
     own.add_argument("--tasks", type=names, default=["scenes", "textures"])
     own.add_argument("--shots", type=names, default=["1", "4", "16"])
     own.add_argument("--seeds", type=names, default=["1", "2"])
     own.add_argument("--maps", type=names, default=["none", "own", "shuffled:1"])
-    own.add_argument("--share", type=float, default=DeARConfig.focus_share, help="of the heads")
+    add_options(own, share=(DeARConfig.focus_share, "of the heads"))
     own.add_argument("--out", type=Path, required=True)
     own = commands.add_parser("table")
     own.set_defaults(command=table_command)

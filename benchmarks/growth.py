@@ -8,19 +8,17 @@ the time stand the operations counted and their share by part (docs/performance.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from measure.clock import medians, peak
 from measure.count import dear_step
+from measure.script import DEVICE, arguments, record
 from measure.task import SpeedTask
 
 import dear
-from dear.workflows.speed import add_rows, machine
 
 START = {"batch": 16, "classes": 50, "tokens": 1, "pixels": 224}
 GROWTH = {
@@ -58,28 +56,16 @@ def measure(clip: dear.Clip, at: dict[str, int], repeats: int) -> dict[str, Any]
 
 
 def main() -> None:
-    """Measure, print, and add rows to a CSV file if one is named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default="ViT-B-16", choices=dear.ClipConfig.names())
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--csv", type=Path, help="add the rows to this file")
-    options = parser.parse_args()
-    device = torch.device(options.device)
+    options = arguments(__doc__, device=DEVICE, shape="ViT-B-16", repeats=5, csv=Path)
     shape = dear.ClipConfig.named(options.shape)
     clips: dict[int, dear.Clip] = {}
-    rows = []
     for name, at in points():
         pixels = at["pixels"]
         if pixels not in clips:
             vision = dataclasses.replace(shape.vision, image_size=pixels)
-            clips = {pixels: dear.Clip(dataclasses.replace(shape, vision=vision)).to(device)}
-        rows.append({"grows": name, **measure(clips[pixels], at, options.repeats)})
-        print(", ".join(f"{key}: {value}" for key, value in rows[-1].items()), flush=True)
-    if options.csv:
-        add_rows(options.csv, [{**machine(device), "shape": options.shape, **row} for row in rows])
+            clips = {pixels: dear.Clip(dataclasses.replace(shape, vision=vision)).to(options.device)}
+        row = {"shape": options.shape, "grows": name, **measure(clips[pixels], at, options.repeats)}
+        record(options.csv, [row], options.device)
 
 
 if __name__ == "__main__":

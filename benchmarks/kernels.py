@@ -8,10 +8,10 @@ Run nothing else in the same process afterwards: once a profiler was attached, l
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
+from measure.script import arguments
 from measure.task import SpeedTask
 from torch.profiler import ProfilerActivity, profile
 
@@ -34,15 +34,8 @@ def show(work: Callable[[], object], rows: int) -> None:
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--classes", type=int, default=50)
-    parser.add_argument("--inference", type=int, help="images: look at DeAR's inference instead of the step")
-    parser.add_argument("--rows", type=int, default=40)
-    options = parser.parse_args()
+    about = "images: look at DeAR's inference instead of the step"
+    options = arguments(__doc__, batch=16, classes=50, inference=(0, about), rows=40)
     clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to("cuda")
     task = SpeedTask(clip, options.batch, options.classes)
     if options.inference:

@@ -6,7 +6,6 @@ with an image each (in a temporary folder, 0.5 GB of blocks), and runs `dear` on
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import subprocess
@@ -15,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from measure.script import arguments
 from PIL import Image
 
 WORDS = ("red", "green", "blue", "yellow", "pink", "white", "black", "brown", "orange", "grey")
@@ -49,10 +49,7 @@ def dear(title: str, *arguments: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--classes", type=int, default=10_000)
-    options = parser.parse_args()
+    options = arguments(__doc__, images=100_000, classes=10_000)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="dear-load-") as name:
         work = Path(name)

@@ -7,7 +7,6 @@ five methods in turn, three to seven classes, run folders written, read back and
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import resource
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from measure.script import arguments
 
 from dear.clip.factory import load
 from dear.data import open_data
@@ -37,10 +37,7 @@ def state() -> tuple[float, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--days", type=float, default=1.0)
-    parser.add_argument("--every", type=int, default=12, help="adaptations between two lines")
-    options = parser.parse_args()
+    options = arguments(__doc__, days=1.0, every=(12, "adaptations between two lines"))
     torch.set_num_threads(1)
     train, test = open_data("world:textures", "train"), open_data("world:textures", "test")
     few = test.subset(range(0, len(test), max(1, len(test) // 10)))

@@ -7,7 +7,6 @@ images, train, watch, compare result files, and now and then send a file that is
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -23,6 +22,7 @@ from typing import Any
 import httpx
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
+from measure.script import arguments
 
 from dear.data import open_data
 
@@ -119,10 +119,7 @@ def resident(pid: int) -> tuple[float, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--users", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=5.0)
-    options = parser.parse_args()
+    options = arguments(__doc__, users=20, minutes=5.0)
     with tempfile.TemporaryDirectory(prefix="dear-visits-") as name:
         folder = Path(name)
         task = open_data("world:emblems", "test")

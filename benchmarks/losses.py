@@ -7,16 +7,15 @@ Both learn at the recipe's rate, so that a difference in any gradient would grow
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
 from measure.literal import LiteralStep
+from measure.script import DEVICE, arguments, record
 from measure.task import SpeedTask
 
 import dear
-from dear.workflows.speed import add_rows, machine
 
 
 def train_both(task: SpeedTask, steps: int, lr: float) -> list[dict[str, Any]]:
@@ -50,33 +49,26 @@ def train_both(task: SpeedTask, steps: int, lr: float) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Train both, print the largest difference, and add rows to a CSV file if one is named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = arguments(
+        __doc__,
+        device=DEVICE,
+        shape="ViT-B-16",
+        precision=["float32", "bfloat16"],
+        steps=50,
+        batch=16,
+        classes=50,
+        lr=1e-3,
+        csv=Path,
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default="ViT-B-16", choices=dear.ClipConfig.names())
-    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--classes", type=int, default=50)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--csv", type=Path, help="add the rows to this file")
-    options = parser.parse_args()
-    device = torch.device(options.device)
     torch.manual_seed(0)
-    clip = dear.Clip(dear.ClipConfig.named(options.shape)).to(device)
+    clip = dear.Clip(dear.ClipConfig.named(options.shape)).to(options.device)
     for precision in options.precision:
         task = SpeedTask(clip, options.batch, options.classes, precision)
         rows = train_both(task, options.steps, options.lr)
+        where = {"shape": options.shape, "batch": options.batch, "classes": options.classes}
+        record(options.csv, [{**where, **row} for row in rows], options.device)
         worst = max(float(row["relative_difference"]) for row in rows)
-        first, last = rows[0], rows[-1]
-        print(f"{options.steps} steps in {precision}: loss {first['ours']} -> {last['ours']}")
-        print(f"largest relative difference of the losses: {worst:.2e}", flush=True)
-        if options.csv:
-            where = {**machine(device), "shape": options.shape}
-            where |= {"batch": options.batch, "classes": options.classes}
-            add_rows(options.csv, [{**where, **row} for row in rows])
+        print(f"largest relative difference of the losses in {precision}: {worst:.2e}", flush=True)
 
 
 if __name__ == "__main__":

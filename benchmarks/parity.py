@@ -11,16 +11,17 @@ is a copy of github.com/facebookresearch/perception_models.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from measure.script import parser_of
 from torch import Tensor, nn
 
 import dear
@@ -73,28 +74,30 @@ def with_transformers(folder: Path) -> float:
 
     vision = {**BASE, "image_size": 224, "patch_size": 16}
     words = {**BASE, "vocab_size": 32000, "max_position_embeddings": 64}
-    worst = []
-    model = families.siglip(vision, words)
-    image, text = (lambda x: model.get_image_features(x).pooler_output), None
-    text = lambda x: model.get_text_features(x).pooler_output  # noqa: E731
-    worst.append(compare("SigLIP B/16", families.write(model, folder / "a"), image, text, None))
-    gemma = families.siglip2(vision, {**words, "vocab_size": 256000})
-    path = families.write_siglip2(gemma, folder / "b", 224)
-    image2 = lambda x: families.siglip2_features(gemma, x)  # noqa: E731
-    text2 = lambda x: gemma.get_text_features(x).pooler_output  # noqa: E731
-    worst.append(compare("SigLIP 2 B/16", path, image2, text2, None))
     small = {**words, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
     small |= {"vocab_size": 901629, "max_position_embeddings": 77}
-    meta = families.metaclip2(vision, small, 512)
-    image3 = lambda x: meta.get_image_features(x).pooler_output  # noqa: E731
-    text3 = lambda x: meta.get_text_features(x).pooler_output  # noqa: E731
-    worst.append(compare("MetaCLIP 2 B/16", families.write(meta, folder / "c"), image3, text3, 2))
     plain = {**small, "vocab_size": 49408, "eos_token_id": 49407}
-    plain_config = CLIPConfig(vision_config=vision, text_config=plain, projection_dim=512)
-    old = families.random_everywhere(CLIPModel(plain_config))
-    image4 = lambda x: old.get_image_features(x).pooler_output  # noqa: E731
-    text4 = lambda x: old.get_text_features(x).pooler_output  # noqa: E731
-    worst.append(compare("CLIP B/16", families.write(old, folder / "d"), image4, text4, 49407))
+    config = CLIPConfig(vision_config=vision, text_config=plain, projection_dim=512)
+    models = {
+        "SigLIP B/16": (families.siglip(vision, words), None),
+        "SigLIP 2 B/16": (families.siglip2(vision, {**words, "vocab_size": 256000}), None),
+        "MetaCLIP 2 B/16": (families.metaclip2(vision, small, 512), 2),
+        "CLIP B/16": (families.random_everywhere(CLIPModel(config)), 49407),
+    }
+    worst = []
+    for number, (name, (model, end)) in enumerate(models.items()):
+        own, siglip2 = folder / str(number), name.startswith("SigLIP 2")
+        path = families.write_siglip2(model, own, 224) if siglip2 else families.write(model, own)
+
+        def image(x: Tensor, model: Any = model, siglip2: bool = siglip2) -> Tensor:
+            return (
+                families.siglip2_features(model, x) if siglip2 else model.get_image_features(x).pooler_output
+            )
+
+        def text(x: Tensor, model: Any = model) -> Tensor:
+            return model.get_text_features(x).pooler_output
+
+        worst.append(compare(name, path, image, text, end))
     return max(worst)
 
 
@@ -139,9 +142,7 @@ def with_perception(folder: Path, code: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--with", dest="other", required=True, choices=["transformers", "open_clip", "perception"]
     )

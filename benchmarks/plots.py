@@ -2,16 +2,17 @@
 
     python benchmarks/plots.py
 
-Standard library only: the images are SVG files of a few kilobytes.
+Written by hand: the images are SVG files of a few kilobytes.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+
+from measure.script import read
 
 HERE = Path(__file__).parent
 COLORS = {"mmrl++": "#b3541e", "literal": "#8a8f98", "dear": "#1f6feb"}
@@ -23,8 +24,7 @@ Series = dict[str, list[tuple[float, float]]]
 
 def rows(name: str) -> list[dict[str, str]]:
     """A table of results."""
-    with (HERE / "results" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read(HERE / "results" / f"{name}.csv")
 
 
 def text(x: float, y: float, words: str, anchor: str = "middle", **more: str) -> str:
@@ -146,14 +146,8 @@ def main() -> None:
     """Draw all plots."""
     folder = HERE / "plots"
     folder.mkdir(exist_ok=True)
-    for name, draw in (
-        ("step", step_plot),
-        ("batch", batch_plot),
-        ("inference", inference_plot),
-        ("log", log_plot),
-    ):
-        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8")
-        print(folder / f"{name}.svg")
+    for draw in (step_plot, batch_plot, inference_plot, log_plot):
+        (folder / f"{draw.__name__.removesuffix('_plot')}.svg").write_text(draw(), encoding="utf-8")
 
 
 if __name__ == "__main__":

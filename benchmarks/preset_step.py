@@ -10,18 +10,17 @@ seconds of the process are counted, which a busy machine changes little.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from measure.clock import medians
+from measure.script import DEVICE, arguments, record
 from measure.task import SpeedTask
 from torch.utils.benchmark import timer
 
 import dear
-from dear.workflows.speed import add_rows, machine
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"preset": "paper"},
@@ -33,22 +32,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Measure, print, and add rows to a CSV file if one is named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = arguments(
+        __doc__, device=DEVICE, shape="ViT-B-16", batch=[4, 16], classes=50, repeats=9, csv=Path
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default="ViT-B-16", choices=("mini", *dear.ClipConfig.names()))
-    parser.add_argument("--batch", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--classes", type=int, default=50)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--csv", type=Path, help="add the rows to this file")
-    options = parser.parse_args()
-    device = torch.device(options.device)
-    on_cpu = device.type == "cpu"
+    on_cpu = options.device == "cpu"
     torch.manual_seed(0)
     mini = options.shape == "mini"
-    clip = (dear.load("mini") if mini else dear.Clip(dear.ClipConfig.named(options.shape))).to(device)
+    clip = (dear.load("mini") if mini else dear.Clip(dear.ClipConfig.named(options.shape))).to(options.device)
     for batch in options.batch:
         tasks = {name: SpeedTask(clip, batch, options.classes, **own) for name, own in SETTINGS.items()}
         steps = {name: task.ours() for name, task in tasks.items()}
@@ -57,9 +47,7 @@ def main() -> None:
         found = medians(works, options.repeats, warm_up=1 if on_cpu else 3, clock=clock)
         row = {"shape": options.shape, "batch": batch, "classes": options.classes}
         row |= {f"{name}_ms": round(1000 * found[name] / steps[name].count, 3) for name in SETTINGS}
-        print(row, flush=True)
-        if options.csv:
-            add_rows(options.csv, [machine(device) | row])
+        record(options.csv, [row], options.device)
 
 
 if __name__ == "__main__":

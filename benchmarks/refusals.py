@@ -2,7 +2,7 @@ r"""Images of no class: how many known images are refused at 5%, and how well un
 
     python benchmarks/refusals.py --csv benchmarks/results/refusals.csv
     python benchmarks/refusals.py --backbone SMALL --tasks DATA/oxford_pets/index.csv,DATA/dtd/index.csv \
-        --csv benchmarks/results/refusals.csv --append
+        --csv benchmarks/results/refusals.csv
 
 A method is trained on the first half of the classes, 16 images each. Known images are test images of these
 classes, near ones those of the other half, far ones those of the other tasks. Beside the score of the library
@@ -12,15 +12,11 @@ that the calibration states for as many images.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import datetime
-import platform
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from measure.script import arguments, where
 from torch import Tensor
 
 import dear
@@ -32,6 +28,7 @@ from dear.runs.spec import Spec
 from dear.train.confidence import auroc
 from dear.train.fit import fit
 from dear.train.prepare import prepare
+from dear.workflows.speed import add_rows
 
 WORLD = ("textures", "emblems", "vehicles", "fauna", "scenes", "mixed")
 SHARE = 0.05
@@ -39,20 +36,17 @@ FAR = 300  # images of all other tasks together
 MOST = 800  # test images of a task, spread evenly
 
 
-def main() -> int:
-    """Measure and write a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def main() -> None:
+    args = arguments(
+        __doc__,
+        backbone="mini",
+        tasks=",".join(f"world:{name}" for name in WORLD),
+        only=(str, "those of the tasks to train on; the others are far"),
+        methods="linear-probe,lp-plus-plus,proker,tip-adapter",
+        seeds="1,2",
+        shots=16,
+        csv=(Path, "file to which rows are added"),
     )
-    parser.add_argument("--backbone", default="mini")
-    parser.add_argument("--tasks", default=",".join(f"world:{name}" for name in WORLD))
-    parser.add_argument("--only", default=None, help="those of the tasks to train on; the others are far")
-    parser.add_argument("--methods", default="linear-probe,lp-plus-plus,proker,tip-adapter")
-    parser.add_argument("--seeds", default="1,2")
-    parser.add_argument("--shots", type=int, default=16)
-    parser.add_argument("--csv", type=Path, default=None)
-    parser.add_argument("--append", action="store_true", help="add to the table instead of replacing it")
-    args = parser.parse_args()
     clip = dear.load(args.backbone)
     names = args.tasks.split(",")
     tests = {name: spread(dear.open_data(name, "test")) for name in names}
@@ -74,32 +68,16 @@ def main() -> int:
                 spec = Spec(data=name, method=method, seed=seed, shots=args.shots, classes=classes)
                 model = fit(prepare(spec, clip=clip))
                 found = [scores(model, images, own) for images, own in sets]
-                found.append(
-                    tuple(
-                        torch.cat(parts)
-                        for parts in zip(
-                            *(
-                                scores(model, tests[o].subset(places.tolist()), features[o][places])
-                                for o, places in far
-                            ),
-                            strict=True,
-                        )
-                    )
-                )
+                apart = [
+                    scores(model, tests[o].subset(places.tolist()), features[o][places]) for o, places in far
+                ]
+                found.append(tuple(torch.cat(parts) for parts in zip(*apart, strict=True)))
                 facts = {"backbone": clip.name, "task": tests[name].name, "method": method, "seed": seed}
                 rows.append({**facts, **measured(model, *found)})
                 print(rows[-1], flush=True)
     if args.csv:
-        facts = {"date": datetime.date.today().isoformat(), "machine": platform.machine()}
-        facts |= {"torch": torch.__version__, "dear": dear.__version__}
-        fresh = not (args.append and args.csv.exists())
-        with args.csv.open("w" if fresh else "a", newline="") as file:
-            table = csv.DictWriter(file, [*rows[0], *facts], lineterminator="\n")
-            if fresh:
-                table.writeheader()
-            table.writerows({**row, **facts} for row in rows)
+        add_rows(args.csv, [row | where() for row in rows])
     print(f"{sum(row['inside'] for row in rows)} of {len(rows)} inside")
-    return 0
 
 
 def spread(images: ImageSet) -> ImageSet:
@@ -132,4 +110,4 @@ def measured(model: Model, known: Any, near: Any, far: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,13 +10,13 @@ that the attribute explains best, `head_truth.json`), and chance (the share of i
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measure.script import arguments, record
 from shortcut_parts import backbone, true_heads
 from torch import Tensor
 
@@ -25,7 +25,6 @@ from dear.heads.ablate import Collected, Key, collect
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
 from dear.heads.neighbors import head_space, precision_at
-from dear.workflows.speed import add_rows, machine
 from dear.world.measure import CONCEPT_FACTORS, batches
 
 DRAWS = 5
@@ -37,12 +36,7 @@ def by(seen: Collected, heads: Sequence[Key], values: Tensor) -> float:
 
 
 def main() -> None:
-    """Parse, measure, write."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--images", type=int, default=1000, help="per attribute")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__, images=(1000, "per attribute"), out=Path)
     torch.set_num_threads(1)
     clip = backbone()
     roles = known_roles(clip)
@@ -74,8 +68,7 @@ def main() -> None:
             "chance": float((share**2).sum()),
         }
         row = {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
-        add_rows(args.out, [{**row, **machine(torch.device("cpu"))}])
-        print(row, flush=True)
+        record(args.out, [row], machine_last=True)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,13 @@ there; all contributions [n, L, H, E] kept; then, head after head in numpy, a si
 
 from __future__ import annotations
 
-import argparse
-import csv
-import datetime
-import platform
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from measure.clock import Laps
+from measure.script import DEVICE, arguments, record
 from torch import Tensor
 
 from dear.clip.config import ClipConfig
@@ -60,14 +57,14 @@ def token_ids(clip: Clip, count: int) -> Tensor:
 @torch.no_grad()
 def ours(clip: Clip, ids: Tensor, count: int, batch: int) -> tuple[Tensor, dict[str, float]]:
     """Phrase numbers [L, H, 20], and seconds by stage."""
-    clock = Clock(clip.device)
+    clock = Laps()
     text = clip.encode_text(ids)
     clock.lap("text")
     seen = moments(clip, images(clip, count, batch), clip.config.vision.last_third)
     clock.lap("images")
     picks = textspan_moments(seen, text).picks.cpu()
     clock.lap("textspan")
-    return picks, clock.laps
+    return picks, clock.seconds
 
 
 @torch.no_grad()
@@ -79,7 +76,7 @@ def literal(
     With fewer than all images or heads, the time of that stage is measured on them and multiplied; the
     contributions of the other images are then ours, which are checked to be the same on those of both.
     """
-    clock = Clock(clip.device)
+    clock = Laps()
     text = torch.cat([_all_positions(clip, part) for part in ids.split(64)])
     unit = torch.nn.functional.normalize(text, dim=-1).cpu().numpy()
     clock.lap("text")
@@ -103,7 +100,7 @@ def literal(
     rows = [_textspan(np.ascontiguousarray(each[:, head]), unit) for head in range(heads)]
     clock.lap("textspan")
     scale = {"text": 1.0, "images": count / some, "textspan": total / heads}
-    return torch.tensor(rows), clock.laps, scale
+    return torch.tensor(rows), clock.seconds, scale
 
 
 def _all_positions(clip: Clip, ids: Tensor) -> Tensor:
@@ -157,45 +154,18 @@ def _textspan(C: np.ndarray, T: np.ndarray, rounds: int = 20, rank: int = 80) ->
     return picks
 
 
-class Clock:
-    """Seconds between laps, the device's work included."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.laps: dict[str, float] = {}
-        self._wait()
-        self._last = time.perf_counter()
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def skip(self) -> None:
-        """Forget the seconds since the last lap."""
-        self._wait()
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Note the seconds since the last lap."""
-        self._wait()
-        now = time.perf_counter()
-        self.laps[name] = now - self._last
-        self._last = now
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = arguments(
+        __doc__,
+        model="ViT-B-16",
+        device=DEVICE,
+        images=5000,
+        phrases=3500,
+        batch=(int, "images at once (64 on a CPU, 250 on a GPU)"),
+        literal_images=(int, "images of the literal procedure (default: all)"),
+        literal_heads=(int, "heads of its TEXTSPAN (default: all)"),
+        csv=Path,
     )
-    parser.add_argument("--model", default="ViT-B-16")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--images", type=int, default=5000)
-    parser.add_argument("--phrases", type=int, default=3500)
-    parser.add_argument("--batch", type=int, default=None, help="images at once (64 on a CPU, 250 on a GPU)")
-    parser.add_argument("--literal-images", type=int, help="images of the literal procedure (default: all)")
-    parser.add_argument("--literal-heads", type=int, help="heads of its TEXTSPAN (default: all)")
-    parser.add_argument("--csv", type=Path, default=None, help="append the figures to this table")
-    options = parser.parse_args()
     torch.manual_seed(0)
     clip = Clip(ClipConfig.named(options.model)).to(options.device)
     ids = token_ids(clip, options.phrases)
@@ -212,9 +182,6 @@ def main() -> None:
     mine = mine.flatten(0, 1)[:heads]
     same = int((mine == theirs).all(-1).sum())
     row = {
-        "date": datetime.date.today().isoformat(),
-        "machine": torch.cuda.get_device_name() if clip.device.type == "cuda" else platform.processor(),
-        "torch": torch.__version__,
         "model": options.model,
         "images": options.images,
         "phrases": options.phrases,
@@ -228,16 +195,7 @@ def main() -> None:
         "same_lists": f"{same}/{heads}",
         "same_phrases": round(float((mine == theirs).float().mean()), 4),
     }
-    for name, value in row.items():
-        print(f"{name:>20}  {value}")
-    if options.csv:
-        fresh = not options.csv.exists()
-        options.csv.parent.mkdir(parents=True, exist_ok=True)
-        with options.csv.open("a", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            if fresh:
-                writer.writeheader()
-            writer.writerow(row)
+    record(options.csv, [row], options.device)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ regression when a planted shortcut (correlation 1) is removed by the heads of it
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections import Counter
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measure.script import arguments, record
 from shortcut_parts import backbone, draw_of, probe, rows, scored, seen
 from torch import Tensor
 
@@ -33,7 +33,6 @@ from dear.heads.moments import Moments, moments
 from dear.heads.names import CORE
 from dear.heads.repair import remove_heads
 from dear.heads.textspan import textspan_moments
-from dear.workflows.speed import add_rows, machine
 from dear.world.measure import batches
 from dear.world.shortcuts import KINDS
 
@@ -147,12 +146,7 @@ def repaired(found: Mapping[Key, str]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Parse, measure, write."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--images", type=int, default=2500)
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__, images=2500, out=Path)
     torch.set_num_threads(1)
     clip, corpus = backbone(), load_corpus("world")
     texts, features, _ = text_features(clip, corpus.texts)
@@ -163,8 +157,7 @@ def main() -> None:
     seen_by_heads = moments(clip, batches(clip, scenes), LAYERS)
     for trial, found in trials(seen_by_heads, features, tags):
         row = {"trial": trial, **agreement(found, truth), **repaired(found)}
-        add_rows(args.out, [{**row, **machine(torch.device("cpu"))}])
-        print(row, flush=True)
+        record(args.out, [row], machine_last=True)
 
 
 if __name__ == "__main__":

@@ -29,21 +29,14 @@ CACHED = ("linear-probe", "tip-adapter-f")  #: learn on frozen features, of whic
 
 @dataclass(frozen=True)
 class Plan:
-    """One training of a cell.
+    """One training of a cell."""
 
-    Attributes:
-        way: "words", "heads", …
-        draw: number of the draw of random heads, from 0.
-        repair: what is removed.
-        inside: of "automatic": whether it is for methods that learn inside the image tower; None: for all.
-        chosen: the way that "automatic" takes.
-    """
-
-    way: str
-    draw: int
-    repair: Repair | None
+    way: str  #: "words", "heads", …
+    draw: int  #: number of the draw of random heads, from 0
+    repair: Repair | None  #: what is removed
+    #: of "automatic": whether it is for methods that learn inside the image tower; None: for all
     inside: bool | None = None
-    chosen: str = ""
+    chosen: str = ""  #: the way that "automatic" takes
 
 
 def plans(kind: str, correlation: str, number: str, device: str, draws: int) -> list[Plan]:

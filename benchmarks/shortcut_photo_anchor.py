@@ -10,11 +10,11 @@ area under the ROC curve of 0.95 on (`scores`). Needs `pip install cleanvision c
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shortcut_photo_sets import CLASSES, MOST, Photos, where
+from measure.script import where
+from shortcut_photo_sets import CLASSES, MOST, Photos
 from shortcut_plants import PLANTS, plant
 
 from dear.photos.shortcuts import LIMIT, auc
@@ -37,7 +37,7 @@ def anchor(args: Any) -> None:
                 drawn = photos.draw(CLASSES, MOST, np.random.default_rng((seed, key)))
                 row = {"dataset": photos.name, "mark": name, "draw": seed, **_cell(photos, drawn, name, seed)}
                 rows.append(row)
-                add_rows(Path(args.out), [row | where()])
+                add_rows(args.out, [row | where()])
                 print(row, flush=True)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure.script import where
 from PIL import Image
 from shortcut_photo_repair import DEAR
-from shortcut_photo_sets import where
 
 import dear
 from dear.data import open_data
@@ -51,7 +51,7 @@ def reliance(args: Any) -> None:
         for one in found:
             row = {"dataset": Path(source).parent.name, "method": args.method, "classes": len(train.classes)}
             row |= {"accuracy": round(accuracy, 4), **_row(one, test, train, answer, args.others)}
-            add_rows(Path(args.out), [row | where()])
+            add_rows(args.out, [row | where()])
             print(row, flush=True)
 
 

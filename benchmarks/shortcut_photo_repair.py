@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measure.script import where
 from PIL import Image
-from shortcut_photo_sets import LEARN, Photos, Sets, listed, where
+from shortcut_photo_sets import LEARN, Photos, Sets, listed
 from shortcut_plants import PLANTS, plant
 
 import dear
@@ -51,7 +51,7 @@ def repair(args: Any) -> None:
             sets = Sets(photos, seed)
             for name in args.marks or PLANTS:
                 row = {"dataset": sets.name, "mark": name, "draw": seed, **cell(clip, sets, name)}
-                add_rows(Path(args.out), [row | where()])
+                add_rows(args.out, [row | where()])
                 print(row, flush=True)
 
 

@@ -12,7 +12,6 @@ from PIL import Image
 from dear.data import open_data
 from dear.data.images import ListedImages
 from dear.photos import Measured, find_shortcuts, measure
-from dear.workflows.speed import machine
 
 CLASSES, MOST = 10, 30
 LEARN, TEST = 16, 12
@@ -80,9 +79,3 @@ class Sets:
         self.test = [photos.image(place) for place, _ in test]
         self.truth = np.array([label for _, label in test])
         self.others = [image for image, label in zip(self.test, self.truth, strict=True) if label != 0]
-
-
-def where() -> dict[str, object]:
-    """Date, machine and versions of a row."""
-    known = machine(torch.device("cpu"))
-    return {name: known[name] for name in ("date", "machine", "torch", "dear")}

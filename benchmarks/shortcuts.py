@@ -24,7 +24,6 @@ and left out.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import product
@@ -34,6 +33,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jobs import workers
+from measure.script import add_options, markdown, names, parser_of, read
 from shortcut_cells import CACHED, Plan, measure, plans
 from shortcut_parts import BALANCED, backbone, draw_of, probe, rows, seen
 from torch import Tensor
@@ -64,16 +64,13 @@ def figure_key(row: Mapping[str, str]) -> tuple[str, ...]:
     return row["method"], row["shortcut"], correlation, row["seed"], row["chosen"] or row["way"], row["draw"]
 
 
-def known_rows(path: str) -> tuple[set[tuple[str, ...]], dict[tuple[str, ...], Row]]:
+def known_rows(path: Path) -> tuple[set[tuple[str, ...]], dict[tuple[str, ...], Row]]:
     """The cells that a file has, and the figures in it by what they depend on."""
-    there: set[tuple[str, ...]] = set()
-    figures: dict[tuple[str, ...], Row] = {}
-    if Path(path).exists():
-        with open(path, newline="") as file:
-            for row in csv.DictReader(file):
-                there.add(tuple(row[key] for key in CELL))
-                figures[figure_key(row)] = {key: row[key] for key in row if key not in (*CELL, "chosen")}
-    return there, figures
+    rows = read(path)
+    figures = {
+        figure_key(row): {key: row[key] for key in row if key not in (*CELL, "chosen")} for row in rows
+    }
+    return {tuple(row[key] for key in CELL) for row in rows}, figures
 
 
 def cells(
@@ -111,11 +108,11 @@ def repair_command(args: argparse.Namespace) -> None:
                 calls.setdefault(key, (*key[:4], repair, args.device, args.epochs))
         for key in calls:
             if key in figures:
-                add_rows(Path(args.out), [{**row, **figures[key]} for row in waiting[key]])
+                add_rows(args.out, [{**row, **figures[key]} for row in waiting[key]])
         missing = [key for key in calls if key not in figures]
         print(f"{len(missing)} trainings for {sum(len(waiting[key]) for key in missing)} rows", flush=True)
         for number, result in run(measure, [calls[key] for key in missing]):
-            add_rows(Path(args.out), [{**row, **result} for row in waiting[missing[number]]])
+            add_rows(args.out, [{**row, **result} for row in waiting[missing[number]]])
             print(*missing[number], result["worst_group"], flush=True)
 
 
@@ -165,7 +162,7 @@ def audit_command(args: argparse.Namespace) -> None:
             row = {"data": name, "seed": seed, "planted": planted}
             row |= {"verdict": verdicts.get(planted, ""), "others_suspected": " ".join(others)}
             found.append({**row, **machine(torch.device(args.device))})
-        add_rows(Path(args.out), found)
+        add_rows(args.out, found)
         hits = sum(row["verdict"] == "shortcut" for row in found)
         more = sum(bool(row["others_suspected"]) for row in found)
         print(f"{name}: the planted concept in {hits}, others in {more} of {len(found)} draws", flush=True)
@@ -173,54 +170,35 @@ def audit_command(args: argparse.Namespace) -> None:
 
 def table_command(args: argparse.Namespace) -> None:
     """Means over seeds and draws as a Markdown table: worst group (mean), in percent; later files count."""
-    figures: dict[tuple[str, ...], tuple[float, float]] = {}
-    for path in args.csv:
-        with open(path, newline="") as file:
-            for row in csv.DictReader(file):
-                own = (float(row["worst_group"]), float(row["accuracy"]))
-                figures[tuple(row[key] for key in CELL)] = own
-    cells: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    for (method, kind, correlation, _, way, _), own in figures.items():
-        cells.setdefault((method, kind, correlation, way), []).append(own)
-    print("| method | shortcut | correlation | " + " | ".join(WAYS) + " |")
-    print("|---|---|---|" + "---:|" * len(WAYS))
-    for method, kind, correlation in dict.fromkeys(key[:3] for key in cells):
-        shown = []
-        for way in WAYS:
-            found = cells.get((method, kind, correlation, way))
-            if found is None:
-                shown.append("")
-            else:
-                worst, mean = (100 * sum(column) / len(found) for column in zip(*found, strict=True))
-                shown.append(f"{worst:.1f} ({mean:.1f})")
-        print(f"| {method} | {kind} | {correlation} | " + " | ".join(shown) + " |")
+    import pandas as pd
+
+    rows = pd.concat(pd.read_csv(path, dtype={"correlation": str}) for path in args.csv)
+    rows = rows.drop_duplicates(list(CELL), keep="last")
+    means = 100 * rows.groupby([*CELL[:3], "way"], sort=False)[["worst_group", "accuracy"]].mean()
+    shown = means.apply(lambda row: f"{row['worst_group']:.1f} ({row['accuracy']:.1f})", axis=1)
+    wide = shown.unstack("way", fill_value="").reindex(columns=list(WAYS))
+    table = wide.fillna("").reset_index()
+    print(markdown(list(table), table.to_numpy().tolist(), words=3))
 
 
 def main() -> None:
-    """Parse and run."""
-    names = lambda text: text.split(",")  # noqa: E731
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = parser_of(__doc__)
     commands = parser.add_subparsers(required=True)
     for title, command in (("repair", repair_command), ("audit", audit_command)):
         own = commands.add_parser(title)
         own.set_defaults(command=command)
         own.add_argument("--shortcuts", type=names, default=list(SHORTCUTS))
         own.add_argument("--correlations", type=names, default=list(CORRELATIONS))
-        own.add_argument("--out", required=True)
-        own.add_argument("--device", default="cpu")
+        own.add_argument("--out", type=Path, required=True)
+        add_options(own, device="cpu")
         if title == "repair":
             own.add_argument("--methods", type=names, default=list(CACHED))
             own.add_argument("--ways", type=names, default=list(WAYS))
             own.add_argument("--seeds", type=names, default=["1", "2", "3"])
-            own.add_argument("--draws", type=int, default=5, help="of random heads")
-            own.add_argument("--jobs", type=int, default=1, help="processes that share the device")
-            own.add_argument(
-                "--epochs", type=int, default=0, help="of trained methods, for a trial; 0: their own"
-            )
+            add_options(own, draws=(5, "of random heads"), jobs=(1, "processes that share the device"))
+            add_options(own, epochs=(0, "of trained methods, for a trial; 0: their own"))
         else:
-            own.add_argument("--draws", type=int, default=8, help="few-shot draws per task")
-            own.add_argument("--control-draws", type=int, default=40)
+            add_options(own, draws=(8, "few-shot draws per task"), control_draws=40)
     own = commands.add_parser("table")
     own.set_defaults(command=table_command)
     own.add_argument("csv", nargs="+")

@@ -29,11 +29,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from measure.script import add_options, parser_of, where
 from PIL import Image
 from shortcut_photo_anchor import anchor
 from shortcut_photo_own import reliance
 from shortcut_photo_repair import repair
-from shortcut_photo_sets import CLASSES, MOST, NAMES, Photos, joined, listed, where
+from shortcut_photo_sets import CLASSES, MOST, NAMES, Photos, joined, listed
 from shortcut_plants import PLANTS, plant
 
 from dear.photos import Measured, Shortcut, find_shortcuts, measure
@@ -67,7 +68,7 @@ def find(args: argparse.Namespace) -> None:
             measured = photos.measured.subset([place for own in drawn for place in own])
             found = find_shortcuts(measured, labels, NAMES)
             rows.append(_row(photos, "none", seed, found, int(bool(found)), len(drawn[0])))
-    add_rows(Path(args.out), rows)
+    add_rows(args.out, rows)
     _summary(rows)
 
 
@@ -99,21 +100,19 @@ def _summary(rows: Sequence[dict[str, object]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parts = {"find": find, "repair": repair, "reliance": reliance, "anchor": anchor}
     parser.add_argument("what", choices=tuple(parts))
     parser.add_argument(
         "--data", nargs="+", required=True, help="tables of images, as dear.data.open_data takes them"
     )
-    parser.add_argument("--backbone", help="for repair and reliance: what dear.load takes")
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--method", default="linear-probe", choices=("linear-probe", "dear"))
     parser.add_argument("--marks", nargs="*", help="some of the marks")
-    parser.add_argument("--classes", type=int, default=0, help="of reliance: at most so many; 0: all")
-    parser.add_argument("--others", type=int, default=60, help="of reliance: test images of other classes")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="draws of repair and anchor")
-    parser.add_argument("--out", required=True)
+    add_options(parser, backbone=(str, "for repair and reliance: what dear.load takes"))
+    add_options(parser, classes=(0, "of reliance: at most so many; 0: all"))
+    add_options(parser, others=(60, "of reliance: test images of other classes"))
+    add_options(parser, seeds=([1], "draws of repair and anchor"))
     args = parser.parse_args()
     parts[args.what](args)
 

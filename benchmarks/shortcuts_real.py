@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measure.script import add_options, numbers, parser_of, record
 from PIL import Image, ImageOps
 from shortcut_parts import probe, scored
 from torch import Tensor
@@ -37,7 +38,6 @@ from dear.heads.choose import choose
 from dear.heads.repair import Repair, remove_examples, remove_heads, remove_span
 from dear.heads.truth import explained_variance
 from dear.heads.values import Concept, value_features
-from dear.workflows.speed import add_rows, machine
 
 HEADS, DRAWS, SIDE, EASY = 8, 5, 224, 20
 
@@ -191,19 +191,13 @@ def measured(learn: Tensor, labels: Tensor, test: Tensor, images: ListedImages) 
 
 
 def main() -> None:
-    """Parse, build, measure."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = parser_of(__doc__)
     parser.add_argument("task", choices=("composites", "domains"))
     parser.add_argument("--backbone", required=True)
-    parser.add_argument("--objects")
-    parser.add_argument("--backgrounds")
-    parser.add_argument("--data")
-    parser.add_argument("--share", type=float, default=0.5, help="the object's share of the frame's side")
-    parser.add_argument("--test", type=int, default=12, help="test images per class and background")
-    parser.add_argument(
-        "--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1, 2, 3]
-    )
+    add_options(parser, objects=str, backgrounds=str, data=str)
+    add_options(parser, share=(0.5, "the object's share of the frame's side"))
+    add_options(parser, test=(12, "test images per class and background"))
+    parser.add_argument("--seeds", type=numbers, default=[1, 2, 3])
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -223,15 +217,11 @@ def main() -> None:
                 (way, draw, chosen, measured(repair.apply(train), labels, repair.apply(test), sets.test))
             )
         share = args.share if args.task == "composites" else ""
-        add_rows(
-            args.out,
-            [
-                {"task": args.task, "share": share, "seed": seed, "way": way, "draw": draw}
-                | {**figures, "chosen": chosen, **machine(torch.device("cpu"))}
-                for way, draw, chosen, figures in rows
-            ],
-        )
-        print(args.task, seed, {way: figures["worst_group"] for way, _, _, figures in rows}, flush=True)
+        head = {"task": args.task, "share": share, "seed": seed}
+        found = [
+            {**head, "way": way, "draw": draw, **own, "chosen": chosen} for way, draw, chosen, own in rows
+        ]
+        record(args.out, found, machine_last=True)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from measure.script import markdown
 from plots import rows
 
 README = Path(__file__).parent / "README.md"
-
-
-def table(head: tuple[str, ...], body: list[tuple[str, ...]], words: int = 1) -> str:
-    """A Markdown table whose first columns are words and the others numbers."""
-    line = "|".join("---" if i < words else "---:" for i in range(len(head)))
-    return "\n".join(
-        f"|{'|'.join(f' {c} ' for c in row)}|" if row else f"|{line}|" for row in (head, (), *body)
-    )
 
 
 def step() -> str:
@@ -39,12 +32,12 @@ def step() -> str:
                 classes,
                 *(f"{float(row['ms']):.2f}" for row in (theirs, literal, ours)),
                 f"{float(ours['images_per_s']):,.0f}",
-                f"{100 * float(ours['floor_share']):.0f} %",
+                f"{100 * float(ours['floor_share']):.0f}%",
                 *(f"{int(row['peak_mb']):,}" for row in (theirs, literal, ours)),
             )
         )
     head = ("batch", "classes", "mmrl++ ms", "literal ms", "dear ms", "dear images/s", "of the floor")
-    return table((*head, "mmrl++ MB", "literal MB", "dear MB"), body, 0)
+    return markdown((*head, "mmrl++ MB", "literal MB", "dear MB"), body, 0)
 
 
 def inference() -> str:
@@ -57,24 +50,17 @@ def inference() -> str:
         rates = {(row["model"], row["batch"]): float(row["images_per_s"]) for row in mine}
         body = [(m, *(f"{rates[m, b]:,.1f}" if (m, b) in rates else "" for b in batches)) for m in models]
         words = f"{shape}, {device}, {mine[0]['threads']} threads, {mine[0]['precision']}"
-        parts.append(f"{words}:\n\n" + table(("images per second", *(f"batch {b}" for b in batches)), body))
+        parts.append(
+            f"{words}:\n\n" + markdown(("images per second", *(f"batch {b}" for b in batches)), body)
+        )
     return "\n\n".join(parts)
 
 
 def tasks() -> str:
     """Whole runs."""
-    names = (
-        "task",
-        "base_classes",
-        "training_images",
-        "steps",
-        "test_images",
-        "train_s",
-        "test_s",
-        "run_s",
-    )
+    names = ["task", "base_classes", "training_images", "steps", "test_images", "train_s", "test_s", "run_s"]
     body = [tuple(row[name] for name in names) for row in rows("tasks")]
-    return table(tuple(name.replace("_s", ", s").replace("_", " ") for name in names), body)
+    return markdown(tuple(name.replace("_s", ", s").replace("_", " ") for name in names), body)
 
 
 def losses() -> str:
@@ -84,7 +70,7 @@ def losses() -> str:
         mine = [row for row in rows("losses") if row["precision"] == precision]
         worst = max(float(row["relative_difference"]) for row in mine)
         body.append((precision, str(len(mine)), mine[0]["ours"], mine[-1]["ours"], f"{worst:.1e}"))
-    return table(("precision", "steps", "first loss", "last loss", "largest relative difference"), body)
+    return markdown(("precision", "steps", "first loss", "last loss", "largest relative difference"), body)
 
 
 def roles() -> str:
@@ -94,14 +80,14 @@ def roles() -> str:
         for name in ("text", "images", "textspan"):
             body.append((name, row[f"ours_{name}_s"], row[f"literal_{name}_s"]))
         body.append(("all", row["ours_s"], row["literal_s"]))
-    return table(("stage", "ours, s", "literal, s"), body)
+    return markdown(("stage", "ours, s", "literal, s"), body)
 
 
 def images() -> str:
     """The data feed."""
     names = ("machine", "way", "epoch", "images", "images_per_s")
     body = [tuple(row[name] for name in names) for row in rows("images")]
-    return table(tuple(name.replace("_per_s", " per second") for name in names), body, 2)
+    return markdown(tuple(name.replace("_per_s", " per second") for name in names), body, 2)
 
 
 def cpu() -> str:
@@ -110,7 +96,7 @@ def cpu() -> str:
         (row["step"], row["batch"], row["classes"], row["precision"], row["ms"], row["literal_ratio"])
         for row in rows("step_cpu")
     ]
-    return table(("step", "batch", "classes", "precision", "ms", "times faster than literal"), body)
+    return markdown(("step", "batch", "classes", "precision", "ms", "times faster than literal"), body)
 
 
 def growth() -> str:
@@ -120,7 +106,7 @@ def growth() -> str:
         work = float(row["teraoperations"])
         rate = f"{work / float(row['ms']) * 1e6:.0f}"
         body.append((row["grows"], row[row["grows"]], f"{float(row['ms']):,.0f}", f"{work:.2f}", rate))
-    return table(("what grows", "to", "ms per step", "10¹² operations", "10⁹ operations per second"), body)
+    return markdown(("what grows", "to", "ms per step", "10¹² operations", "10⁹ operations per second"), body)
 
 
 def main() -> None:

@@ -11,69 +11,24 @@ building the backbone and, for the first task, loading libraries and compiling k
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from measure.clock import wait
-from measure.task import token_ids
-from PIL import Image
-from torch import Tensor
+from measure.script import DEVICE, arguments, record
+from measure.task import noise, token_ids
 
 import dear
-from dear._io.image_file import resize_crop
 from dear.heads.roles import RoleMap
-from dear.methods import DeAR
+from dear.methods import DeAR, build_method
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
-from dear.workflows.speed import add_rows, machine
 
 SHOTS = 16
 SIZES = {"EuroSAT": (10, 8_100), "DTD": (47, 1_692), "SUN397": (397, 19_850), "ImageNet": (1000, 50_000)}
-_POOL = 64  # images that exist; a set shows them again and again, for time does not depend on what they show
-
-
-class Noise:
-    """A ImageSet of random images in memory."""
-
-    def __init__(self, name: str, classes: int, count: int) -> None:
-        self.name, self.template, self.domains = name, "a photo of a {}.", None
-        self.classes = tuple(f"class {i}" for i in range(classes))
-        self.labels = torch.arange(count) % classes
-        generator = np.random.default_rng(0)
-        arrays = generator.integers(0, 256, (_POOL, 375, 500, 3), dtype=np.uint8)
-        self._pool = [Image.fromarray(array) for array in arrays]
-        self._views: dict[int, Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def image(self, index: int) -> Image.Image:
-        """An image as decoded."""
-        return self._pool[index % _POOL]
-
-    def pixels(self, indices: Sequence[int], size: int) -> Tensor:
-        """The evaluation views, uint8 [b, 3, size, size]."""
-        for index in {i % _POOL for i in indices} - set(self._views):
-            self._views[index] = resize_crop(self._pool[index], size)
-        return torch.stack([self._views[i % _POOL] for i in indices])
-
-    def key(self, index: int) -> str:
-        """A stable name."""
-        return f"{self.name}/{index}"
-
-    def subset(self, indices: Sequence[int]) -> Noise:
-        """Not needed here."""
-        raise NotImplementedError
-
-    def select_classes(self, names: Sequence[str]) -> Noise:
-        """Not needed here."""
-        raise NotImplementedError
 
 
 def run(clip: dear.Clip, name: str, epochs: int) -> dict[str, Any]:
@@ -81,8 +36,8 @@ def run(clip: dear.Clip, name: str, epochs: int) -> dict[str, Any]:
     classes, tests = SIZES[name]
     base = -(-classes // 2)
     ids = token_ids(clip.config, classes)
-    shots = Noise(name, base, base * SHOTS)
-    shots.pixels(range(_POOL), clip.config.vision.image_size)  # test views are decoded already
+    shots = noise(base, base * SHOTS, 500, 375)
+    Model(build_method("zeroshot", clip, shots.classes, ids=ids[:base])).evaluate(shots)  # makes the views
     model = DeAR(clip, shots.classes, roles=RoleMap.table2(), ids=ids[:base])
     device = clip.device
     wait(device)
@@ -92,8 +47,7 @@ def run(clip: dear.Clip, name: str, epochs: int) -> dict[str, Any]:
     middle = time.perf_counter()
     done = 0
     for half, rows in ((base, ids[:base]), (classes - base, ids[base:])):
-        part = Noise(name, half, round(tests * half / classes))
-        part._pool, part._views = shots._pool, shots._views
+        part = noise(half, round(tests * half / classes), 500, 375)
         other = model if rows is ids[:base] else model.with_classes(part.classes, ids=rows)
         Model(other).evaluate(part)
         done += len(part)
@@ -115,30 +69,15 @@ def run(clip: dear.Clip, name: str, epochs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and add rows to a CSV file if one is named."""
     began = time.perf_counter()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--tasks", nargs="+", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--shape", default="ViT-B-16", choices=dear.ClipConfig.names())
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--csv", type=Path, help="add the rows to this file")
-    options = parser.parse_args()
-    device = torch.device(options.device)
+    options = arguments(__doc__, device=DEVICE, tasks=list(SIZES), shape="ViT-B-16", epochs=10, csv=Path)
     torch.manual_seed(0)
-    clip = dear.Clip(dear.ClipConfig.named(options.shape)).to(device)
+    clip = dear.Clip(dear.ClipConfig.named(options.shape)).to(options.device)
     run(clip, "EuroSAT", 2)  # the first run loads libraries and compiles kernels
-    start = time.perf_counter() - began
-    print(f"start: {start:.1f} s")
+    print(f"start: {time.perf_counter() - began:.1f} s")
     for name in options.tasks:
-        row = run(clip, name, options.epochs)
-        print(", ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
-        if options.csv:
-            add_rows(
-                options.csv, [{**machine(device), "shape": options.shape, "epochs": options.epochs, **row}]
-            )
+        row = {"shape": options.shape, "epochs": options.epochs, **run(clip, name, options.epochs)}
+        record(options.csv, [row], options.device)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,11 @@ labels that look wrong are: by `dear data check`, and by cleanlab's scores where
 
 from __future__ import annotations
 
-import argparse
-import csv
-import datetime
-import platform
 from pathlib import Path
 
 import numpy as np
 import torch
+from measure.script import arguments, record
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import dear
@@ -25,32 +22,21 @@ from dear.train.labels import out_of_sample, rank_labels
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = arguments(
+        __doc__,
+        backbone="mini",
+        data=["world:textures"],
+        share=(0.06, "share of labels that is exchanged"),
+        seeds=3,
+        out=Path,
     )
-    parser.add_argument("--backbone", default="mini")
-    parser.add_argument("--data", nargs="+", default=["world:textures"])
-    parser.add_argument("--share", type=float, default=0.06, help="share of labels that is exchanged")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
     clip = dear.load(options.backbone)
-    rows = []
     for name in options.data:
         images = open_data(name, "train")
         features = FeatureCache().image_features(clip, images)
         for seed in range(options.seeds):
-            rows += measure(images.name, features, images.labels, len(images.classes), options.share, seed)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    facts = {"backbone": clip.name, "machine": machine, "torch": torch.__version__}
-    facts |= {"date": datetime.date.today().isoformat()}
-    for row in rows:
-        print(row)
-    if options.out:
-        with options.out.open("w", newline="") as file:
-            table = csv.DictWriter(file, [*rows[0], *facts], lineterminator="\n")
-            table.writeheader()
-            table.writerows({**row, **facts} for row in rows)
+            rows = measure(images.name, features, images.labels, len(images.classes), options.share, seed)
+            record(options.out, [{**row, "backbone": clip.name} for row in rows], machine_last=True)
 
 
 def measure(name: str, features: torch.Tensor, labels: torch.Tensor, classes: int, share: float, seed: int):

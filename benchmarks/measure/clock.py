@@ -55,6 +55,23 @@ def medians(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+class Laps:
+    """Seconds between laps; PyTorch's clock waits for the device before it is read."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.skip()
+
+    def skip(self) -> None:
+        """Forget the seconds since the last lap."""
+        self._last = timer()
+
+    def lap(self, name: str) -> None:
+        """Note the seconds since the last lap."""
+        now = timer()
+        self.seconds[name], self._last = now - self._last, now
+
+
 def peak(work: Callable[[], object], device: torch.device) -> int | None:
     """Most bytes of device memory held while `work` runs; None on a CPU."""
     if device.type != "cuda":

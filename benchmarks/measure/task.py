@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from dear._io.image_file import Size, resize_crop
 from dear.clip.config import ClipConfig, last_third
 from dear.clip.model import Clip
 from dear.clip.precision import matrix_dtype
+from dear.data.images import ListedImages
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 from dear.methods.base import Loss, in_precision
@@ -40,6 +45,39 @@ def roles_of(config: ClipConfig) -> RoleMap:
     if (vision.layers, vision.heads) == (12, table.heads):
         return table
     return RoleMap.uniform("mixed", tuple(last_third(vision.layers)), vision.heads, table.core)
+
+
+_POOL = 64  # images that exist; a set shows them again and again
+
+
+@cache
+def _noise(number: int, width: int, height: int) -> Image.Image:
+    array = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(array)
+
+
+@cache
+def _view(number: int, width: int, height: int, size: Size) -> Tensor:
+    return resize_crop(_noise(number, width, height), size)
+
+
+class NoiseImages(ListedImages):
+    """Random images in memory whose views are made once, as if they were decoded already."""
+
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
+        """The evaluation views, uint8 [b, 3, size, size]."""
+        return torch.stack([_view(index % _POOL, *self.items[index].size, size) for index in indices])
+
+
+def noise(classes: int, count: int, width: int, height: int, domains: str = "") -> NoiseImages:
+    """A set of `count` random images; `domains` has a letter for each domain."""
+    return NoiseImages(
+        tuple(_noise(index % _POOL, width, height) for index in range(count)),
+        torch.arange(count) % classes,
+        tuple(f"class {label}" for label in range(classes)),
+        name="noise",
+        domains=tuple(domains[index % len(domains)] for index in range(count)) if domains else None,
+    )
 
 
 @dataclass

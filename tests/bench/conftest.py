@@ -1,6 +1,8 @@
 """A tiny backbone on disk, and images whose color tells the class, in a table with splits and domains."""
 
 import csv
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
 from dear.clip.checkpoint import save_hf
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts find each other there
 
 COLORS = {
     "red": (200, 30, 30),

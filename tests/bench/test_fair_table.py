@@ -21,8 +21,7 @@ TEMPLATES = {
 
 
 @pytest.fixture
-def fair(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+def fair():
     return importlib.import_module("fair_table")
 
 
