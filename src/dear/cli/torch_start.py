@@ -31,11 +31,24 @@ def import_torch() -> None:
             del sys.modules[name]
     for name in _LEFT_OUT:
         delattr(torch, name.removeprefix("torch."))
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or not _whole():
         _import_rest()
     else:
         vars(torch)["_lazy_modules"].add("export")  # `torch.export` is imported when it is named
         sys.meta_path.insert(0, _Late())
+
+
+def _whole() -> bool:
+    """Whether PyTorch works without the rest; its random generators are tied to it since 2.12."""
+    import torch
+
+    try:
+        if hasattr(torch._C, "_set_generator_metaclass"):
+            torch._C._set_generator_metaclass(importlib.import_module("torch._opaque_base").OpaqueBaseMeta)
+        torch.randn(2, generator=torch.Generator())
+    except Exception:
+        return False
+    return hasattr(torch, "_lazy_modules")
 
 
 def _import_rest() -> None:
