@@ -91,7 +91,7 @@ def under_load(
     engine: Engine, adapters: Sequence[Answerer], files: Sequence[bytes], load: Load, batching: Batching
 ) -> dict[str, Any]:
     """Rate and waiting times of requests that go round over the adapters."""
-    how = Decoding(engine.clip.config.view, 50_000_000)
+    how = Decoding(engine.clip.config.view)
     decoder = Decoder(batching.decoders, how)
     sizes: list[int] = []
     batcher: Batcher[ImageJob, Tensor] = Batcher(

@@ -6,10 +6,13 @@ import asyncio
 import io
 import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
@@ -18,14 +21,19 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.methods import build_method
 from dear.runs.recipe import Recipe
+from dear.serve.app import make_app
 from dear.serve.decode import Upload
 from dear.serve.errors import Refused
+from dear.serve.service import Service
+from dear.serve.settings import Limits, ServeSettings
 from dear.train.run import train
 
 RUNS = {
     "probe": "linear-probe", "zero": "zeroshot", "coop": "coop", "vpt": "vpt",
     "roles": "dear", "other-roles": "dear",
 }  # fmt: skip
+
+QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05, decoders=1)
 
 
 def make_run(folder: Path, method: str, seed: int = 1, classes: int = 3, **options) -> Path:
@@ -47,6 +55,14 @@ def made_runs(tmp_path_factory) -> Path:
 def runs(made_runs, tmp_path) -> Path:
     shutil.copytree(made_runs, tmp_path / "runs")
     return tmp_path / "runs"
+
+
+@pytest.fixture(scope="session")
+def shared(made_runs) -> Iterator[TestClient]:
+    """A client of one service, for all tests that change neither its runs nor its settings."""
+    settings = replace(QUICK, poll_seconds=60)
+    with TestClient(make_app(Service(made_runs, tiny_clip(dtype=torch.float32), settings))) as client:
+        yield client
 
 
 def image_bytes(seed: int = 0, size: int = 40, kind: str = "PNG") -> bytes:

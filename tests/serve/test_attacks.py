@@ -30,6 +30,7 @@ from tiny import tiny_clip
 from conftest import decoded, image_bytes
 from dear._io.image_file import open_image, resize_crop
 from dear._io.image_header import read_header
+from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.serve import archive
 from dear.serve.app import make_app
@@ -43,6 +44,7 @@ from dear.serve.settings import Limits, ServeSettings
 from dear.serve.traffic import Traffic
 from hostile import broken_zips, empty_webp, encoded, many_scans, packed
 
+BOUNDLESS = Limits(pixels=10**10, request_pixels=10**10, decode_seconds=0.4)
 MANAGER = {"Authorization": f"Bearer {MANAGE}"}
 KEYS = Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"], "shop"), KeyEntry(OPEN_ONE, ["probe"])], MANAGE))
 USER = {"Authorization": f"Bearer {OPEN_ALL}"}
@@ -70,9 +72,17 @@ def serving(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = Non
         thread.join()
 
 
+@pytest.fixture(scope="module")
+def roomy(made_runs):
+    """A client of a service that takes larger bodies."""
+    settings = replace(QUICK, limits=replace(QUICK.limits, body_bytes=2**20), poll_seconds=60)
+    with client_of(made_runs, settings) as client:
+        yield client
+
+
 @pytest.fixture
 def decoder():
-    made = Decoder(2, Decoding(24, 10**6, seconds=5.0))
+    made = Decoder(2, Decoding(24, Limits(pixels=10**6, decode_seconds=5.0)))
     yield made
     made.close()
 
@@ -106,7 +116,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(decoder):
 
 
 def test_a_decoder_that_takes_too_long_is_killed_and_the_next_image_decoded():
-    decoder, slow = Decoder(1, Decoding(24, 10**10, seconds=0.4)), many_scans(5000, 60)
+    decoder, slow = Decoder(1, Decoding(24, BOUNDLESS)), many_scans(5000, 60)
     try:
         decoded(decoder, image_bytes(1), "a")  # its process runs
         began = time.monotonic()
@@ -131,7 +141,7 @@ def test_an_image_whose_decoder_is_killed_by_others_is_decoded_all_the_same(deco
 
 
 def test_a_decoder_that_was_stopped_is_replaced():
-    decoder = Decoder(1, Decoding(24, 10**6, seconds=0.5))
+    decoder = Decoder(1, Decoding(24, Limits(decode_seconds=0.5)))
     try:
         decoded(decoder, image_bytes(1), "a")
         os.kill(pid_of(decoder), signal.SIGSTOP)
@@ -145,7 +155,7 @@ def test_a_decoder_that_hardly_gets_processor_time_costs_no_image_its_answer():
     core = min(os.sched_getaffinity(0))
     pin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     content = encoded(Image.effect_noise((1500, 1000), 60).convert("RGB"), "JPEG")
-    decoder = Decoder(1, Decoding(24, 10**7, seconds=0.5, wall_seconds=300))
+    decoder = Decoder(1, Decoding(24, Limits(decode_seconds=0.5, decode_wall_seconds=300)))
     neighbor = subprocess.Popen([sys.executable, "-c", pin])
     try:
         decoded(decoder, image_bytes(1), "a")
@@ -165,7 +175,7 @@ def test_a_decoder_that_hardly_gets_processor_time_costs_no_image_its_answer():
 def test_an_image_that_no_decoder_comes_to_is_refused_for_now(monkeypatch):
     """Not a 400 or 413, which would blame the image."""
     monkeypatch.setattr("dear.serve.decode_process._state", lambda pid: (0.0, False))
-    decoder = Decoder(1, Decoding(24, 10**7, seconds=0.1, wall_seconds=0.3))
+    decoder = Decoder(1, Decoding(24, Limits(decode_seconds=0.1, decode_wall_seconds=0.3)))
     content = encoded(Image.effect_noise((2500, 2500), 60).convert("RGB"), "JPEG")
     try:
         for name in ("a", "b"):
@@ -189,7 +199,7 @@ def test_an_image_that_no_decoder_comes_to_is_refused_for_now(monkeypatch):
 
 
 def test_more_pixels_than_the_header_said_and_too_much_memory_are_refused(monkeypatch):
-    decoder = Decoder(1, Decoding(24, 10**8, most_bytes=100 * 2**20))
+    decoder = Decoder(1, Decoding(24, Limits(pixels=10**8, decode_bytes=100 * 2**20)))
     try:
         large = encoded(Image.new("RGB", (600, 600)), "PNG")
         monkeypatch.setattr(Decoding, "cost", lambda how, content: 1000)
@@ -215,7 +225,7 @@ def test_pixels_in_flight_are_a_budget_and_large_images_leave_a_place_for_small_
 
     async def go(costs):
         seen.clear()
-        decoder = Decoder(3, Decoding(24, 40_000_000), most_in_flight=50_000_000)
+        decoder = Decoder(3, Decoding(24, Limits(pixels=40_000_000, decoding_pixels=50_000_000)))
         decoder._workers = [Worker() for _ in range(3)]
         for name, cost in costs.items():
             task = Task(Upload(name, b""), cost, name, asyncio.get_running_loop().create_future())
@@ -400,34 +410,30 @@ def test_slow_and_endless_headers_are_ended(runs):
         (400, {"json": {"classes": ["a\ud800"[:1], ""], "images": ["QQ=="]}}),
     ],
 )
-def test_odd_requests_are_refused_and_never_fail(runs, status, request_):
-    settings = replace(QUICK, limits=replace(QUICK.limits, body_bytes=2**20))
-    with client_of(runs, settings) as client:
-        assert client.post("/v1/models/zero/classify", **request_).status_code == status
+def test_odd_requests_are_refused_and_never_fail(roomy, status, request_):
+    assert roomy.post("/v1/models/zero/classify", **request_).status_code == status
 
 
 @pytest.mark.parametrize("charset", ["undefined", "punycode", "utf-16", "nonsense"])
-def test_charsets_change_nothing(runs, charset):
+def test_charsets_change_nothing(shared, charset):
     body = b'--x\r\nContent-Disposition: form-data; name="top"\r\n\r\n2\r\n'
     body += b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
     body += image_bytes(1) + b"\r\n--x--\r\n"
     kind = {"content-type": f"multipart/form-data; charset={charset}; boundary=x"}
-    with client_of(runs) as client:
-        reply = client.post("/v1/models/zero/classify", content=body, headers=kind)
+    reply = shared.post("/v1/models/zero/classify", content=body, headers=kind)
     assert reply.status_code == 200, reply.text
     assert len(reply.json()["answers"][0]["classes"]) == 2
 
 
-def test_one_bad_file_of_three_does_not_refuse_the_others(runs):
-    with client_of(runs) as client:
-        files = [file(1), ("files", ("notes.txt", b"hello there, no image")), file(2)]
-        reply = client.post("/v1/models/zero/classify", files=files, data={"top": "3"})
-        first, bad, last = reply.json()["answers"]
-        assert reply.status_code == 200
-        assert "text file" in bad["error"]
-        for answer, row in zip((first, last), alone(runs / "zero", [1, 2]), strict=True):
-            assert answer["classes"][0]["probability"] == pytest.approx(float(row.max()), abs=1e-5)
-        assert client.post("/v1/models/zero/classify", files=files[1:2]).status_code == 400
+def test_one_bad_file_of_three_does_not_refuse_the_others(shared, made_runs):
+    files = [file(1), ("files", ("notes.txt", b"hello there, no image")), file(2)]
+    reply = shared.post("/v1/models/zero/classify", files=files, data={"top": "3"})
+    first, bad, last = reply.json()["answers"]
+    assert reply.status_code == 200
+    assert "text file" in bad["error"]
+    for answer, row in zip((first, last), alone(made_runs / "zero", [1, 2]), strict=True):
+        assert answer["classes"][0]["probability"] == pytest.approx(float(row.max()), abs=1e-5)
+    assert shared.post("/v1/models/zero/classify", files=files[1:2]).status_code == 400
 
 
 # -- uploads ------------------------------------------------------------------------------------------
@@ -595,27 +601,23 @@ def test_a_slow_device_takes_smaller_turns_and_a_full_queue_leaves_room_for_thos
 
 
 @pytest.mark.parametrize("name", ["zero", "coop", "roles", "vpt"])
-def test_texts_encoded_in_slices_give_the_same_answers(runs, name):
-    names = [f"thing number {n}" for n in range(40)]
-    with client_of(runs) as client:
-        costs = []
-        batcher = client.app.state.service.batcher
-        call = batcher.call
+def test_texts_encoded_in_slices_give_the_same_answers(shared, made_runs, name, monkeypatch):
+    names, costs = [f"thing number {n}" for n in range(40)], []
+    batcher = shared.app.state.service.batcher
+    call = batcher.call
 
-        async def noted(function, caller="", cost=1.0):
-            costs.append(cost)
-            return await call(function, caller, cost)
+    async def noted(function, caller="", cost=1.0):
+        costs.append(cost)
+        return await call(function, caller, cost)
 
-        batcher.call = noted
-        body = {"top": "43", "classes": "+" + ",".join(names)}
-        reply = client.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
-        assert reply.status_code == 200, reply.text
+    monkeypatch.setattr(batcher, "call", noted)
+    body = {"top": "43", "classes": "+" + ",".join(names)}
+    reply = shared.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
+    assert reply.status_code == 200, reply.text
     assert max(costs) <= 16
     assert sum(costs) >= 43
     got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
-    from dear.runs.folder import load_run
-
-    method = load_run(runs / name, tiny_clip(dtype=torch.float32))
+    method = load_run(made_runs / name, tiny_clip(dtype=torch.float32))
     method = method.with_classes([*method.classes, *names])
     pixels = method.clip.preprocess(open_image(image_bytes(3)))[None]
     want = dict(zip(method.classes, method.logits(pixels)[0].softmax(-1).tolist(), strict=True))
@@ -738,14 +740,11 @@ def test_callers_that_hold_much_leave_room_for_one_that_holds_little():
 
 
 def test_decode_gives_errors_per_file_and_a_limit_for_all(decoder):
-    async def go():
-        mixed = [Upload("a", image_bytes(1)), Upload("b", b"no image"), Upload("c", image_bytes(2))]
-        found = await decoder.decode(mixed)
-        assert [isinstance(one, Refused) for one in found] == [False, True, False]
-        with pytest.raises(Refused, match="together"):
-            await decoder.decode(mixed, most_pixels=2000)
-
-    asyncio.run(go())
+    mixed = [Upload("a", image_bytes(1)), Upload("b", b"no image"), Upload("c", image_bytes(2))]
+    found = asyncio.run(decoder.decode(mixed))
+    assert [isinstance(one, Refused) for one in found] == [False, True, False]
+    with pytest.raises(Refused, match="together"):
+        asyncio.run(Decoder(1, Decoding(24, Limits(request_pixels=2000))).decode(mixed))
 
 
 def test_new_classes_are_calibrated_as_by_the_model_itself(runs):

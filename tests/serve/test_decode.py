@@ -17,6 +17,7 @@ from dear._io.image_file import View, open_image, resize_crop
 from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.decode_process import Template
 from dear.serve.errors import Refused
+from dear.serve.settings import Limits
 
 
 def file(width: int, height: int, kind: str = "JPEG") -> bytes:
@@ -27,7 +28,7 @@ def file(width: int, height: int, kind: str = "JPEG") -> bytes:
 
 @pytest.fixture
 def decoder():
-    made = Decoder(2, Decoding(View(24), 10**5))
+    made = Decoder(2, Decoding(View(24), Limits(pixels=10**5)))
     yield made
     made.close()
 
@@ -40,7 +41,7 @@ def test_processes_give_the_pixels_of_the_librarys_own_reader(decoder) -> None:
 
 
 def test_a_bad_file_is_refused_by_its_name_and_the_next_one_decoded() -> None:
-    decoder = Decoder(1, Decoding(24, 10**5))
+    decoder = Decoder(1, Decoding(24, Limits(pixels=10**5)))
     try:
         for content, status, part in [
             (b"no image", 400, "a.jpg: "),

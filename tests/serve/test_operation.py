@@ -25,6 +25,7 @@ from dear.serve.galleries import ByHeads, Galleries
 from dear.serve.guard import Guard
 from dear.serve.metrics import Metrics
 from dear.serve.settings import Limits
+from dear.serve.traffic import Traffic
 
 
 def test_a_client_that_goes_away_is_no_failure_of_the_service(caplog):
@@ -35,18 +36,16 @@ def test_a_client_that_goes_away_is_no_failure_of_the_service(caplog):
 
     scope = {"type": "http", "path": "/", "method": "POST", "headers": []}
     with caplog.at_level("INFO", logger="dear.serve"):
-        asyncio.run(Guard(app, Limits(), metrics)(scope, None, None))
+        asyncio.run(Guard(app, metrics, Traffic(Limits()))(scope, None, None))
     assert [json.loads(record.message)["status"] for record in caplog.records] == [499]
     assert all(record.exc_info is None for record in caplog.records)
 
 
-def test_the_frameworks_own_refusals_are_sentences(runs):
-    with client_of(runs) as client:
-        assert client.get("/nothing").json() == {
-            "error": "nothing is at /nothing; /docs describes the addresses"
-        }
-        reply = client.get("/v1/models/probe/classify")
-        assert (reply.status_code, "does not take GET" in reply.json()["error"]) == (405, True)
+def test_the_frameworks_own_refusals_are_sentences(shared):
+    found = shared.get("/nothing").json()
+    assert found == {"error": "nothing is at /nothing; /docs describes the addresses"}
+    reply = shared.get("/v1/models/probe/classify")
+    assert (reply.status_code, "does not take GET" in reply.json()["error"]) == (405, True)
 
 
 def test_a_model_names_the_figures_of_its_evaluations(runs):
@@ -122,7 +121,7 @@ def test_requests_are_traced_where_opentelemetry_is_installed(monkeypatch):
         pass
 
     scope = {"type": "http", "path": "/", "method": "GET", "headers": [(b"traceparent", parent)]}
-    asyncio.run(Guard(app, Limits(), Metrics())(scope, None, send))
+    asyncio.run(Guard(app, Metrics(), Traffic(Limits()))(scope, None, send))
     (span,) = exporter.get_finished_spans()
     assert span.attributes["http.response.status_code"] == 404
     assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
@@ -155,7 +154,7 @@ def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():
 
     async def go():
         scope = {"type": "http", "path": "/", "method": "GET", "headers": []}
-        task = asyncio.create_task(Guard(app, Limits(), Metrics())(scope, None, send))
+        task = asyncio.create_task(Guard(app, Metrics(), Traffic(Limits()))(scope, None, send))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -20,7 +20,7 @@ from PIL import Image
 from tiny import tiny_clip
 
 import dear
-from conftest import RUNS, decoded, image_bytes, make_run
+from conftest import QUICK, RUNS, decoded, image_bytes, make_run
 from dear._io.image_file import normalize, open_image, resize_crop
 from dear.data.images import ListedImages
 from dear.data.open import open_data
@@ -34,11 +34,10 @@ from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
-from dear.serve.settings import Limits, ServeSettings
+from dear.serve.settings import ServeSettings
 from dear.serve.store import AdapterStore
 from dear.workflows.retrieve import retrieve
 
-QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05, decoders=1)
 OPEN_ONE, OPEN_ALL, MANAGE = "key-for-probe-0123", "key-for-everything-1", "key-to-manage-012345"
 
 
@@ -71,19 +70,18 @@ def wait_for(condition, seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def test_every_adapter_answers_as_it_does_alone(runs):
-    with client_of(runs) as client:
-        assert client.get("/health/live").json() == {"status": "live"}
-        assert client.get("/health/ready").json()["adapters"] == len(RUNS)
-        for name in RUNS:
-            reply = client.post(f"/v1/models/{name}/classify", files=[file(3), file(4)], data={"top": "3"})
-            assert reply.status_code == 200, reply.text
-            expected = alone(runs / name, [3, 4])
-            for answer, row in zip(reply.json()["answers"], expected, strict=True):
-                got = {entry["name"]: entry["probability"] for entry in answer["classes"]}
-                want = dict(zip(("red", "green", "blue"), row.tolist(), strict=True))
-                assert got == pytest.approx(want, abs=1e-5)
-                assert list(got.values()) == sorted(got.values(), reverse=True)
+def test_every_adapter_answers_as_it_does_alone(shared, made_runs):
+    assert shared.get("/health/live").json() == {"status": "live"}
+    assert shared.get("/health/ready").json()["adapters"] == len(RUNS)
+    for name in RUNS:
+        reply = shared.post(f"/v1/models/{name}/classify", files=[file(3), file(4)], data={"top": "3"})
+        assert reply.status_code == 200, reply.text
+        expected = alone(made_runs / name, [3, 4])
+        for answer, row in zip(reply.json()["answers"], expected, strict=True):
+            got = {entry["name"]: entry["probability"] for entry in answer["classes"]}
+            want = dict(zip(("red", "green", "blue"), row.tolist(), strict=True))
+            assert got == pytest.approx(want, abs=1e-5)
+            assert list(got.values()) == sorted(got.values(), reverse=True)
 
 
 def test_a_mixed_batch_gives_every_image_the_answer_of_its_own_adapter(runs):
@@ -118,20 +116,19 @@ def test_a_mixed_batch_gives_every_image_the_answer_of_its_own_adapter(runs):
             assert got == pytest.approx(want, abs=1e-5)
 
 
-def test_json_other_classes_and_embeddings(runs):
+def test_json_other_classes_and_embeddings(shared):
     clip = tiny_clip(dtype=torch.float32)
-    with client_of(runs) as client:
-        body = {"images": [base64.b64encode(image_bytes(1)).decode()], "classes": ["cat", "dog"], "top": 9}
-        answer = client.post("/v1/models/zero/classify", json=body).json()["answers"][0]
-        assert {entry["name"] for entry in answer["classes"]} == {"cat", "dog"}
-        assert sum(entry["probability"] for entry in answer["classes"]) == pytest.approx(1)
-        refused = client.post("/v1/models/probe/classify", json=body)
-        assert refused.status_code == 400
-        assert "cannot name others" in refused.json()["error"]
-        found = client.post("/v1/embeddings", json={"images": body["images"], "texts": ["a cat"]}).json()
-        text = torch.nn.functional.normalize(clip.encode_text(["a cat"]), dim=-1)[0]
-        assert found["texts"][0]["embedding"] == pytest.approx(text.tolist(), abs=1e-5)
-        assert sum(v * v for v in found["images"][0]["embedding"]) == pytest.approx(1, abs=1e-5)
+    body = {"images": [base64.b64encode(image_bytes(1)).decode()], "classes": ["cat", "dog"], "top": 9}
+    answer = shared.post("/v1/models/zero/classify", json=body).json()["answers"][0]
+    assert {entry["name"] for entry in answer["classes"]} == {"cat", "dog"}
+    assert sum(entry["probability"] for entry in answer["classes"]) == pytest.approx(1)
+    refused = shared.post("/v1/models/probe/classify", json=body)
+    assert refused.status_code == 400
+    assert "cannot name others" in refused.json()["error"]
+    found = shared.post("/v1/embeddings", json={"images": body["images"], "texts": ["a cat"]}).json()
+    text = torch.nn.functional.normalize(clip.encode_text(["a cat"]), dim=-1)[0]
+    assert found["texts"][0]["embedding"] == pytest.approx(text.tolist(), abs=1e-5)
+    assert sum(v * v for v in found["images"][0]["embedding"]) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +151,11 @@ def test_json_other_classes_and_embeddings(runs):
         (400, "unknown", {"json": {"immages": []}}),
     ],
 )
-def test_wrong_requests_get_a_sentence(runs, status, sentence, request_):
-    with client_of(runs) as client:
-        reply = client.post(f"/v1/models/{request_.pop('path', 'zero')}/classify", **request_)
-        assert reply.status_code == status, reply.text
-        assert sentence in reply.json()["error"]
-        assert client.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
+def test_wrong_requests_get_a_sentence(shared, status, sentence, request_):
+    reply = shared.post(f"/v1/models/{request_.pop('path', 'zero')}/classify", **request_)
+    assert reply.status_code == status, reply.text
+    assert sentence in reply.json()["error"]
+    assert shared.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
 
 
 def test_a_key_opens_what_it_is_for_and_nothing_else(runs):
@@ -185,9 +181,8 @@ def test_a_key_opens_what_it_is_for_and_nothing_else(runs):
         assert client.post("/v1/models/zero/unload", headers=as_user).status_code == 401
 
 
-def test_management_is_off_unless_asked_for(runs):
-    with client_of(runs) as client:
-        reply = client.put("/v1/models/new/upload", content=b"x")
+def test_management_is_off_unless_asked_for(shared):
+    reply = shared.put("/v1/models/new/upload", content=b"x")
     assert reply.status_code == 403
     assert "management is off" in reply.json()["error"]
 
@@ -287,12 +282,13 @@ def test_logs_name_the_request_and_no_content(runs, caplog):
     }  # fmt: skip
 
 
-def test_openapi_names_every_route(runs):
-    with client_of(runs) as client:
-        paths = client.get("/openapi.json").json()["paths"]
+def test_openapi_names_every_route(shared):
+    paths = shared.get("/openapi.json").json()["paths"]
     assert {"/v1/models/{name}/classify", "/v1/embeddings", "/metrics", "/health/ready"} <= set(paths)
     body = paths["/v1/models/{name}/classify"]["post"]["requestBody"]["content"]
-    assert set(body) == {"multipart/form-data", "application/json"}
+    fields = {way: list(one["schema"]["properties"]) for way, one in body.items()}
+    options = ["top", "classes", "reject"]
+    assert fields == {"multipart/form-data": ["files", *options], "application/json": ["images", *options]}
 
 
 # -- the queue ----------------------------------------------------------------------------------------
@@ -426,9 +422,8 @@ def test_retrieval_is_that_of_the_command(runs, tmp_path):
     assert plain.json()["answers"][0]["attributes"]["image"][0]["key"].endswith("3.png")
 
 
-def test_reject_without_a_threshold_is_refused(runs):
-    with client_of(runs) as client:
-        reply = client.post("/v1/models/probe/classify", files=[file(1)], data={"reject": "true"})
+def test_reject_without_a_threshold_is_refused(shared):
+    reply = shared.post("/v1/models/probe/classify", files=[file(1)], data={"reject": "true"})
     assert reply.status_code == 400
     assert "no calibration" in reply.json()["error"]
 
@@ -455,7 +450,7 @@ def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
     clip = dear.load("mini")
     images = open_data("world:mixed", "test")
     config, views = clip.config, {False: [], True: []}
-    decoders = {reduced: Decoder(1, Decoding(config.vision.image_size, 10**6, reduced)) for reduced in views}
+    decoders = {reduced: Decoder(1, Decoding(config.vision.image_size, reduced=reduced)) for reduced in views}
     for number in range(6):
         content = io.BytesIO()
         images.image(number).resize((512, 512), Image.Resampling.BICUBIC).save(content, "JPEG", quality=92)

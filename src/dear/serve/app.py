@@ -33,11 +33,9 @@ T = TypeVar("T")
 
 
 def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
-    """The application of a service; it closes the service when it stops.
+    """The application of a service, which it closes when it stops.
 
-    Args:
-        service: what answers.
-        start_decoders: start the processes that decode images before the first request.
+    With `start_decoders` the processes that decode images start before the first request.
     """
 
     @asynccontextmanager
@@ -51,9 +49,7 @@ def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
         title="dear", version=__version__, lifespan=life, openapi_tags=[], docs_url=None, redoc_url=None
     )
     app.state.service = service
-    app.add_middleware(
-        Guard, limits=service.settings.limits, metrics=service.metrics, traffic=service.traffic
-    )
+    app.add_middleware(Guard, metrics=service.metrics, traffic=service.traffic)
     app.add_exception_handler(DearError, _as_sentence)
     app.add_exception_handler(HTTPException, _as_sentence_of_http)
     _add_operation(app, service)
@@ -165,13 +161,13 @@ def _with_reasons(answers: list[Any], why: Sequence[dict[str, Any] | Refused]) -
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    async def read(request: Request, name: str) -> tuple[list[Upload], Options, Adapter]:
-        """Images, options and the adapter of a request that its key allows."""
+    async def read(request: Request, name: str) -> tuple[list[Upload], Options]:
+        """Images and options of a request for an adapter."""
         service.store.card(name)  # before the body is read
         uploads, options = await read_request(request, service.settings.limits)
         if not uploads:
             raise Refused(400, "the request holds no image; send at least one")
-        return uploads, options, await service.adapter(name)
+        return uploads, options
 
     def reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
         return {"model": adapter.card.name, "version": adapter.card.version, "answers": answers}
@@ -185,12 +181,15 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         caller = _caller(service, request, name)
         explain = _asks_why(request)
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name)
-            classes = asked_classes(options.classes, adapter.card.classes)
-            answerer = await service.on_classes(adapter, classes, caller.name)
-            share = REJECT_SHARE if options.reject else None
-            found = await service.answers(uploads, adapter, answerer, share, caller.name)
-            why = await service.role_bars(uploads, answerer, caller.name) if explain else []
+            uploads, options = await read(request, name)
+            with service.in_time():
+                adapter = await service.adapter(name)
+                classes = asked_classes(options.classes, adapter.card.classes)
+                answerer = await service.on_classes(adapter, classes, caller.name)
+                images = await service.decoder.decode(uploads, caller.name)
+                share = REJECT_SHARE if options.reject else None
+                found = await service.answers(images, adapter, answerer, share, caller.name)
+                why = await service.role_bars(images, answerer, caller.name) if explain else []
         best: list[tuple[str, float]] = []
 
         def show(one: Any) -> dict[str, Any]:
@@ -210,11 +209,14 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def retrieve(request: Request, name: str) -> Response:
         caller = _caller(service, request, name)
         with service.traffic.request(caller):
-            uploads, options, adapter = await read(request, name)
-            gallery = service.galleries.named(options.gallery)
-            search = search_by(adapter, options.by, service.clip)
-            wanted = (gallery, options.attribute, options.top)
-            found = await service.matches(uploads, search, *wanted, caller=caller.name)
+            uploads, options = await read(request, name)
+            with service.in_time():
+                adapter = await service.adapter(name)
+                gallery = service.galleries.named(options.gallery)
+                search = search_by(adapter, options.by, service.clip)
+                images = await service.decoder.decode(uploads, caller.name)
+                wanted = (gallery, options.attribute, options.top)
+                found = await service.matches(images, search, *wanted, caller=caller.name)
         answers = _per_image(
             uploads,
             found,
@@ -252,9 +254,12 @@ def _add_embeddings(app: FastAPI, service: Service) -> None:
             uploads, options = await read_request(request, service.settings.limits)
             if not uploads and not options.texts:
                 raise Refused(400, "the request holds neither images nor texts")
-            found = await service.features(uploads, caller.name) if uploads else []
-            images = _per_image(uploads, found, lambda row: {"embedding": row.tolist()})
-            features = await service.text_features(options.texts, caller.name) if options.texts else ()
+            with service.in_time():
+                found = await service.features(
+                    await service.decoder.decode(uploads, caller.name), caller.name
+                )
+                images = _per_image(uploads, found, lambda row: {"embedding": row.tolist()})
+                features = await service.text_features(options.texts, caller.name) if options.texts else ()
         rows = zip(options.texts, features, strict=True)
         found_texts = [{"text": text, "embedding": row.tolist()} for text, row in rows]
         return _json({"backbone": service.clip.name, "images": images, "texts": found_texts})
@@ -290,11 +295,4 @@ def _add_management(app: FastAPI, service: Service) -> None:
 
 
 def _plain(card: Card) -> dict[str, Any]:
-    return {
-        "name": card.name,
-        "version": card.version,
-        "method": card.method,
-        "classes": list(card.classes),
-        "trained": card.trained,
-        "figures": dict(card.figures),
-    }
+    return {name: value for name, value in asdict(card).items() if name != "kind"}

@@ -13,27 +13,21 @@ import io
 import os
 import re
 import shutil
-import threading
-import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
+from filelock import FileLock, Timeout
+
 from dear.errors import DearError
 from dear.runs.folder import FILES
 from dear.serve.errors import Refused
 from dear.serve.store import Adapter, AdapterStore, Card, is_run, run_version
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LEFT = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]{0,99})\.[0-9a-f]{32}(\.old)?")
-_uploading = threading.Lock()
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,14 +41,9 @@ def check_run_name(name: str) -> str:
 def install_run(
     content: bytes, name: str, store: AdapterStore, most_bytes: int, trial: Callable[[Adapter], None]
 ) -> Card:
-    """Serve the run of an archive under a name; nothing changes unless it can be served.
+    """Serve the run of a zip archive under a name; nothing changes unless it can be served.
 
-    Args:
-        content: the zip archive.
-        name: of the adapter.
-        store: that serves it, and whose folder it goes into.
-        most_bytes: of the unpacked run.
-        trial: answers an image with the adapter; raises where it cannot.
+    `most_bytes` of the unpacked run; `trial` answers an image with the adapter and raises where it cannot.
     """
     place = store.folder / name
     try:
@@ -122,26 +111,17 @@ def unpack_run(content: bytes, folder: Path, name: str, most_bytes: int) -> Path
 @contextmanager
 def _alone(folder: Path, seconds: float = 60.0) -> Iterator[None]:
     """One upload at a time, over all services of a folder on this machine."""
-    busy = Refused(503, "other runs are being uploaded; try again", retry_after=5)
-    until = time.monotonic() + seconds
-    if not _uploading.acquire(timeout=seconds):
-        raise busy
+    lock = FileLock(folder / ".uploads.lock", timeout=seconds)
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            while fcntl is not None:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise busy from None
-                    time.sleep(0.05)
-            yield
-        finally:
-            os.close(descriptor)  # gives the lock back
+        lock.acquire()
+    except Timeout:
+        raise Refused(503, "other runs are being uploaded; try again", retry_after=5) from None
+    try:
+        yield
     finally:
-        _uploading.release()
+        with suppress(OSError):  # before it is released: afterwards it may be another's
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def _exchange(fresh: Path, place: Path) -> None:

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from dear.serve.errors import Refused
-from dear.serve.fair import FairQueue
-from dear.serve.pace import Pace
-from dear.serve.stages import add_split
+from dear.serve.errors import Refused, stopping
+from dear.serve.tracing import add_split
+from dear.serve.turns import FairQueue, Pace
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -66,7 +65,7 @@ class Batcher(Generic[J, R]):
 
     Args:
         compute: results of a batch of jobs, in their order; an exception fails the whole batch.
-        largest: jobs in a batch; fewer where they take long (`dear.serve.pace`).
+        largest: jobs in a batch; fewer where they take long (`dear.serve.turns`).
         longest_wait: seconds that a job which found the device busy waits for others; one that finds it idle
             is computed at once.
         most_queued: jobs waiting at once; more are refused, except of callers that have few of them.
@@ -123,7 +122,7 @@ class Batcher(Generic[J, R]):
     def _put(self, waiting: list[_Waiting], caller: str, cost: float) -> None:
         with self._changed:
             if self._closed:
-                raise Refused(503, "the service is stopping; ask another one")
+                raise stopping()
             total, own = self._held.total(), self._held[caller]
             if total + len(waiting) > self._most and own + len(waiting) > self._share(caller):
                 raise Refused(429, f"{total} images are waiting; try again", retry_after=1)
@@ -148,7 +147,7 @@ class Batcher(Generic[J, R]):
         self._thread.join(seconds)
         with self._changed:
             left = self._queue.clear()
-        _deliver([(one, Refused(503, "the service is stopping; ask another one")) for one in left])
+        _deliver([(one, stopping()) for one in left])
 
     def _work(self) -> None:
         while batch := self._collect():

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dear.serve.decode_process import Decoding, Worker
-from dear.serve.errors import Refused
-from dear.serve.fair import FairQueue
-from dear.serve.stages import add_split
+from dear.serve.errors import Refused, stopping
+from dear.serve.tracing import add_split
+from dear.serve.turns import FairQueue
 
 __all__ = ["Decoder", "Decoding", "Upload"]
 _LARGE = 8_000_000  # pixels; such an image never takes the last idle process
@@ -47,16 +47,10 @@ class Task:
 
 
 class Decoder:
-    """Turns uploads into uint8 [3, S, S], each in a process. All of it runs on one event loop.
+    """Turns uploads into uint8 [3, S, S], `workers` at once, each in a process. It runs on one event loop."""
 
-    Args:
-        workers: files decoded at once.
-        how: size and limits of one file.
-        most_in_flight: pixels decoded at once, over all files.
-    """
-
-    def __init__(self, workers: int, how: Decoding, most_in_flight: int = 100_000_000) -> None:
-        self.how, self._budget = how, max(most_in_flight, how.most_pixels)
+    def __init__(self, workers: int, how: Decoding) -> None:
+        self.how, self._budget = how, max(how.limits.decoding_pixels, how.limits.pixels)
         self._most_workers = workers
         self._workers: list[Worker] = []
         self._failed = 0  # starts of processes in a row
@@ -88,29 +82,22 @@ class Decoder:
         waiting = len(self._queue) or any(worker.task for worker in self._workers)
         return bool(waiting) and time.monotonic() - self._progress > seconds
 
-    async def decode(
-        self, uploads: Sequence[Upload], caller: str = "", most_pixels: int | None = None
-    ) -> list[Tensor | Refused]:
-        """All images of a request; in the place of one that cannot be decoded, why.
-
-        Args:
-            uploads: the images.
-            caller: who takes turns with others.
-            most_pixels: of all images together.
-        """
+    async def decode(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
+        """All images of a request; in the place of one that cannot be decoded, why."""
         costs: list[int | Refused] = []
         for upload in uploads:
             try:
                 costs.append(self.how.cost(upload.content))
             except Refused as error:
                 costs.append(_named(upload, error))
-        total = sum(cost for cost in costs if not isinstance(cost, Refused))
-        if most_pixels is not None and total > most_pixels:
-            raise Refused(
-                413, f"the images have {total:,} pixels together; {most_pixels:,} are allowed; send fewer"
-            )
+        total, most = (
+            sum(cost for cost in costs if not isinstance(cost, Refused)),
+            self.how.limits.request_pixels,
+        )
+        if total > most:
+            raise Refused(413, f"the images have {total:,} pixels together; {most:,} are allowed; send fewer")
         if self._closed:
-            raise _stopping()
+            raise stopping()
         loop = self._on_this_loop()
         if not len(self._queue) and not any(worker.task for worker in self._workers):
             self._progress = time.monotonic()
@@ -140,7 +127,7 @@ class Decoder:
         for worker in self._workers:
             worker.kill()
         if self._loop is not None and self._loop.is_running():
-            self._loop.call_soon_threadsafe(self._refuse_all, _stopping())
+            self._loop.call_soon_threadsafe(self._refuse_all, stopping())
 
     def _refuse_all(self, reason: Refused) -> None:
         for task in self._queue.clear():
@@ -185,7 +172,7 @@ class Decoder:
     def again(self, task: Task, reason: Refused) -> None:
         """Try a file once more whose process was ended or held up by something else."""
         if task.tries or self._closed:
-            self.finish(task, _stopping() if self._closed else reason)
+            self.finish(task, stopping() if self._closed else reason)
         else:
             task.tries += 1
             self._queue.put(task.caller, _BASE_COST, task)
@@ -208,7 +195,3 @@ class Decoder:
 def _named(upload: Upload, error: Refused) -> Refused:
     """A refusal with the image's name before it."""
     return Refused(error.http_status, f"{upload.name}: {error}", error.retry_after)
-
-
-def _stopping() -> Refused:
-    return Refused(503, "the service is stopping; ask another one")

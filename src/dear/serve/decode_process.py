@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -30,6 +30,7 @@ from dear._io.image_file import FORMATS, Size, Source, open_image, side_of, view
 from dear._io.image_header import read_header
 from dear.errors import InputError
 from dear.serve.errors import Refused
+from dear.serve.settings import Limits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,36 +60,30 @@ class Decoding:
     """How a file becomes pixels."""
 
     size: Size  #: side S of the square, or the whole rule
-    most_pixels: int  #: of an image before it is resized
+    limits: Limits = field(default_factory=Limits)  #: of one image
     reduced: bool = False  #: decode large JPEG files at a reduced scale: faster, pixels a little off
-    seconds: float = 3.0  #: of processor time, after which a decoding process is killed
-    wall_seconds: float = 12.0  #: of any time, after which another process tries once more
-    most_content: int = 32 * 2**20  #: bytes of a file
-    most_bytes: int = 2**30  #: of memory that a decoding process may take beyond what it has at its start
 
     def cost(self, content: bytes) -> int:
         """Pixels to decode, as the header says; the most that are allowed where it cannot be read."""
-        header = read_header(content)
+        header, most = read_header(content), self.limits.pixels
         if header is None:
-            return self.most_pixels if len(content) > 64 else 0
-        if header.pixels > self.most_pixels:
+            return most if len(content) > 64 else 0
+        size = f"{header.width} x {header.height} pixels"
+        if header.pixels > most:
+            raise Refused(413, f"{size} are more than {most:,}; make it smaller")
+        if header.cost > most:
             raise Refused(
-                413,
-                f"{header.width} x {header.height} pixels are more than {self.most_pixels:,}; "
-                "make it smaller",
-            )
-        if header.cost > self.most_pixels:
-            raise Refused(
-                413,
-                f"{header.scans} scans of {header.width} x {header.height} pixels take too long to decode; "
-                "save it as an ordinary JPEG",
+                413, f"{header.scans} scans of {size} take too long to decode; save it as an ordinary JPEG"
             )
         return header.cost
 
     def pixels(self, content: bytes, most_pixels: int) -> bytes:
         """The bytes of uint8 [3, S, S]."""
         try:
-            return self._view(self._checked(content, most_pixels))
+            found: bytes = (
+                view_pixels(self._checked(content, most_pixels), self.size).transpose(2, 0, 1).tobytes()
+            )
+            return found
         except InputError as error:
             if isinstance(error.__cause__, MemoryError):
                 raise Refused(413, "takes too much memory to decode; make it smaller") from None
@@ -114,10 +109,6 @@ class Decoding:
                 if image.size != size:
                     return open_image(image)
         return content
-
-    def _view(self, source: Source) -> bytes:
-        found: bytes = view_pixels(source, self.size).transpose(2, 0, 1).tobytes()
-        return found
 
 
 def _allow(width: int, height: int, most_pixels: int) -> None:
@@ -146,7 +137,7 @@ class Worker:
         self.line.setblocking(False)
         try:
             Template.running().fork(other, descriptor)
-            how = msgspec.json.encode(self._how)
+            how = msgspec.msgpack.encode(self._how)
             self.line.send(_REQUEST.pack(len(how), 0) + how)
         finally:
             other.close()
@@ -162,7 +153,7 @@ class Worker:
         """Begin with a file; `hear` is called when it is done."""
         content = task.upload.content
         self.task, self._began = task, time.monotonic()
-        self._timer = self._decoder.loop.call_later(self._how.seconds, self._look)
+        self._timer = self._decoder.loop.call_later(self._how.limits.decode_seconds, self._look)
         try:
             self._memory[: len(content)] = content
             self.line.send(_REQUEST.pack(len(content), max(task.cost, 1)))
@@ -233,16 +224,17 @@ class Worker:
         Processor time counts, so that a busy machine refuses no image. A process that something else stopped,
         or that got hardly any time for long, is replaced and its file tried once more.
         """
-        how, waited = self._how, time.monotonic() - self._began
+        limits, waited = self._how.limits, time.monotonic() - self._began
         used, stopped = _state(self.pid)
-        left = how.seconds - (used - self._used)
+        left = limits.decode_seconds - (used - self._used)
         if left <= 0:
-            self._end(Refused(413, f"takes longer than {how.seconds:g} seconds to decode; make it smaller"))
-        elif stopped or waited >= how.wall_seconds:
-            reason = Refused(503, "the service is too busy to decode it; try again", retry_after=1)
-            self._end(reason, again=True)
+            reason = f"takes longer than {limits.decode_seconds:g} seconds to decode; make it smaller"
+            self._end(Refused(413, reason))
+        elif stopped or waited >= limits.decode_wall_seconds:
+            busy = Refused(503, "the service is too busy to decode it; try again", retry_after=1)
+            self._end(busy, again=True)
         else:
-            wait = max(min(left, how.wall_seconds - waited), _LOOK_SECONDS)
+            wait = max(min(left, limits.decode_wall_seconds - waited), _LOOK_SECONDS)
             self._timer = self._decoder.loop.call_later(wait, self._look)
 
     def _end(self, reason: Refused, again: bool = False) -> None:
@@ -267,7 +259,7 @@ class Worker:
 
 def _answer_at(how: Decoding) -> int:
     """Where the answer begins in the shared memory; before it lies the file."""
-    return -(-how.most_content // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-how.limits.body_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _room(how: Decoding) -> int:
@@ -347,9 +339,9 @@ def work(descriptor: int, memory_descriptor: int) -> None:
     _end_with_parent()
     with socket.socket(fileno=descriptor) as line, contextlib.suppress(OSError, msgspec.DecodeError):
         length, _ = _REQUEST.unpack(line.recv(_REQUEST.size, socket.MSG_WAITALL))
-        how = msgspec.json.decode(line.recv(length, socket.MSG_WAITALL), type=Decoding)
+        how = msgspec.msgpack.decode(line.recv(length, socket.MSG_WAITALL), type=Decoding)
         place, memory = _answer_at(how), mmap.mmap(memory_descriptor, _room(how))
-        _limit_memory(how.most_bytes)
+        _limit_memory(how.limits.decode_bytes)
         line.sendall(_REPLY.pack(0, os.getpid(), time.process_time()))
         while len(asked := line.recv(_REQUEST.size, socket.MSG_WAITALL)) == _REQUEST.size:
             length, most_pixels = _REQUEST.unpack(asked)

@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,37 +38,20 @@ class Match:
     similarity: float
 
 
-class Search(Protocol):
-    """A way to search: spaces, what an image is asked for, and how a gallery is compared with a query."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the spaces."""
-
-    @property
-    def key(self) -> tuple[Hashable, Hashable]:
-        """What is searched by, and its version: of two versions only the newer is cached."""
-
-    def space(self, attribute: str) -> str:
-        """The space that is meant, in any case."""
-
-    def job(self, pixels: Tensor) -> ImageJob:
-        """What is asked of an image, in the gallery or as a query."""
-
-    def index(self, found: Tensor) -> Near:
-        """Compares answers [n, ...] for the gallery's images with that for a query."""
-
-
 class ByFeatures:
-    """By an adapter's features per attribute (DeAR), else by the image feature of its backbone."""
+    """By an adapter's features per attribute (DeAR), else by the image feature of its backbone.
+
+    `names` are those of the spaces. `key` says what is searched by, and its version: of two versions only the
+    newer is cached.
+    """
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter, self.method = adapter, adapter.method
         self.names = self.method.attributes if isinstance(self.method, DeAR) else ("image",)
-        self.key = (("features", adapter.card.name), adapter.card.version)
+        self.key: tuple[Hashable, Hashable] = (("features", adapter.card.name), adapter.card.version)
 
     def space(self, attribute: str) -> str:
-        """The attribute of the adapter."""
+        """The space that is meant, in any case of its letters."""
         if not isinstance(self.method, DeAR):
             name = self.adapter.card.name
             raise Refused(400, f"the adapter {name!r} has no features per attribute; leave it out")
@@ -79,11 +61,11 @@ class ByFeatures:
             raise Refused(400, str(error)) from None
 
     def job(self, pixels: Tensor) -> ImageJob:
-        """Unit features [A, E]."""
+        """What is asked of an image, in the gallery or as a query: unit features [A, E]."""
         return ImageJob(pixels, self.adapter.answerer, spaces=True)
 
     def index(self, found: Tensor) -> Near:
-        """Of features [n, A, E]."""
+        """Compares features [n, A, E] of a gallery with those of a query."""
         return lambda name, query: found[:, self.names.index(name)] @ query[self.names.index(name)]
 
 
@@ -93,10 +75,11 @@ class ByHeads:
     def __init__(self, clip: Clip, roles: RoleMap) -> None:
         self.clip, self.roles = clip, roles
         spaces = attribute_heads(roles)
-        self.names, self.key = tuple(spaces), (("heads", tuple(spaces.items())), "")
+        self.names = tuple(spaces)
+        self.key: tuple[Hashable, Hashable] = (("heads", tuple(spaces.items())), "")
 
     def space(self, attribute: str) -> str:
-        """The attribute of the role map."""
+        """The space that is meant, in any case of its letters."""
         for name in self.names:
             if name.casefold() == attribute.strip().casefold():
                 return name
@@ -109,10 +92,13 @@ class ByHeads:
         return ImageJob(pixels, None, layers=self.roles.layers)
 
     def index(self, found: Tensor) -> Near:
-        """Of feature and outputs [n, E + L · H · d]."""
+        """Compares feature and outputs [n, E + L · H · d] of a gallery with those of a query."""
         width, shape = self.clip.config.embed_dim, (len(self.roles.layers), self.roles.heads, -1)
         index = HeadIndex(self.clip, self.roles, found[:, :width], found[:, width:].unflatten(1, shape))
         return lambda name, query: index.similarities(name, query[:width], query[width:].unflatten(0, shape))
+
+
+Search = ByFeatures | ByHeads
 
 
 def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
@@ -129,19 +115,10 @@ def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
 
 
 class Galleries:
-    """Galleries by name.
+    """Galleries by name; `compute` answers jobs in the service's queue."""
 
-    Args:
-        images: of each gallery.
-        size: side of CLIP's view of an image.
-        compute: answers jobs in the service's queue.
-        most: galleries times ways to search that are cached; the least recently used makes room.
-    """
-
-    def __init__(
-        self, images: Mapping[str, ImageSet], size: Size, compute: Compute, most: int = _MOST_CACHED
-    ) -> None:
-        self._images, self._size, self._compute_jobs, self._most = dict(images), size, compute, most
+    def __init__(self, images: Mapping[str, ImageSet], size: Size, compute: Compute) -> None:
+        self._images, self._size, self._compute_jobs = dict(images), size, compute
         self._cached: OrderedDict[tuple[Hashable, ...], asyncio.Task[Near]] = OrderedDict()
 
     @property
@@ -172,7 +149,7 @@ class Galleries:
             for old in [k for k in self._cached if k[:2] == key[:2]]:  # of an exchanged adapter
                 self._cached.pop(old).cancel()
             task = self._cached[key] = asyncio.create_task(self._compute(gallery, search))
-            while len(self._cached) > self._most:
+            while len(self._cached) > _MOST_CACHED:
                 self._cached.popitem(last=False)[1].cancel()
         self._cached.move_to_end(key)
         return await asyncio.shield(task)

@@ -12,11 +12,9 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from dear.serve.errors import Refused
+from dear.serve.errors import Refused, stopping
 from dear.serve.metrics import Metrics
-from dear.serve.settings import Limits
-from dear.serve.stages import server_timing, staged
-from dear.serve.tracing import span
+from dear.serve.tracing import server_timing, span, staged
 from dear.serve.traffic import Traffic
 
 LOG = logging.getLogger("dear.serve")
@@ -25,18 +23,10 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Guard:
-    """ASGI middleware; neither image content nor keys are ever logged.
+    """ASGI middleware; neither image content nor keys are ever logged."""
 
-    Args:
-        app: the service.
-        limits: on headers, the body and its time.
-        metrics: that count the request.
-        traffic: bytes that all requests hold.
-    """
-
-    def __init__(self, app: Any, limits: Limits, metrics: Metrics, traffic: Traffic | None = None) -> None:
-        self.app, self.limits, self.metrics = app, limits, metrics
-        self.traffic = traffic or Traffic(limits)
+    def __init__(self, app: Any, metrics: Metrics, traffic: Traffic) -> None:
+        self.app, self.metrics, self.traffic, self.limits = app, metrics, traffic, traffic.limits
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Handle one connection's event."""
@@ -59,7 +49,7 @@ class Guard:
                     headers.append((b"server-timing", server_timing(spent)))
             await send(message)
 
-        body = _Body(scope, receive, self.limits, self.traffic)
+        body = _Body(scope, receive, self.traffic)
         with staged() as spent, span(scope, number) as traced:
             try:
                 self._check_headers(scope)
@@ -69,7 +59,7 @@ class Guard:
                     await _refuse(error, answer)
             except asyncio.CancelledError:  # the drain limit is over
                 if not answered["status"]:
-                    await _refuse(Refused(503, "the service is stopping; ask another one"), answer)
+                    await _refuse(stopping(), answer)
                 raise
             except ClientDisconnect:
                 answered["status"] = answered["status"] or GONE
@@ -121,8 +111,9 @@ def _route(scope: dict[str, Any]) -> str:
 class _Body:
     """`receive` with limits on the bytes of the body, on the time they take, and on what all bodies hold."""
 
-    def __init__(self, scope: dict[str, Any], receive: Any, limits: Limits, traffic: Traffic) -> None:
-        self._receive, self._limits, self._traffic, self._state = receive, limits, traffic, scope["state"]
+    def __init__(self, scope: dict[str, Any], receive: Any, traffic: Traffic) -> None:
+        self._receive, self._traffic, self._state = receive, traffic, scope["state"]
+        self._limits = limits = traffic.limits
         self._most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
         length = dict(scope["headers"]).get(b"content-length", b"0")
         self._announced = int(length) if length.isdigit() and len(length) < 20 else 0

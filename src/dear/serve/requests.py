@@ -19,9 +19,10 @@ from dear.serve.decode import Upload
 from dear.serve.errors import Refused
 from dear.serve.multipart import read_parts
 from dear.serve.settings import Limits
-from dear.serve.stages import stage
+from dear.serve.tracing import stage
 
 _MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
+_Texts = Annotated[list[str], Meta(max_length=_MOST_LISTED)]
 _SHORT_BODY = 128 * 1024  # bytes that are read at once; longer bodies are read by a thread
 _MOST_NAME = 255  # characters of a file's name that are repeated in the answer
 _readers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-read")
@@ -30,38 +31,26 @@ _readers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-read")
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON request; multipart requests carry the same fields as form fields, images as `files`."""
 
-    images: Annotated[list[str], Meta(max_length=_MOST_LISTED)] = []  #: base64, `data:...;base64,` or without
-    texts: Annotated[list[str], Meta(max_length=_MOST_LISTED)] = []
-    top: int = 5
-    classes: Annotated[list[str], Meta(max_length=_MOST_LISTED)] | None = None
+    images: Annotated[_Texts, Meta(description="base64, with data:...;base64, before it or without")] = []
+    texts: _Texts = []
+    top: Annotated[int, Meta(description="how many to list, at least 1")] = 5
+    classes: Annotated[_Texts, Meta(description="others; + before the first adds to its own")] | None = None
     reject: bool = False
     attribute: str | None = None
     gallery: str | None = None
-    by: str = "features"
+    by: Annotated[str, Meta(description="features or heads")] = "features"
 
 
 def json_schema(*fields: str) -> dict[str, Any]:
     """The OpenAPI description of a request that takes some of the fields, in both ways."""
-    kinds: dict[str, Any] = {
-        "top": {"type": "integer", "default": 5, "minimum": 1},
-        "classes": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "other classes; with + before the first name they are added to the adapter's own",
-        },
-        "reject": {"type": "boolean", "default": False},
-        "texts": {"type": "array", "items": {"type": "string"}},
-        "attribute": {"type": "string"},
-        "gallery": {"type": "string"},
-        "by": {"type": "string", "enum": ["features", "heads"], "default": "features"},
+    _, found = msgspec.json.schema_components([Options])
+    known = found["Options"]["properties"]
+    shared = {name: known[name] for name in fields}
+    ways = {
+        "multipart/form-data": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+        "application/json": {"images": known["images"]},
     }
-    shared = {name: kinds[name] for name in fields}
-    images = {"type": "array", "items": {"type": "string", "format": "base64"}}
-    files = {"type": "array", "items": {"type": "string", "format": "binary"}}
-    content = {
-        "multipart/form-data": {"schema": {"type": "object", "properties": {"files": files, **shared}}},
-        "application/json": {"schema": {"type": "object", "properties": {"images": images, **shared}}},
-    }
+    content = {way: {"schema": {"type": "object", "properties": own | shared}} for way, own in ways.items()}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -26,20 +26,20 @@ from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
-from dear.serve.decode import Decoder, Decoding, Upload
+from dear.serve.decode import Decoder, Decoding
 from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
 from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
-from dear.serve.pace import Pace
 from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
-from dear.serve.stages import stage, staged
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import Rows, prepare_texts
+from dear.serve.tracing import stage, staged
 from dear.serve.traffic import Traffic
+from dear.serve.turns import Pace
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 16_000  # of requests that name classes: their texts are cached, some 3 KB each
@@ -49,6 +49,9 @@ _EXPLAINED_AT_ONCE = 4  # images, between two batches
 _MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 _LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
+
+
+Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,7 @@ class Service:
         recover(folder)
         self.store.refresh()
         size = clip.config.view
-        how = Decoding(
-            size, limits.pixels, settings.reduced_jpeg, limits.decode_seconds, limits.decode_wall_seconds,
-            limits.body_bytes, limits.decode_bytes,
-        )  # fmt: skip
-        self.decoder = Decoder(settings.decoding(device), how, limits.decoding_pixels)
+        self.decoder = Decoder(settings.decoding(device), Decoding(size, limits, settings.reduced_jpeg))
         engine = Engine(clip, settings.precision, recorder)
         largest, wait = settings.batching(device)
         self.recorded = 0  #: recordings made before the first request
@@ -122,6 +121,16 @@ class Service:
         self._memory.enter_context(given_back())
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
+
+    @contextmanager
+    def in_time(self) -> Iterator[None]:
+        """Give a request up that is not answered in time."""
+        seconds = self.settings.limits.seconds
+        try:
+            with anyio.fail_after(seconds):
+                yield
+        except TimeoutError:
+            raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
 
     def unready(self) -> str | None:
         """Why requests are not answered; None where they are."""
@@ -153,8 +162,7 @@ class Service:
             return
         if adapter.preparing is None or adapter.preparing.done():
             adapter.preparing = asyncio.create_task(self._prepare(adapter))
-        with self._in_time():
-            await asyncio.shield(adapter.preparing)
+        await asyncio.shield(adapter.preparing)
 
     async def _prepare(self, adapter: Adapter) -> None:
         with staged():  # not part of the request that came first
@@ -179,10 +187,10 @@ class Service:
             parts = self._begun.setdefault(key, [])
             while len(self._begun) > _MOST_BEGUN:
                 self._begun.popitem(last=False)
-            with self._in_time():  # what a request that gave up has begun is gone on with
-                loop = asyncio.get_running_loop()
-                answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
-                await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows, parts)
+            loop = asyncio.get_running_loop()
+            answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
+            # what a request that gave up has begun is gone on with
+            await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows, parts)
             self._begun.pop(key, None)
             self._lists[key] = answerer
             while sum(len(names) for _, _, names in self._lists) > _MOST_CACHED_CLASSES:
@@ -190,14 +198,13 @@ class Service:
         self._lists.move_to_end(key)
         return answerer
 
-    async def features(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
+    async def features(self, images: Sequence[Image], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none."""
-        with self._in_time():
-            return await self._computed(uploads, lambda pixels: ImageJob(pixels, None), caller)
+        return await self._computed(images, lambda pixels: ImageJob(pixels, None), caller)
 
     async def answers(
         self,
-        uploads: Sequence[Upload],
+        images: Sequence[Image],
         adapter: Adapter,
         answerer: Answerer,
         reject: float | None = None,
@@ -206,7 +213,7 @@ class Service:
         """What an adapter says of each image, or why nothing.
 
         Args:
-            uploads: the images.
+            images: decoded.
             adapter: that answers.
             answerer: of the adapter, on the wanted classes.
             reject: share of images of known classes that may be called none of them; None: none is.
@@ -219,10 +226,7 @@ class Service:
             except DearError as error:
                 raise Refused(400, str(error)) from None
         near = limit is not None and answerer.model.needs_nearness
-        with self._in_time():
-            found = await self._computed(
-                uploads, lambda pixels: ImageJob(pixels, answerer, nearness=near), caller
-            )
+        found = await self._computed(images, lambda one: ImageJob(one, answerer, nearness=near), caller)
         answers: list[Answer | Refused] = []
         for own in found:
             if isinstance(own, Refused):
@@ -235,23 +239,21 @@ class Service:
         return answers
 
     async def role_bars(
-        self, uploads: Sequence[Upload], answerer: Answerer, caller: str = ""
+        self, images: Sequence[Image], answerer: Answerer, caller: str = ""
     ) -> list[dict[str, Any] | Refused]:
         """The answer of each image and its score as a sum over roles, or why nothing."""
-        with self._in_time():
-            decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
-            good = [one for one in decoded if not isinstance(one, Refused)]
-            bars: list[dict[str, Any]] = []
-            for start in range(0, len(good), _EXPLAINED_AT_ONCE):
-                some = good[start : start + _EXPLAINED_AT_ONCE]
-                explain = partial(role_bars, answerer.model, some)
-                bars += await self.batcher.call(explain, caller, _EXPLAINING * len(some))
+        good = [one for one in images if not isinstance(one, Refused)]
+        bars: list[dict[str, Any]] = []
+        for start in range(0, len(good), _EXPLAINED_AT_ONCE):
+            some = good[start : start + _EXPLAINED_AT_ONCE]
+            explain = partial(role_bars, answerer.model, some)
+            bars += await self.batcher.call(explain, caller, _EXPLAINING * len(some))
         found = iter(bars)
-        return [one if isinstance(one, Refused) else next(found) for one in decoded]
+        return [one if isinstance(one, Refused) else next(found) for one in images]
 
     async def matches(
         self,
-        uploads: Sequence[Upload],
+        images: Sequence[Image],
         search: Search,
         gallery: str,
         attribute: str | None,
@@ -260,9 +262,8 @@ class Service:
     ) -> list[dict[str, list[Match]] | Refused]:
         """For each image: the images of a gallery most like it, by space; None asks for every space."""
         wanted = search.names if attribute is None else (search.space(attribute),)
-        with self._in_time():
-            queries = await self._computed(uploads, search.job, caller)
-            near = await self.galleries.index(gallery, search)
+        queries = await self._computed(images, search.job, caller)
+        near = await self.galleries.index(gallery, search)
         return [
             query
             if isinstance(query, Refused)
@@ -270,22 +271,12 @@ class Service:
             for query in queries
         ]
 
-    @contextmanager
-    def _in_time(self) -> Iterator[None]:
-        seconds = self.settings.limits.seconds
-        try:
-            with anyio.fail_after(seconds):
-                yield
-        except TimeoutError:
-            raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
-
     async def _computed(
-        self, uploads: Sequence[Upload], job: Callable[[Tensor], ImageJob], caller: str
+        self, images: Sequence[Image], job: Callable[[Tensor], ImageJob], caller: str
     ) -> list[Tensor | Refused]:
-        decoded = await self.decoder.decode(uploads, caller, self.settings.limits.request_pixels)
-        good = [one for one in decoded if not isinstance(one, Refused)]
-        computed = iter(await self.batcher.compute([job(one) for one in good], caller))
-        return [one if isinstance(one, Refused) else next(computed) for one in decoded]
+        jobs = [job(one) for one in images if not isinstance(one, Refused)]
+        computed = iter(await self.batcher.compute(jobs, caller))
+        return [one if isinstance(one, Refused) else next(computed) for one in images]
 
     async def text_features(self, texts: Sequence[str], caller: str = "") -> Tensor:
         """Unit text features [N, E]."""
@@ -295,12 +286,11 @@ class Service:
             return torch.nn.functional.normalize(self.clip.encode_text(some).float(), dim=-1).cpu()
 
         parts, left = [], list(texts)
-        with self._in_time():
-            while left:
-                count = self._pace.pieces(_TEXTS_AT_ONCE)
-                some, left = left[:count], left[count:]
-                own = partial(self._pace.timed, len(some), partial(encode, some))
-                parts.append(await self.batcher.call(own, caller, len(some)))
+        while left:
+            count = self._pace.pieces(_TEXTS_AT_ONCE)
+            some, left = left[:count], left[count:]
+            own = partial(self._pace.timed, len(some), partial(encode, some))
+            parts.append(await self.batcher.call(own, caller, len(some)))
         return torch.cat(parts)
 
     # -- management -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import Tensor
 from dear.methods.base import Method, unit
 from dear.methods.calibration import class_scales, distance_ratio
 from dear.serve.engine import Answerer
-from dear.serve.pace import Pace
+from dear.serve.turns import Pace
 
 SLICE = 16  #: classes whose texts are encoded at once on a CPU, between two batches; fewer if that takes long
 SLICE_ON_GPU = 64

@@ -14,11 +14,7 @@ _MOST_REMEMBERED = 10_000  # callers whose rate is remembered
 
 
 class Traffic:
-    """Counts on the event loop; no locks.
-
-    Args:
-        limits: of a caller, and of all together.
-    """
+    """Counts on the event loop; no locks."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -1,17 +1,22 @@
-"""A queue that is fair between callers: whoever has used least is served next, weighted by cost."""
+"""Turns at the device and at the decoders: whose is next, and how much is computed in one."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _MOST_REMEMBERED = 1024  # callers without waiting items whose use is remembered
+TURN_SECONDS = 0.2  #: that one turn at the device should take at most
+_MEMORY = 0.7  # share of what was known that stays when a turn is seen
 
 
 class FairQueue(Generic[T]):
-    """Start-time fair queueing. Not thread-safe: its owner holds a lock.
+    """Whoever has used least is served next, weighted by cost (start-time fair queueing).
+
+    Not thread-safe: its owner holds a lock.
 
     A caller that comes back after a pause starts level with those who are being served: time that it did not
     use is not saved up.
@@ -69,3 +74,38 @@ class FairQueue(Generic[T]):
         self._lines.clear()
         self._count = 0
         return left
+
+
+class Pace:
+    """How many pieces are computed at once, so that others do not wait long on a slow machine.
+
+    Learns how long one piece takes. A first turn takes as many as it may, later ones at least `least`.
+    Processor time counts: where other programs have the processors, smaller turns would only cost more.
+
+    >>> pace = Pace()
+    >>> pace.pieces(8)
+    8
+    >>> pace.took(8, 0.8)
+    >>> pace.pieces(8)
+    2
+    """
+
+    def __init__(self, turn_seconds: float = TURN_SECONDS, least: int = 1) -> None:
+        self._turn, self._least, self._each = turn_seconds, least, 0.0
+
+    def pieces(self, most: int) -> int:
+        """How many pieces to take."""
+        return most if self._each * most <= self._turn else max(self._least, int(self._turn / self._each))
+
+    def took(self, pieces: int, seconds: float) -> None:
+        """Note how long some pieces took."""
+        each = seconds / max(1, pieces)
+        self._each = each if not self._each else _MEMORY * self._each + (1 - _MEMORY) * each
+
+    def timed(self, pieces: int, function: Callable[[], T]) -> T:
+        """Call a function that computes some pieces, and note how long it computed."""
+        began = time.thread_time()
+        try:
+            return function()
+        finally:
+            self.took(pieces, time.thread_time() - began)
