@@ -75,6 +75,12 @@ class TrainingError(RunError):
     status = 1
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of what an error of a library says, or its kind where it says nothing."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
+
+
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a device or in the computer.
 

@@ -39,7 +39,7 @@ from dear.clip.layouts import (
 from dear.clip.model import Clip
 from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tokenizer_file import find_tokenizer
-from dear.errors import CheckpointError, DearError, UsageError
+from dear.errors import CheckpointError, DearError, UsageError, reason_of
 
 HF_CONFIG = "config.json"
 HF_IMAGES = "preprocessor_config.json"
@@ -253,8 +253,7 @@ def _pickled(path: Path) -> _Weights:
             "not opened; get the weights as safetensors"
         ) from None
     except Exception as error:  # torch names damage in many ways, none of them for users
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path}: is cut or damaged ({reason}); get it again") from None
+        raise CheckpointError(f"{path}: is cut or damaged ({reason_of(error)}); get it again") from None
     wrapped = isinstance(value, Mapping) and isinstance(value.get("state_dict"), Mapping)
     if wrapped:
         value = {str(name).removeprefix("module."): tensor for name, tensor in value["state_dict"].items()}

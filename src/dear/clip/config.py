@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -22,6 +23,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 # No dimension of a real checkpoint is larger; a hostile one is refused before memory is taken.
 Dimension = Annotated[int, Meta(ge=1, le=65_536)]
 Side = Annotated[int, Meta(ge=1, le=4096)]
+Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
 
 def _check(condition: bool, message: str) -> None:
@@ -65,6 +67,17 @@ class TowerConfig(Checked):
     def last_third(self) -> tuple[int, ...]:
         """The last third of the layers, see `last_third`."""
         return last_third(self.layers)
+
+    def check_heads(self, heads: Iterable[Head]) -> tuple[Head, ...]:
+        """The heads in order, each once; one that the tower does not have is refused."""
+        chosen = tuple(sorted(set(heads)))
+        for layer, head in chosen:
+            if not (1 <= layer <= self.layers and 0 <= head < self.heads):
+                raise UsageError(
+                    f"there is no head {head} of layer {layer}: the tower has layers 1 to {self.layers}, "
+                    f"heads 0 to {self.heads - 1}"
+                )
+        return chosen
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dear.clip.config import Head
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
     from dear.clip.towers import VisionTower
-
-Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,17 +53,6 @@ class Correction:
     def foldable(self) -> bool:
         """Whether a plain CLIP can have it in its weights: no heads are left out."""
         return not self.heads
-
-    def check(self, layers: int, heads: int, width: int) -> None:
-        """Refuse a correction that does not fit a tower."""
-        if self.bias.numel() != width:
-            raise UsageError(f"the correction is for features of width {self.bias.numel()}, not {width}")
-        for layer, head in self.heads:
-            if not (1 <= layer <= layers and 0 <= head < heads):
-                raise UsageError(
-                    f"the correction leaves out head {head} of layer {layer}; the tower has layers 1 "
-                    f"to {layers} of heads 0 to {heads - 1}"
-                )
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
 from dear.clip.identity import fingerprint, identity, visual_state
 from dear.clip.model import Clip
-from dear.errors import CheckpointError, UsageError
+from dear.errors import CheckpointError, UsageError, reason_of
 
 EMBEDDED = Path(__file__).parent / "weights"
 
@@ -46,7 +46,7 @@ def load(
     try:
         device = torch.device(device)
     except RuntimeError as error:
-        raise UsageError(f"device {device!r} is not known ({str(error).splitlines()[0]})") from None
+        raise UsageError(f"device {device!r} is not known ({reason_of(error)})") from None
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise UsageError(f"dtype {dtype} cannot hold a CLIP; use float32, bfloat16 or float16")
     name, path = locate(source)
@@ -113,8 +113,9 @@ def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) 
     try:
         placed = tensor.to(device, dtype)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"the weights cannot be placed on {device} ({reason}); try device='cpu'") from None
+        raise UsageError(
+            f"the weights cannot be placed on {device} ({reason_of(error)}); try device='cpu'"
+        ) from None
     if dtype == torch.float16 != tensor.dtype and not bool(torch.isfinite(placed).all()):
         raise UsageError(
             f"the weights {name} hold numbers that float16 cannot (over 65,504); use bfloat16 or float32"
@@ -133,6 +134,6 @@ def pick_device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].partition(",")[0]
+        reason = reason_of(error).partition(",")[0]
         raise UsageError(f"device {name}: not usable here ({reason[:80]}); use cpu, cuda or auto") from None
     return name

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.correction import Head
+from dear.clip.config import Head
 from dear.clip.edit import Record
 from dear.clip.tower import Block
-from dear.errors import UsageError
 
 if TYPE_CHECKING:
     from dear.clip.towers import VisionTower
@@ -28,21 +27,6 @@ class _ClassRow(Record):
     def rows_within(self, read: Tensor, length: int) -> Tensor | None:
         """The class token is the first row read."""
         return torch.zeros(1, dtype=torch.long, device=read.device)
-
-
-def check_focus(visual: VisionTower, heads: Sequence[Head]) -> tuple[Head, ...]:
-    """The heads in order."""
-    chosen = tuple(sorted(set(heads)))
-    shape = visual.config
-    for layer, head in chosen:
-        if not (1 <= layer <= shape.layers and 0 <= head < shape.heads):
-            raise UsageError(
-                f"there is no head {head} of layer {layer} to focus on; the image tower has layers 1 to "
-                f"{shape.layers} of heads 0 to {shape.heads - 1}"
-            )
-    if chosen:
-        visual.require_class_token("a focus on heads")
-    return chosen
 
 
 def focused_features(visual: VisionTower, pixels: Tensor, groups: Sequence[Sequence[Head]]) -> Tensor:

@@ -15,7 +15,7 @@ from dear._io.files import read_json
 from dear.clip.checkpoint import HF_CONFIG, HF_IMAGES, HF_WEIGHTS, OPENCLIP_CONFIG, OPENCLIP_WEIGHTS, shards
 from dear.clip.config_huggingface import KNOWN
 from dear.clip.tokenizer_file import FILES as TOKENIZER
-from dear.errors import CheckpointError, DearError
+from dear.errors import CheckpointError, DearError, reason_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
 _TIMEOUT_SECONDS = 20.0
@@ -150,10 +150,9 @@ def _named_errors(name: str) -> Iterator[None]:
     except RevisionNotFoundError:
         raise CheckpointError(f"{name!r}: the model has no such branch, tag or commit") from None
     except Exception as error:  # the hub's HTTP client, and its exceptions, change between versions
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{name} could not be downloaded from the Hugging Face hub ({reason}); check the connection, or "
-            "download the model elsewhere and pass its folder"
+            f"{name} could not be downloaded from the Hugging Face hub ({reason_of(error)}); check the "
+            "connection, or download the model elsewhere and pass its folder"
         ) from error
 
 

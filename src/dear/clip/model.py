@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dear._io.image_file import normalize, resize_crop
-from dear.clip.config import ClipConfig
-from dear.clip.correction import Correction, Head, folded
-from dear.clip.focus import check_focus, focused_features
+from dear.clip.config import ClipConfig, Head
+from dear.clip.correction import Correction, folded
+from dear.clip.focus import focused_features
 from dear.clip.identity import fingerprint, identity
 from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tower import shared_copy
@@ -147,8 +147,10 @@ class Clip(nn.Module):
         if self.focus:
             return self.focused(()).corrected(correction).focused(self.focus)
         if correction is not None:
-            vision = self.config.vision
-            correction.check(vision.layers, vision.heads, self.config.embed_dim)
+            self.config.vision.check_heads(correction.heads)
+            own, width = correction.bias.numel(), self.config.embed_dim
+            if own != width:
+                raise UsageError(f"the correction is for features of width {own}, not {width}")
         other = shared_copy(self, type(self))
         other.visual, other._correction = self.visual.with_correction(correction), correction
         other._plain = () if correction is None else (self.plain,)
@@ -160,10 +162,11 @@ class Clip(nn.Module):
         `encode_image` then gives [B, 2 E]: the image feature, and the part of it that these heads add.
         The same heads give the same object, so that adapters share its work.
         """
-        chosen = check_focus(self.visual, heads)
+        chosen = self.config.vision.check_heads(heads)
         base = self._unfocused[0] if self._unfocused else self
         if not chosen:
             return base
+        self.visual.require_class_token("a focus on heads")
         cached = _focused.setdefault(base, WeakValueDictionary())
         found = cached.get(chosen)
         if found is None:

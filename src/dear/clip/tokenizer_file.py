@@ -19,7 +19,7 @@ from torch import Tensor
 from dear._io.files import read_json
 from dear.clip.config import TextConfig
 from dear.clip.tokenizer import check_text, mended, shorten
-from dear.errors import CheckpointError, DearError, InputError
+from dear.errors import CheckpointError, DearError, InputError, reason_of
 
 JSON = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -136,7 +136,7 @@ def _open(path: Path) -> tuple[Any, int, Any]:
     except ImportError as error:
         raise CheckpointError(f"{path}: needs the package {error.name}; install it") from None
     except Exception as error:  # both libraries raise plain exceptions for damaged files
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        reason = reason_of(error)[:120]
         raise CheckpointError(f"{path}: is not a whole tokenizer ({reason}); get it again") from None
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.clip.config import TextConfig, TowerConfig, VisionConfig
-from dear.clip.correction import Correction, Head, pooled_correction
+from dear.clip.config import Head, TextConfig, TowerConfig, VisionConfig
+from dear.clip.correction import Correction, pooled_correction
 from dear.clip.edit import Edit, Record
 from dear.clip.rotary import RotaryAngles, grid_angles
 from dear.clip.tower import (

@@ -21,8 +21,6 @@ from dear.methods.focus import FeatureReader, FocusConfig
 
 @dataclass(frozen=True)
 class CLIPAdapterConfig(FocusConfig):
-    """Options of CLIP-Adapter."""
-
     ratio: float = 0.2  #: r, how much of the adapted feature is mixed in; 0 is frozen CLIP
     narrowing: int = 4  #: the hidden width is E divided by this
 

@@ -29,8 +29,6 @@ TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
 
 @dataclass(frozen=True)
 class CLIPLoRAConfig(Options):
-    """Options of CLIP-LoRA."""
-
     rank: AtLeastOne = 2  #: r
     scale: float = 1.0  #: a; the change is multiplied with a / sqrt(r)
     dropout: Share = 0.25  #: on the input of A, in training

@@ -22,8 +22,6 @@ from dear.methods.prompts import WORDS, ContextPrompts
 
 @dataclass(frozen=True)
 class CoCoOpConfig(Options):
-    """Options of CoCoOp."""
-
     context: int = 4  #: how many context vectors
     words: str = WORDS  #: where they start; empty: random
     narrowing: int = 16  #: the net's hidden width is E divided by this

@@ -26,8 +26,6 @@ from dear.methods.prompts import WORDS, ContextPrompts
 
 @dataclass(frozen=True)
 class CoOpConfig(Options):
-    """Options of CoOp."""
-
     context: int = 4  #: M, how many vectors
     words: str = WORDS  #: where they start; empty: random
 

@@ -13,26 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dear.clip.config import TowerConfig
+from dear.clip.config import Head, TowerConfig
 from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.clip.tower import Tower
 from dear.errors import UsageError
 from dear.methods.base import uniform
-
-Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
-
-
-def _check(config: TowerConfig, heads: Iterable[Head]) -> list[Head]:
-    """The heads in order, all of which exist."""
-    chosen = sorted(set(heads))
-    for layer, head in chosen:
-        if not (1 <= layer <= config.layers and 0 <= head < config.heads):
-            raise UsageError(
-                f"there is no head {head} in layer {layer}: the tower has layers 1 to {config.layers}, "
-                f"heads 0 to {config.heads - 1}"
-            )
-    return chosen
 
 
 class HeadLoRA(nn.Module):
@@ -68,7 +54,7 @@ class HeadLoRA(nn.Module):
         super().__init__()
         if rank < 1 or not on or not set(on) <= {"q", "k", "v"}:
             raise UsageError(f"rank must be at least 1 and `on` name q, k or v; got rank {rank} on {on}")
-        self.config, self.heads, self.on, self.scale = config, _check(config, heads), on, scale
+        self.config, self.heads, self.on, self.scale = config, config.check_heads(heads), on, scale
         count, generator = len(self.heads), torch.Generator().manual_seed(seed)
         down = uniform(generator, len(on), count, rank, config.width, inputs=config.width)
         self.down = nn.Parameter(down.float())  # [P, n, r, D]
@@ -101,7 +87,7 @@ def head_gates(config: TowerConfig, gates: Mapping[Head, float | Tensor]) -> Edi
     """
     layers: dict[int, list[Tensor]] = {}
     device = next((gate.device for gate in gates.values() if isinstance(gate, Tensor)), torch.device("cpu"))
-    for layer, head in _check(config, gates):
+    for layer, head in config.check_heads(gates):
         row = layers.setdefault(layer, [torch.ones((), device=device) for _ in range(config.heads)])
         row[head] = torch.as_tensor(gates[layer, head], dtype=torch.get_default_dtype(), device=device)
     return Edit({layer: LayerEdit(gate=torch.stack(row)) for layer, row in layers.items()})
@@ -115,7 +101,7 @@ def head_masks(config: TowerConfig, hidden: Mapping[Head, Tensor]) -> Edit:
         hidden: for (layer, head): bool [N, N], true where query i (row) may not read key j (column).
     """
     layers: dict[int, Tensor] = {}
-    for layer, head in _check(config, hidden):
+    for layer, head in config.check_heads(hidden):
         own = hidden[layer, head]
         if own.ndim != 2 or own.dtype != torch.bool or bool(own.all(dim=1).any()):
             raise UsageError(f"the mask of head {head} in layer {layer} must be bool [N, N], no row all true")

@@ -22,8 +22,6 @@ from dear.methods.coop import CoOp, CoOpConfig
 
 @dataclass(frozen=True)
 class KgCoOpConfig(CoOpConfig):
-    """Options of KgCoOp."""
-
     weight: float = 8.0  #: lambda, of the distance to the frozen prompts
 
 

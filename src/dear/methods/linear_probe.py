@@ -25,8 +25,6 @@ from dear.methods.options import Positive
 
 @dataclass(frozen=True)
 class LinearProbeConfig(FocusConfig):
-    """Options of the linear probe."""
-
     start: Literal["zero", "text"] = "zero"  #: or "text": zero-shot CLIP's logits, which W adds to
     #: inverse of the penalty, as in scikit-learn; none: chosen on the training images
     C: Positive | None = None

@@ -35,8 +35,6 @@ _MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class LPPlusPlusConfig(FocusConfig):
-    """Options of LP++."""
-
     steps: Count = 300  #: steps of gradient descent
     views: Count = 1  #: random views per image to fit on; 0: the whole image once
     images: Positive | None = None  #: per class that the start of w counts; none: as many as there are

@@ -23,8 +23,6 @@ from dear.methods.prompts import WORDS, ContextPrompts
 
 @dataclass(frozen=True)
 class MaPLeConfig(Options):
-    """Options of MaPLe."""
-
     context: int = 2  #: vectors per layer
     words: str = WORDS  #: the prompt's first words, of which `context` are replaced; empty: random start
     depth: int | None = None  #: J, layers with vectors of their own; None: three quarters (9 of 12)

@@ -30,8 +30,6 @@ from dear.methods.options import Options
 
 @dataclass(frozen=True)
 class MMRLConfig(Options):
-    """Options of MMRL."""
-
     tokens: int = 5  #: K
     first_layer: int | None = None  #: J of both towers; None: the middle of each (6 of 12)
     width: int = 512  #: d_r of the representation space

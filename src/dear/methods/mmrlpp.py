@@ -23,8 +23,6 @@ from dear.methods.mmrl import MMRL, MMRLConfig
 
 @dataclass(frozen=True)
 class MMRLppConfig(MMRLConfig):
-    """Options of MMRL++."""
-
     rank: int = 4  #: of the residual of each layer
     projection_rank: int = 64  #: of the change of the projection
     beta: float = 0.9  #: weight of the fresh token against what the layer before made of it

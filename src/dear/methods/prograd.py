@@ -27,8 +27,6 @@ from dear.methods.coop import CoOp, CoOpConfig
 
 @dataclass(frozen=True)
 class ProGradConfig(CoOpConfig):
-    """Options of ProGrad."""
-
     context: int = 16  #: how many context vectors
     words: str = ""  #: where they start; empty: random
     strength: float = 1.0  #: lambda, how much of a contrary step is taken out

@@ -29,8 +29,6 @@ from dear.methods.options import Count, Positive
 
 @dataclass(frozen=True)
 class ProKeRConfig(FocusConfig):
-    """Options of ProKeR."""
-
     beta: Positive = 1.7  #: how fast the kernel falls with distance
     ridge: Positive = 0.1  #: lambda: how strongly the answer is held to zero-shot CLIP
     views: Count = 10  #: random views per image whose features are averaged; 0: the whole image once

@@ -30,8 +30,6 @@ from dear.methods.options import NotNegative, Options
 
 @dataclass(frozen=True)
 class ProLIPConfig(Options):
-    """Options of ProLIP."""
-
     weight: NotNegative | None = None  #: lambda; None: 1 / images per class
 
 

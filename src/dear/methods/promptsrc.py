@@ -50,8 +50,6 @@ DIVERSE = tuple(
 
 @dataclass(frozen=True)
 class PromptSRCConfig(Options):
-    """Options of PromptSRC."""
-
     context: int = 4  #: text vectors per layer
     tokens: int = 4  #: image tokens per layer
     words: str = WORDS  #: where the first text vectors start; empty: random

@@ -37,8 +37,6 @@ _ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
 
 @dataclass(frozen=True)
 class PurifyConfig(Options):
-    """Options of head purification."""
-
     #: "heads": one pair per head; "shared": one A for all heads (ordinary LoRA); "none"
     lora: Literal["heads", "shared", "none"] = "heads"
     gates: bool = True

@@ -25,8 +25,6 @@ from dear.methods.options import Options
 
 @dataclass(frozen=True)
 class RPOConfig(Options):
-    """Options of RPO."""
-
     prompts: int = 24  #: K, pairs of prompts
     noise: float = 0.1  #: length of the random vector added at the start
 

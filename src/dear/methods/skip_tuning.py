@@ -33,8 +33,6 @@ _TAIL_END = 5.0  # the exponential is read from 0 to here over the later ranks
 
 @dataclass(frozen=True)
 class SkipTuningConfig(Options):
-    """Options of SkipTuning."""
-
     frozen_layers: int | None = None  #: of the image tower; None: half of them
     frozen_text_layers: int | None = None  #: of the text tower; None: half of them
     #: share of the classes that surely take part at a step

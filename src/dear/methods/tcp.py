@@ -29,8 +29,6 @@ from dear.methods.prompts import WORDS, ContextPrompts
 
 @dataclass(frozen=True)
 class TCPConfig(Options):
-    """Options of TCP."""
-
     context: int = 4  #: M, how many vectors
     words: str = WORDS  #: where the shared ones start; empty: random
     layer: int | None = None  #: where the class's own vectors take over; None: after two thirds (9 of 12)

@@ -24,8 +24,6 @@ from dear.methods.options import Count
 
 @dataclass(frozen=True)
 class TipAdapterConfig(FocusConfig):
-    """Options of both Tip-Adapters."""
-
     alpha: float = 1.0  #: weight of the cache; 0 is frozen CLIP
     beta: float = 5.5  #: how fast a key's influence falls with distance
     views: Count = 10  #: random views per image whose features are averaged; 0: the whole image once

@@ -26,8 +26,6 @@ from dear.methods.options import Options
 
 @dataclass(frozen=True)
 class TwoStageConfig(Options):
-    """Options of 2SFS."""
-
     #: share of the epochs in which the norms are trained
     first_stage: Annotated[float, Meta(gt=0, lt=1)] = 0.6
 

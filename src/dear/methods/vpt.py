@@ -23,8 +23,6 @@ from dear.methods.options import Options
 
 @dataclass(frozen=True)
 class VPTConfig(Options):
-    """Options of VPT-deep."""
-
     tokens: int = 8  #: T, tokens per layer; 0 is frozen CLIP
     depth: int | None = None  #: layers with tokens of their own; None: all
 

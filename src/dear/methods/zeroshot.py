@@ -34,8 +34,6 @@ ENSEMBLE = (
 
 @dataclass(frozen=True)
 class ZeroShotConfig(Options):
-    """Options of the frozen model."""
-
     ensemble: bool = False  #: average the unit features of the task's prompt and of `templates`
     templates: tuple[str, ...] = ENSEMBLE
 

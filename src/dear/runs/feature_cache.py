@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dear._io.feature_store import FeatureStore
 from dear._io.progress import Progress
-from dear.clip.correction import Head
+from dear.clip.config import Head
 from dear.clip.focus import focused_features
 from dear.clip.model import Clip
 from dear.data.images import ImageSet

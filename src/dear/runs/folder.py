@@ -34,7 +34,7 @@ from dear._io.text import check, decode, parse_json
 from dear.clip.correction import Correction
 from dear.clip.factory import load
 from dear.clip.model import Clip
-from dear.errors import CheckpointError, DearError, RunError
+from dear.errors import CheckpointError, DearError, RunError, reason_of
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
@@ -67,7 +67,6 @@ def read_config(folder: str | os.PathLike[str]) -> Spec:
 
 def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
     """What the folder holds: "new", "resumable" or "finished"."""
-    finished = (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
     if not (folder / "config.json").exists():
         return "new"
     _refuse_used(folder, resume)
@@ -77,7 +76,7 @@ def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
             f"{folder}: cannot be resumed: it was begun with different settings: {', '.join(differing)}; ask "
             "for the same, or choose another folder"
         )
-    if finished:
+    if _finished(folder):
         return "finished"
     return "resumable" if (folder / "resume.safetensors").exists() else "new"
 
@@ -99,10 +98,15 @@ def _refuse_used(folder: Path, resume: bool) -> None:
     """Refuse a folder with a run in it, unless it is to be continued."""
     if resume or not (folder / "config.json").exists():
         return
-    finished = (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
-    how = "a finished run; choose another folder" if finished else "a run that was not completed; resume it"
-    hint = None if finished else "resume"
-    raise RunError(f"{folder}: holds {how}, or delete it first", hint=hint)
+    if _finished(folder):
+        raise RunError(f"{folder}: holds a finished run; choose another folder, or delete it first")
+    raise RunError(
+        f"{folder}: holds a run that was not completed; resume it, or delete it first", hint="resume"
+    )
+
+
+def _finished(folder: Path) -> bool:
+    return (folder / "metrics.json").exists() and not (folder / "resume.safetensors").exists()
 
 
 def read_log(folder: Path) -> list[Line]:
@@ -113,14 +117,11 @@ def read_log(folder: Path) -> list[Line]:
     lines = []
     for number, text in enumerate(read_text(path, "training log").splitlines(), 1):
         line = parse_json(text, f"{path}, line {number}", "log line")
-        if not isinstance(line, dict) or not isinstance(line.get("step"), int) or not _numbers(line):
+        numbers = isinstance(line, dict) and all(type(value) in (int, float) for value in line.values())
+        if not numbers or not isinstance(line.get("step"), int):
             raise RunError(f"{path}, line {number}: is not a line of a training log (numbers by name)")
         lines.append(line)
     return lines
-
-
-def _numbers(line: dict[str, Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in line.values())
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -256,8 +257,7 @@ def load_run(
             raise
         raise RunError(f"{folder / 'config.json'}: {error}") from error
     except Exception as error:  # options of another kind than a method expects may fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(f"{folder / 'config.json'}: cannot be used ({reason})") from error
+        raise RunError(f"{folder / 'config.json'}: cannot be used ({reason_of(error)})") from error
     load_adapter(method, folder)
     return method
 

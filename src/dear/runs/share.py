@@ -22,7 +22,7 @@ from dear._io.files import write_atomic
 from dear._io.user_cache import cache_folder
 from dear.clip.factory import embedded, locate
 from dear.clip.hub import is_hub_name
-from dear.errors import DearError, RunError, UsageError
+from dear.errors import DearError, RunError, UsageError, reason_of
 from dear.runs.card import model_card
 from dear.runs.folder import FILES, load_run, read_config, read_metrics
 
@@ -238,5 +238,4 @@ def _hub_errors(what: str) -> Iterator[None]:
     except DearError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RunError(f"{what} ({reason[:200]}); check the name and the connection") from error
+        raise RunError(f"{what} ({reason_of(error)[:200]}); check the name and the connection") from error

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from dear.errors import TrainingError
+from dear.errors import TrainingError, reason_of
 from dear.methods.base import Loss, Method
 from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
@@ -114,7 +114,7 @@ class RecordedStep(EagerStep):
                 "dear: a step of %s cannot be recorded, so training is slower (%s); `dynamic = True` in its "
                 "class says so",
                 self.parts.method.title,
-                str(error).splitlines()[0],
+                reason_of(error),
             )
             return None
         finally:
