@@ -6,10 +6,10 @@ import copy
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from dear._io.image_file import normalize, resize_crop
@@ -21,9 +21,6 @@ from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tower import shared_copy
 from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
 

@@ -182,10 +182,10 @@ class VisionTower(Tower):
         return features @ self.correction_matrix.to(features.dtype) + self.correction_bias.to(features.dtype)
 
     def correct_pooled(self, pooled: Tensor) -> Tensor:
-        """Pooled vectors [..., D] that carry nothing but their corrected feature: `into_space` of them is it.
+        """Pooled vectors [..., D] reduced to their corrected feature, to which `into_space` maps them.
 
-        A projection that is learned reads these: it could find elsewhere in the pooled vector what is taken
-        from the feature behind it. Without a correction they stay as they are.
+        A learned projection reads these: in the full pooled vector it could find again what is removed from
+        the feature. Without a correction they stay as they are.
         """
         if self.pooled_matrix is None or self.pooled_bias is None:
             return pooled

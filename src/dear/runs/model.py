@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import Any, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -25,10 +25,8 @@ from dear.runs.answer import Answer
 from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.calibrated import CalibratedRun
 from dear.runs.evaluate import Evaluation
+from dear.runs.explanation import Explanation
 from dear.runs.feature_cache import FeatureCache
-
-if TYPE_CHECKING:
-    from dear.runs.explanation import Explanation
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,9 +20,7 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet, source_of
 from dear.errors import DataError
 from dear.methods.base import Batch
-
-if TYPE_CHECKING:
-    from dear.runs.recipe import Recipe
+from dear.runs.recipe import Recipe
 
 
 class TrainingPixels:

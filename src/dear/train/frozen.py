@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,10 +22,8 @@ from dear.errors import UsageError
 from dear.methods.base import Batch, FeatureBatch, Frozen, Method, in_precision
 from dear.runs.batches import CPU_BATCH
 from dear.runs.feature_cache import FeatureCache
+from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
-
-if TYPE_CHECKING:
-    from dear.runs.recipe import Recipe
 
 IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on ViT-B/16
 SHARED_VIEWS = 4  #: random views per image for trainings that share them
