@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dear._io.files import PathLike
 from dear._io.progress import Progress
 from dear._io.user_cache import cache_folder
@@ -34,7 +32,7 @@ def roles_for(
     if known is not None:
         return known, []
     some = images.subset(range(0, len(images), -(-len(images) // MOST_IMAGES)))
-    cached = cached_path(clip, some)
+    cached = cache_folder() / "roles" / f"{digest([clip.identity, data_digest(some)])[:32]}.json"
     if cached.is_file():
         try:
             found = RoleMap.load(cached)
@@ -53,8 +51,3 @@ def roles_for(
     except DiskError as error:
         notices.append(f"the role map could not be cached: {error}")
     return found, notices
-
-
-def cached_path(clip: Clip, images: ImageSet) -> Path:
-    """Where the role map of a backbone that was found on some images is cached."""
-    return cache_folder() / "roles" / f"{digest([clip.identity, data_digest(images)])[:32]}.json"
