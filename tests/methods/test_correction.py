@@ -6,18 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_every_method import NAMES, NOVEL, build, fitted, pixels, task
-from tiny import tiny_clip
+from test_every_method import NAMES, NOVEL, build, pixels
+from tiny import Colors, tiny_clip
 
 from dear.clip import Clip
 from dear.clip.correction import Correction
 from dear.errors import RunError, UsageError
-from dear.methods import METHODS
+from dear.methods import METHODS, Method
 from dear.methods.base import scores
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
+
+
+def task() -> Colors:
+    return Colors(domains=2)
+
+
+def fitted(name: str, clip: Clip | None = None) -> Method:
+    model = build(name, clip)
+    train(model, task(), Recipe.of(model, epochs=1, batch=6, lr=5e-3, optimizer="adamw"))
+    return model
 
 
 def corrected(heads: tuple[tuple[int, int], ...] = (), blind: bool = False) -> Clip:
@@ -33,10 +43,10 @@ def corrected(heads: tuple[tuple[int, int], ...] = (), blind: bool = False) -> C
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_removed_cannot_be_used(name: str) -> None:
     """When the correction leaves nothing, every image gets the same answer, before and after training."""
-    model = fitted(name, corrected(((5, 1), (6, 2)), blind=True), epochs=1)
+    model = fitted(name, corrected(((5, 1), (6, 2)), blind=True))
     for logits in model.all_logits(pixels()).values():
         assert (logits - logits[:1]).abs().max() < 1e-4
-    seen = fitted(name, corrected(((5, 1), (6, 2))), epochs=1)
+    seen = fitted(name, corrected(((5, 1), (6, 2))))
     for logits in seen.all_logits(pixels()).values():
         assert (logits - logits[:1]).abs().max() > 1e-3
     if seen.open_classes:
@@ -56,7 +66,7 @@ def test_an_untrained_method_is_the_corrected_backbone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zeroshot", "clip-lora", "purify", "skip-tuning", "prolip"])
 def test_folding_into_a_plain_clip(name: str) -> None:
-    model = fitted(name, corrected(), epochs=1)
+    model = fitted(name, corrected())
     plain = model.merge()
     assert plain.correction is None
     assert torch.allclose(
@@ -96,7 +106,7 @@ def test_what_carries_a_corrected_feature() -> None:
 
 
 def test_prolip_reads_the_corrected_feature_alone() -> None:
-    model = fitted("prolip", corrected(), epochs=1)
+    model = fitted("prolip", corrected())
     hidden = torch.linalg.svd(model.clip.visual.space_matrix())[0][:, 20]
     (pooled,) = model.inference_stage(pixels())
     with torch.no_grad():
@@ -107,7 +117,7 @@ def test_prolip_reads_the_corrected_feature_alone() -> None:
 
 def test_heads_before_the_first_layer_are_refused_before_training() -> None:
     clip = corrected(((1, 1),))
-    with pytest.raises(UsageError, match="layer 1 are to be left out"):
+    with pytest.raises(UsageError, match="layer 1"):
         build("dear", clip).logits(pixels())
 
 
@@ -143,7 +153,7 @@ def test_worst_group_is_counted(tmp_path: Path) -> None:
             return len(own)
 
     own = task()
-    found = Model(fitted("linear-probe", epochs=1)).evaluate(Grouped())  # type: ignore[arg-type]
+    found = Model(fitted("linear-probe")).evaluate(Grouped())  # type: ignore[arg-type]
     right = (found.answers["default"] == found.labels).tolist()
     groups = {
         f"{NAMES[label]}, {'ab'[value]}": [
@@ -155,7 +165,7 @@ def test_worst_group_is_counted(tmp_path: Path) -> None:
     expected = {name: sum(hits) / len(hits) for name, hits in groups.items()}
     assert found.per_group() == expected
     assert found.report()["worst_group"]["accuracy"] == min(expected.values())
-    assert "worst_group" not in Model(fitted("linear-probe", epochs=1)).evaluate(Plain()).report()
+    assert "worst_group" not in Model(fitted("linear-probe")).evaluate(Plain()).report()
 
 
 class Plain:
