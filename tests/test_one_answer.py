@@ -418,7 +418,7 @@ def test_every_surface_gives_the_same_probabilities_for_every_method(run, backbo
     [
         ("dear", "squash", "words"),
         ("linear-probe+focus", "crop", "heads"),
-        ("dear+focus", "crop", "heads"),
+        pytest.param(("dear+focus", "crop", "heads"), marks=pytest.mark.slow),
         pytest.param(("linear-probe", "crop", "heads"), marks=pytest.mark.slow),
         pytest.param(("zeroshot", "crop", "nothing"), marks=pytest.mark.slow),
     ],

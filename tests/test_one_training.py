@@ -26,7 +26,7 @@ from dear.workflows.adapt import adapt
 from dear.workflows.repair import repair_run
 
 COUNTS = (3, 5, 8, 8)
-SHOTS, SEED, EPOCHS = 6, 3, 2
+SHOTS, SEED, EPOCHS = 6, 3, 1
 METHODS = ("linear-probe", "linear-probe+focus", "dear")
 
 

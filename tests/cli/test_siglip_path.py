@@ -11,7 +11,7 @@ import families
 import food
 import pytest
 import sentencepiece
-from test_wrong_uses import dear
+from typed import dear
 
 from dear.heads.corpus import load_corpus
 from dear.runs.folder import read_config

@@ -23,16 +23,8 @@ from dear.runs.folder import load_run
 
 PAGE = Path(__file__).parents[2] / "docs/purification.md"
 ADAPT = [
-    "adapt",
-    "--data",
-    "world:domains",
-    "--method",
-    "purify",
-    "--shots",
-    "1",
-    "--epochs",
-    "1",
-    "--no-calibrate",
+    *("adapt", "--data", "world:domains", "--method", "purify", "--shots", "1", "--epochs", "1"),
+    *("--no-calibrate", "--no-check"),
 ]
 
 
@@ -110,5 +102,5 @@ def test_export_says_what_is_missing(run: Path, words: list[str], message: str) 
 
 def test_a_grid_reads_options_in_the_same_way(tmp_path: Path) -> None:
     words = ["bench", "leave-one-domain-out", "--methods", "purify", "--datasets", "world:domains"]
-    with pytest.raises(UsageError, match="weight = 'much' is not possible: a number is expected"):
+    with pytest.raises(UsageError, match="weight = 'much'"):
         call(*words, "--out", str(tmp_path), "--device", "cpu", "--set", "purify.weight=much")

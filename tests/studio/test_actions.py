@@ -254,7 +254,7 @@ def test_a_folder_can_be_searched_here_but_not_from_other_computers(tmp_path):
         ImageSearch(state(tmp_path, local=False)).find(images().image(7), "shape", str(gallery))
     with pytest.raises(DataError, match="not a folder"):
         ImageSearch(state(tmp_path)).find(images().image(7), "shape", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="no attribute is called"):
+    with pytest.raises(UsageError, match="smell"):
         ImageSearch(state(tmp_path)).find(images().image(7), "smell")
 
 
@@ -266,7 +266,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no finished run"):
         trainer.download()
-    plan = training("world:vehicles", shots=2, epochs=3)
+    plan = training("world:vehicles", shots=1, epochs=3, calibrate=False)
     trainer.start(plan)
     with pytest.raises(UsageError, match="running"):
         trainer.start(plan)
@@ -334,7 +334,7 @@ def test_a_training_takes_another_backbone_and_roles(tmp_path):
         Trainer(state(tmp_path, local=False)).start(training("world:vehicles", backbone="ViT-B-16"))
     before = opened.version
     for choice, kinds in (("all heads mixed", {"mixed"}), (str(tmp_path / "roles.json"), {"core", "other"})):
-        trainer.start(training("world:vehicles", shots=1, epochs=1), choice)
+        trainer.start(training("world:vehicles", shots=1, epochs=1, calibrate=False), choice)
         done = trainer.wait(120)
         assert done.state == "finished", done.message
         assert kinds <= {role.kind for _, role in opened.model.method.roles}
@@ -391,13 +391,14 @@ def test_an_error_takes_the_place_of_answers():
 # --- compare -------------------------------------------------------------------------------------------
 
 
-def test_two_models_are_compared_on_the_same_images(tmp_path):
+def test_two_models_are_compared_on_the_same_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing, "_TESTED", 40)
     opened = state(tmp_path)
     names = model_names(opened)
     assert names == [FROZEN, "1. a model of the tests"]
     html = compare_models(opened, names[0], names[1], "world:vehicles")
     data = open_data("world:vehicles", "test")
-    step = -(-len(data) // 600)
+    step = -(-len(data) // 40)
     some = data.subset(range(0, len(data), step))
     mode = "fused"
     right = Model(model().with_classes(some.classes)).evaluate(some)
