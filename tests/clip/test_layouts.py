@@ -271,5 +271,5 @@ def test_wrong_tensors_are_named(
 
 def test_timm_tensors_need_their_configuration(siglip, tmp_path: Path) -> None:
     safetensors.torch.save_file(timm(siglip[0]), tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"need their open_clip_config\.json beside them"):
+    with pytest.raises(CheckpointError, match=r"open_clip_config\.json"):
         dear.load(tmp_path / "model.safetensors")

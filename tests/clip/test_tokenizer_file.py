@@ -102,7 +102,7 @@ def test_texts_that_cannot_be_tokens_are_named(tmp_path: Path) -> None:
     tokenizer = FileTokenizer(tmp_path, GEMMA)
     with pytest.raises(InputError, match="empty once cleaned"):
         tokenizer(["a", "   "], 64)
-    with pytest.raises(InputError, match=r"too long: \d+ tokens where 8 fit"):
+    with pytest.raises(InputError, match=r"too long: .* 8 fit"):
         tokenizer("a photo of the red cat dog house " * 4, 8)
     with pytest.raises(InputError, match="special token"):
         tokenizer("a cat <eos> dog", 64)

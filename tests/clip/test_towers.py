@@ -250,11 +250,11 @@ def test_wrong_use_is_named(clip: Clip, pixels: torch.Tensor) -> None:
         clip.visual(pixels, Edit({9: LayerEdit()}))
     with pytest.raises(UsageError, match="layers count from 1"):
         Edit({0: LayerEdit()})
-    with pytest.raises(UsageError, match="brings 3 tokens, the edit says 2"):
+    with pytest.raises(UsageError, match=r"3 tokens.* 2"):
         Edit({1: LayerEdit(tokens=torch.zeros(3, 40))}, count=2)
     with pytest.raises(UsageError, match="empty"):
         BlockMask(torch.zeros(5, 3, 3, dtype=torch.bool))
-    with pytest.raises(CheckpointError, match="5 heads do not divide the width 42"):
+    with pytest.raises(CheckpointError, match=r"5 heads.*42"):
         VisionConfig(width=42, layers=2, heads=5)
     with pytest.raises(UsageError, match="ViT-B-16"):
         ClipConfig.named("ViT-B-17")

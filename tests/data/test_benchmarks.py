@@ -64,7 +64,7 @@ def test_split_files(paint, name):
     assert train.image(0).size == (12, 8)
     assert train.template == TEMPLATES[name]
     assert [len(open_data(name, split, root=root)) for split in ("val", "test", "all")] == [1, 1, 4]
-    with pytest.raises(DataError, match="no split 'dev', only train, val, test and all"):
+    with pytest.raises(DataError, match=r"'dev'.*train, val, test and all"):
         open_data(name, "dev", root=root)
     assert open_data(name, "test", root=root, template="a {}").template == "a {}"
 
@@ -173,7 +173,7 @@ def test_aircraft(paint):
     assert train.paths == ("1025794.jpg", "0034309.jpg")
     assert train.labels.tolist() == [0, 2]
     (home / "images_variant_test.txt").write_text("0034309 Concorde\n")
-    with pytest.raises(DataError, match="'Concorde' is not in variants"):
+    with pytest.raises(DataError, match=r"'Concorde'.*variants"):
         open_data("FGVCAircraft", "test", root=root)
     (home / "images_variant_test.txt").write_text("../../secret F/A-18\n")
     with pytest.raises(DataError, match="leaves"):
@@ -231,9 +231,9 @@ def test_check_counts_images_and_those_missing(paint):
 
 def test_names_that_are_no_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"root must name .* oxford_pets/"):
+    with pytest.raises(UsageError, match=r"root .*oxford_pets/"):
         open_data("OxfordPets", "test")
-    with pytest.raises(DataError, match="did you mean OxfordPets"):
+    with pytest.raises(DataError, match="OxfordPets"):
         open_data("OxfordPet", "test")
     with pytest.raises(DataError, match="no such folder"):
         open_data("photos", "test")

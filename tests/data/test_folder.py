@@ -50,7 +50,7 @@ def test_split_folders(paint):
 def test_val_serves_as_test(paint):
     root = paint("Train/cat/1.png", "Val/cat/2.png")
     assert open_folder(root, "test").paths == ("Val/cat/2.png",)
-    with pytest.raises(DataError, match=r"no extra/ folder; it has Train/, Val/"):
+    with pytest.raises(DataError, match=r"extra/.*Train/, Val/"):
         open_folder(root, "extra")
 
 
@@ -73,7 +73,7 @@ def test_without_split_folders_a_fifth_is_held_out(paint):
     before = set(test.paths)
     paint("fox/1.png", "fox/2.png")  # another class changes nothing in this one
     assert before < set(open_folder(root, "test").paths)
-    with pytest.raises(DataError, match="only train, test and all"):
+    with pytest.raises(DataError, match="train, test and all"):
         open_folder(root, "val")
 
 
@@ -102,7 +102,7 @@ def test_empty_class_folders_are_skipped_with_a_warning(paint, caplog):
     open_folder(root, "all")
     assert len(caplog.records) == 1  # once is enough
     (root / "cat" / "1.png").unlink()
-    with pytest.raises(DataError, match="its class folders hold no images"):
+    with pytest.raises(DataError, match="no images"):
         open_folder(root, "all")
 
 
@@ -166,7 +166,7 @@ def test_what_is_no_folder_of_classes(paint, tmp_path):
     with pytest.raises(DataError, match="no class folders"):
         open_folder(tmp_path, "all")
     root = paint("train/cat/1.png", "training/cat/1.png")
-    with pytest.raises(DataError, match="both train/ and training/"):
+    with pytest.raises(DataError, match="train/ and training/"):
         open_folder(root, "train")
     other = paint("x/bad\x07name/1.png") / "x"
     with pytest.raises(DataError, match="control character"):

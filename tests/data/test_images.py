@@ -69,7 +69,7 @@ def test_two_classes_of_one_name_are_chosen_by_label(four):
 
 def test_domains(four):
     assert select_domains(four, ["sketch"]).paths == ("1.png", "3.png")
-    with pytest.raises(DataError, match="no domain 'clipart'; its domains are photo, sketch"):
+    with pytest.raises(DataError, match=r"'clipart'.*photo, sketch"):
         select_domains(four, ["clipart"])
 
 
@@ -125,7 +125,7 @@ def test_training_pixels_beyond_the_limit_are_decoded_each_time(four):
 def test_every_unreadable_image_is_listed_in_one_pass(four):
     four.path(1).write_text("not an image")
     four.path(3).write_bytes(four.path(3).read_bytes()[:200])
-    with pytest.raises(DataError, match="2 of 4 images cannot be read") as caught:
+    with pytest.raises(DataError, match="2 of 4") as caught:
         check_images(four)
     assert "1.png" in str(caught.value)
     assert "3.png" in str(caught.value)

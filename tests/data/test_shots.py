@@ -71,7 +71,7 @@ def test_every_image_is_equally_likely():
 def test_a_class_with_fewer_gives_all_and_one_with_none_is_refused():
     assert len(draw_shots(images(each=3), 16, 1)) == 9
     assert few_shot(images(), 2, 1).labels.tolist() == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(DataError, match="class 'emu' has no images"):
+    with pytest.raises(DataError, match="'emu'"):
         draw_shots(images().subset(range(24)), 1, 1)
     with pytest.raises(DataError, match="at least 1"):
         draw_shots(images(), 0, 1)

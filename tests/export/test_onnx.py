@@ -232,13 +232,13 @@ def test_an_old_file_survives_a_failed_export(clip, exported, tmp_path, monkeypa
 def test_files_that_are_no_export_get_a_sentence(exported, tmp_path):
     import onnx
 
-    with pytest.raises(DearError, match="no such ONNX model"):
+    with pytest.raises(DearError, match="no such"):
         OnnxModel(tmp_path / "missing.onnx")
     (tmp_path / "text.onnx").write_text("hello")
-    with pytest.raises(DearError, match="not a whole ONNX model"):
+    with pytest.raises(DearError, match="not a whole"):
         OnnxModel(tmp_path / "text.onnx")
     (tmp_path / "cut.onnx").write_bytes(exported.read_bytes()[:2000])
-    with pytest.raises(DearError, match="not a whole ONNX model"):
+    with pytest.raises(DearError, match="not a whole"):
         OnnxModel(tmp_path / "cut.onnx")
     model = onnx.load(exported)
     for changes, message in (
@@ -262,7 +262,7 @@ def test_a_wrong_image_or_mode_gets_a_sentence(exported, tmp_path):
     (tmp_path / "note.txt").write_text("no image")
     with pytest.raises(InputError, match=r"note\.txt"):
         predict(exported, [tmp_path / "note.txt"])
-    with pytest.raises(UsageError, match="no mode 'best'"):
+    with pytest.raises(UsageError, match="'best'"):
         predict(exported, [noise((30, 30))], mode="best")
     assert predict(exported, []) == []
 

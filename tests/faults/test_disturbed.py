@@ -105,7 +105,7 @@ def test_a_run_does_not_continue_on_other_images(photos, tmp_path):
     with pytest.raises(DearError):
         train(method(), photos, RECIPE, tmp_path / "run", stop=lambda: True)
     photos.path(0).rename(photos.path(0).with_name("new.png"))
-    with pytest.raises(DearError, match="different settings: training images"):
+    with pytest.raises(DearError, match="training images"):
         train(method(), open_data(tmp_path / "photos", "all"), RECIPE, tmp_path / "run", resume=True)
 
 
@@ -159,9 +159,7 @@ def test_training_stops_with_a_sentence_and_can_be_continued(photos, tmp_path, m
         real(self, loss, scale)
 
     monkeypatch.setattr(DeAR, "backward", full)
-    with pytest.raises(
-        OutOfMemory, match=r"cpu at step 8 of 12 with batches of 5 .* smaller batch in the recipe"
-    ):
+    with pytest.raises(OutOfMemory, match=r"step 8 .*batch"):
         train(method(), photos, RECIPE, tmp_path / "run")
     train(method(), photos, RECIPE, tmp_path / "run", resume=True)  # memory is free again
     for name in ("adapter.safetensors", "log.jsonl"):

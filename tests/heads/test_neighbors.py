@@ -68,7 +68,7 @@ def test_the_query_is_left_out_and_lists_differ(tmp_path: Path) -> None:
     told = json.loads(result.stdout.splitlines()[-1])
     assert told["by"] == "heads"
     assert [row["image"] for row in told["attributes"]["Location"]] == list(place.keys)
-    with pytest.raises(UsageError, match="no head of the role map has the role 'smell'"):
+    with pytest.raises(UsageError, match="'smell'"):
         retrieve_by_heads(dear.load("mini"), query, tmp_path, attribute="smell")
     assert "--backbone" in str(CliRunner().invoke(build_app(), ["retrieve", *words[3:]]).exception)
 

@@ -106,7 +106,7 @@ def test_a_corrected_tower_gives_the_repaired_features(
     if "heads" in ways:
         with pytest.raises(UsageError, match="cannot be folded"):
             fixed.folded()
-        with pytest.raises(UsageError, match="layer 2 are to be left out"):
+        with pytest.raises(UsageError, match="layer 2"):
             fixed.visual.run(fixed.visual.run(fixed.visual.embed(pixels), last=2), first=3)
     else:
         plain = fixed.folded()
@@ -159,9 +159,9 @@ def test_leace_is_the_published_closed_form() -> None:
 
 
 def test_wrong_uses_are_told(clip: Clip, images: Collected) -> None:
-    with pytest.raises(UsageError, match="no head for 'Emotion'"):
+    with pytest.raises(UsageError, match="'Emotion'"):
         remove_heads(images, (), "Emotion")
-    with pytest.raises(UsageError, match=r"\(9, 0\) was not collected"):
+    with pytest.raises(UsageError, match=r"\(9, 0\)"):
         remove_heads(images, ((9, 0),))
     with pytest.raises(UsageError, match="two values"):
         remove_span(images, torch.ones(3, 12), "Color")

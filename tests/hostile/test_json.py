@@ -51,14 +51,14 @@ def test_a_key_that_stands_twice_is_refused_everywhere(place: str, tmp_path: Pat
     doubled = seed.replace(
         b"{", b"{" + json.dumps(key).encode() + b":" + json.dumps(value).encode() + b",", 1
     )
-    with pytest.raises(DearError, match="stands twice in one object"):
+    with pytest.raises(DearError, match="twice"):
         target.read(doubled)
 
 
 def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     path.write_text('"' + "x" * 1000 + '"')
-    with pytest.raises(DearError, match="more than 500 bytes are too large for a role map"):
+    with pytest.raises(DearError, match="500 bytes"):
         read_json(path, "role map", max_bytes=500)
     for name in ("huge.json", "huge.jsonl", "huge.csv", "huge.txt"):
         with (tmp_path / name).open("wb") as file:

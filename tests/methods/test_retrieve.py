@@ -57,9 +57,9 @@ def test_a_image_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_pat
 
 def test_what_cannot_be_retrieved_is_said(model: DeAR, tmp_path: Path) -> None:
     query = Colors().image(0)
-    with pytest.raises(UsageError, match="use a DeAR run"):
+    with pytest.raises(UsageError, match="DeAR"):
         retrieve(ZeroShot(CLIP, ["a"], ids=token_ids((1,))), query, Colors())
-    with pytest.raises(UsageError, match="no attribute is called 'smell'"):
+    with pytest.raises(UsageError, match="'smell'"):
         retrieve(model, query, Colors(), attribute="smell")
-    with pytest.raises(DataError, match="no image in this folder"):
+    with pytest.raises(DataError, match="no image"):
         retrieve(model, query, tmp_path)

@@ -139,7 +139,7 @@ def test_another_set_can_stand_for_the_unseen(model):
 def test_images_of_other_classes_are_refused(model):
     other = Colors(classes=2, each=2)
     other.classes = ("pink", "teal")
-    with pytest.raises(DataError, match="none of the classes the model was trained on"):
+    with pytest.raises(DataError, match="classes"):
         examine(model, other)
 
 

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said(photos: Path, tmp_path: Path) -> None:
         adapt(tmp_path / "nowhere", backbone=CLIP)
     with pytest.raises(CheckpointError, match="not a backbone"):
         adapt(photos, backbone=str(tmp_path / "no.pt"))
-    with pytest.raises(UsageError, match="the recipe has no 'epoch'"):
+    with pytest.raises(UsageError, match="'epoch'"):
         adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epoch": 3})
     run = adapt(photos, backbone=CLIP, method="zeroshot").method
     with pytest.raises(InputError, match=r"missing\.jpg"):

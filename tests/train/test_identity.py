@@ -39,7 +39,7 @@ def test_a_run_is_not_resumed_with_another_role_map(tmp_path: Path) -> None:
     assert roles_digest(other) != roles_digest(mixed_roles())
     paused(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(RunError, match="begun with different settings: role map;"):
+    with pytest.raises(RunError, match="role map"):
         train(method(other), Colors(), RECIPE, folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     resumed, whole = method(), method()
@@ -52,7 +52,7 @@ def test_a_run_is_not_resumed_with_another_role_map(tmp_path: Path) -> None:
 def test_a_role_map_exchanged_after_training_is_refused(tmp_path: Path) -> None:
     train(method(), Colors(), RECIPE, tmp_path / "run")
     mixed_roles(seed=4).save(tmp_path / "run" / "roles.json")
-    with pytest.raises(RunError, match="not the role map that the run was trained with"):
+    with pytest.raises(RunError, match="role map"):
         load_run(tmp_path / "run", tiny_clip(dtype=torch.float32))
 
 

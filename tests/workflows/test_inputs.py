@@ -109,7 +109,7 @@ def test_odd_labels(labels: object, sentence: str | None) -> None:
 
 def test_integer_labels_ask_for_names() -> None:
     images, labels = [COLORS.image(i) for i in range(12)], COLORS.labels.tolist()
-    with pytest.warns(UserWarning, match="the labels are numbers, so CLIP reads '0'"):
+    with pytest.warns(UserWarning, match="labels are numbers"):
         clf = classifier().fit(images, labels)
     assert clf.method_.classes == ("0", "1", "2")
     named = classifier().fit(images, labels, class_names={0: "red", 1: "green", 2: "blue"})
@@ -118,9 +118,9 @@ def test_integer_labels_ask_for_names() -> None:
     assert set(named.predict(images)) <= {0, 1, 2}
     listed = classifier().fit(images, labels, class_names=["red", "green", "blue"])
     assert listed.method_.classes == ("red", "green", "blue")
-    with pytest.raises(InputError, match="no name for the label 2"):
+    with pytest.raises(InputError, match="label 2"):
         classifier().fit(images, labels, class_names={0: "red", 1: "green"})
-    with pytest.raises(InputError, match="3 different labels but 2 class names"):
+    with pytest.raises(InputError, match=r"3 .*2 class names"):
         classifier().fit(images, labels, class_names=["red", "green"])
 
 
