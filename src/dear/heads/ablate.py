@@ -20,10 +20,8 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.batches import Images, batches
 from dear.heads.contributions import check_layers, head_maps, head_outputs
-from dear.heads.names import KINDS
+from dear.heads.names import KINDS, Head
 from dear.heads.roles import RoleMap
-
-Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,16 @@ class Collected:
     maps: Tensor  #: [L, H, d, E]
     layers: tuple[int, ...]  #: the L layers, counted from 1
 
-    def change(self, heads: Iterable[Key], mean: Tensor | None = None) -> Tensor:
-        """What mean-ablating `heads` [(layer, head), …] adds to the features, [n, E].
-
-        Args:
-            heads: which heads.
-            mean: [L, H, d], mean outputs to put in their place; None: the mean over these images.
-        """
+    def change(self, heads: Iterable[Head], mean: Tensor | None = None) -> Tensor:
+        """What mean-ablating `heads` adds to the features, [n, E]; `mean` is that of other images."""
         center = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
         return self._sum(heads, center - self.outputs)
 
-    def contribution(self, heads: Iterable[Key]) -> Tensor:
+    def contribution(self, heads: Iterable[Head]) -> Tensor:
         """What `heads` add to the features together, [n, E]."""
         return self._sum(heads, self.outputs)
 
-    def _sum(self, heads: Iterable[Key], outputs: Tensor) -> Tensor:
-        """Contributions [n, E] of some heads with outputs [n, L, H, d]."""
+    def _sum(self, heads: Iterable[Head], outputs: Tensor) -> Tensor:
         total = torch.zeros_like(self.features)
         for layer, head in heads:
             if layer not in self.layers or not 0 <= head < self.outputs.shape[2]:
@@ -90,11 +82,11 @@ class Task:
     labels: Tensor
     classes: Tensor
 
-    def accuracy(self, heads: Iterable[Key] = ()) -> float:
+    def accuracy(self, heads: Iterable[Head] = ()) -> float:
         """Share of images classified correctly with `heads` mean-ablated."""
         return float((self._scores(heads).argmax(dim=1) == self.labels).float().mean())
 
-    def margin(self, heads: Iterable[Key] = ()) -> float:
+    def margin(self, heads: Iterable[Head] = ()) -> float:
         """Mean cosine of the right class minus that of the best wrong one, with `heads` mean-ablated.
 
         It still moves where accuracy is all but perfect.
@@ -104,10 +96,9 @@ class Task:
         wrong = scores.scatter(1, self.labels[:, None], -2.0).amax(dim=1, keepdim=True)
         return float((right - wrong).mean())
 
-    def _scores(self, heads: Iterable[Key]) -> Tensor:
+    def _scores(self, heads: Iterable[Head]) -> Tensor:
         """Cosines of the images with the classes, [n, C]."""
-        heads = tuple(heads)
-        features = self.images.features
+        heads, features = tuple(heads), self.images.features
         if heads:
             features = features + self.images.change(heads)
         unit = torch.nn.functional.normalize
@@ -131,9 +122,8 @@ def task(
 def layer_effects(task: Task) -> list[dict[str, float]]:
     """Direct effect of each collected layer, to show why the last layers are the ones with roles.
 
-    Returns:
-        One row per layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with
-        the heads of all layers up to it mean-ablated.
+    A row per layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with the
+    heads of all layers up to it mean-ablated.
     """
     count = task.images.outputs.shape[2]
     rows, before = [], []
@@ -149,9 +139,8 @@ def layer_effects(task: Task) -> list[dict[str, float]]:
 def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, Any]]:
     """Accuracy with each kind of head, and each concept's heads, mean-ablated.
 
-    Returns:
-        A row each: `kind`, `concept` (None for the whole kind), `heads`, `accuracy`, and `control`, the mean
-        accuracy when as many random heads of the same layers are ablated instead (`seeds` draws).
+    A row each: `kind`, `concept` (None for the whole kind), `heads`, `accuracy`, and `control`, the mean
+    accuracy when as many random heads of the same layers are ablated instead (`seeds` draws).
     """
     groups: list[tuple[str, str | None]] = [(kind, None) for kind in KINDS]
     groups += [("core", concept) for concept in roles.core]
@@ -203,14 +192,14 @@ def concept_table(
     return drop, random
 
 
-def _lost(task: Task, heads: Sequence[Key], measure: str) -> float:
+def _lost(task: Task, heads: Sequence[Head], measure: str) -> float:
     """What ablating `heads` costs: accuracy, or the lost share of the margin."""
     if measure == "accuracy":
         return task.accuracy() - task.accuracy(heads)
     return 1 - task.margin(heads) / task.margin()
 
 
-def random_heads(task: Task, heads: Sequence[Key], seeds: int) -> list[list[Key]]:
+def random_heads(task: Task, heads: Sequence[Head], seeds: int) -> list[list[Head]]:
     """`seeds` draws of as many random heads as `heads`, in the same layers.
 
     Layers differ much more in what they are worth than heads of a layer do; heads drawn from all layers
@@ -218,14 +207,12 @@ def random_heads(task: Task, heads: Sequence[Key], seeds: int) -> list[list[Key]
     """
     every = task.images.outputs.shape[2]
     layers = Counter(layer for layer, _ in heads)
-    draws = []
-    for seed in range(seeds):
-        rng = torch.Generator().manual_seed(seed)
-        draws.append(
-            [
-                (layer, head)
-                for layer, count in sorted(layers.items())
-                for head in torch.randperm(every, generator=rng)[:count].tolist()
-            ]
-        )
-    return draws
+
+    def draw(rng: torch.Generator) -> list[Head]:
+        return [
+            (layer, head)
+            for layer, count in sorted(layers.items())
+            for head in torch.randperm(every, generator=rng)[:count].tolist()
+        ]
+
+    return [draw(torch.Generator().manual_seed(seed)) for seed in range(seeds)]

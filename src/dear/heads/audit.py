@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.heads.ablate import Key
+from dear.heads.names import Head
 from dear.heads.repair import span_basis
 
 PERMUTATIONS = 1000
@@ -58,6 +58,19 @@ class Association:
         """Normalized mutual information beyond chance."""
         return self.information - self.expected
 
+    @property
+    def strong(self) -> bool:
+        """Whether the labels as a whole go with the concept, more than with other directions."""
+        return self.excess >= max(STRONG, self.natural + NATURAL)
+
+    @property
+    def figures(self) -> str:
+        """For people."""
+        return (
+            f"normalized mutual information {self.information:.2f} (by chance {self.expected:.2f}, "
+            f"p = {self.p_value:.3f})"
+        )
+
 
 @dataclass(frozen=True)
 class Reliance:
@@ -91,7 +104,7 @@ class Finding:
 
     association: Association  #: with the labels
     reliance: Reliance | None  #: of the model; None where no model was tested
-    heads: tuple[Key, ...]  #: the heads with that role
+    heads: tuple[Head, ...]  #: the heads with that role
     verdict: str  #: one of the verdicts above
     sentence: str  #: the verdict for people
     explained_by: str = ""  #: the stronger concept that it goes with; empty: none
@@ -126,17 +139,10 @@ def associate(
     permutations: int = PERMUTATIONS,
     seed: int = 1,
 ) -> Association:
-    """Association of a concept with the labels, by a permutation test.
+    """Association of a concept with K values (`words`) with the labels, by a permutation test.
 
-    Args:
-        concept: its name.
-        words: its K values.
-        directions: T_q, features of the values [K, E].
-        features: image features [n, E].
-        labels: int64 [n].
-        class_features: text features of the classes' prompts [C, E].
-        permutations: how often labels are dealt out at random.
-        seed: of the permutations.
+    `directions` are T_q, features of the values [K, E]; image `features` are [n, E], `labels` int64 [n],
+    features of the classes' prompts [C, E].
     """
     if len(class_features) < 2:
         raise UsageError("an association needs images of at least two classes")
@@ -189,8 +195,7 @@ def one_class(table: Tensor, named: Tensor) -> tuple[int, int, float] | None:
     rest = counts.sum(dim=0) - counts
     gap = own - rest / rest.sum(dim=1, keepdim=True).clamp(min=1)
     gap[torch.arange(len(gap)), named] = -1.0
-    place = int(gap.argmax())
-    label, value = divmod(place, gap.shape[1])
+    label, value = divmod(int(gap.argmax()), gap.shape[1])
     score = round(float(gap[label, value]), 6)
     return (label, value, score) if score >= ONE_CLASS and len(table) > 2 else None
 
@@ -268,65 +273,54 @@ def margin(scores: Tensor, labels: Tensor) -> float:
 def judge(
     association: Association,
     reliance: Reliance | None,
-    heads: Sequence[Key] = (),
+    heads: Sequence[Head] = (),
     concepts: int = 12,
     classes: Sequence[str] = (),
 ) -> Finding:
-    """The verdict on one of `concepts` concepts that were looked at.
-
-    The permutation test is corrected for how many concepts were looked at (Bonferroni).
-    """
-    name = association.concept
-    certain = association.p_value * concepts <= CERTAIN
-    strong = association.excess >= max(STRONG, association.natural + NATURAL)
-    figures = (
-        f"normalized mutual information {association.information:.2f} (by chance {association.expected:.2f}, "
-        f"p = {association.p_value:.3f})"
-    )
-    if not (certain and strong):
-        verdict, sentence = _no_shortcut(association, certain, figures, classes)
-    elif association.about >= ABOUT:
-        verdict = ABOUT_CLASSES
-        sentence = (
-            f"{name} goes with the labels, and the class names differ in it, too ({association.about:.1f} "
-            "times as much as in random directions): it is what the classes are about, or this backbone "
-            f"cannot tell the two apart; {figures}."
-        )
-    elif reliance is None:
-        verdict = ASSOCIATED
-        sentence = (
-            f"{name} goes with the labels although the class names do not differ in it: a model trained on "
-            f"these images may answer by it; {figures}."
-        )
-    elif not reliance.relies:
-        verdict = UNUSED
-        sentence = (
-            f"{name} goes with the labels, but the model does not rely on it: {reliance.sentence}; {figures}."
-        )
-    else:
-        verdict = SHORTCUT
-        sentence = (
-            f"{name} is a suspected shortcut: it goes with the labels although the class names do not differ "
-            f"in it, and {reliance.sentence}; {figures}."
-        )
-    return Finding(association, reliance, tuple(heads), verdict, sentence)
+    """The verdict on one of `concepts` concepts that were looked at, and its sentence."""
+    found = _verdict(association, reliance, concepts)
+    sentence = _sentence(found, association, reliance, association.p_value * concepts <= CERTAIN, classes)
+    return Finding(association, reliance, tuple(heads), found, sentence)
 
 
-def _no_shortcut(
-    association: Association, certain: bool, figures: str, classes: Sequence[str]
-) -> tuple[str, str]:
-    """Verdict and sentence where the labels as a whole do not go with the concept; one class still may."""
-    name, alone = association.concept, association.one_class
-    if certain and alone is not None:
-        label, value, share = alone
-        return ASSOCIATED, (
+def _verdict(association: Association, reliance: Reliance | None, concepts: int) -> str:
+    """The permutation test is corrected for how many concepts were looked at (Bonferroni)."""
+    if association.p_value * concepts > CERTAIN:
+        return NONE
+    if not association.strong:
+        return NONE if association.one_class is None else ASSOCIATED
+    if association.about >= ABOUT:
+        return ABOUT_CLASSES
+    if reliance is None:
+        return ASSOCIATED
+    return SHORTCUT if reliance.relies else UNUSED
+
+
+def _sentence(
+    verdict: str, association: Association, reliance: Reliance | None, certain: bool, classes: Sequence[str]
+) -> str:
+    name, figures = association.concept, association.figures
+    if verdict == ASSOCIATED and not association.strong and association.one_class is not None:
+        label, value, share = association.one_class
+        return (
             f"{name}: images of {classes[label] if classes else f'class {label}'} are seen as "
             f"{association.words[value]!r} {share:.1%} more often than the others, and the class's name does "
             "not say so: a model may answer by it."
         )
-    if certain and association.excess >= STRONG:
-        return NONE, (
+    if verdict == NONE and certain and association.excess >= STRONG:
+        return (
             f"{name} tells the classes no better than other directions of these images do "
             f"({association.natural:.2f} beyond chance): {figures}."
         )
-    return NONE, f"{name} does not go with the labels: {figures}."
+    changed = "" if reliance is None else reliance.sentence
+    return {
+        NONE: f"{name} does not go with the labels: {figures}.",
+        ABOUT_CLASSES: f"{name} goes with the labels, and the class names differ in it, too "
+        f"({association.about:.1f} times as much as in random directions): it is what the classes are about, "
+        f"or this backbone cannot tell the two apart; {figures}.",
+        ASSOCIATED: f"{name} goes with the labels although the class names do not differ in it: a model "
+        f"trained on these images may answer by it; {figures}.",
+        UNUSED: f"{name} goes with the labels, but the model does not rely on it: {changed}; {figures}.",
+        SHORTCUT: f"{name} is a suspected shortcut: it goes with the labels although the class names do not "
+        f"differ in it, and {changed}; {figures}.",
+    }[verdict]

@@ -39,12 +39,7 @@ def explain_away(
 ) -> tuple[Finding, ...]:
     """The findings, with the verdict changed of suspects that only go with a stronger one.
 
-    Args:
-        findings: one per concept.
-        directions: T_q of each concept, [K, E].
-        features: image features [n, E].
-        labels: int64 [n].
-        seed: of the permutations.
+    `directions` are T_q of each concept, [K, E]; image `features` are [n, E], `labels` int64 [n].
     """
     suspects = [one for one in findings if one.verdict in (SHORTCUT, ASSOCIATED)]
     suspects.sort(key=lambda one: -one.association.excess)
@@ -54,7 +49,7 @@ def explain_away(
         own = one.association
         for other in strong:
             name = other.association.concept
-            adds = _beyond_chance(own.seen, labels, other.association, seed)
+            adds = _beyond_chance(own.seen, labels, other.association.seen, seed)
             if adds >= ADDS:
                 continue
             left = _left(own, directions[own.concept], directions[name], features, labels, seed)
@@ -66,11 +61,9 @@ def explain_away(
     return tuple(changed.get(one.association.concept, one) for one in findings)
 
 
-def _beyond_chance(values: Tensor, labels: Tensor, given: Association | None, seed: int) -> float:
-    """What values tell about the labels, given a concept's values, beyond chance."""
-    found, drawn = against_chance(
-        values, labels, None if given is None else given.seen, permutations=_PERMUTATIONS, seed=seed
-    )
+def _beyond_chance(values: Tensor, labels: Tensor, given: Tensor | None, seed: int) -> float:
+    """What values tell about the labels, given another concept's values, beyond chance."""
+    found, drawn = against_chance(values, labels, given, permutations=_PERMUTATIONS, seed=seed)
     return found - float(drawn.mean())
 
 
@@ -89,7 +82,6 @@ def _explained(one: Finding, name: str, adds: float, left: float) -> Finding:
     sentence = (
         f"{own.concept} goes with the labels only as {name} does: among images with the same {name} it tells "
         f"{max(adds, 0.0):.2f} more about the label than chance, and without the directions of {name} "
-        f"{max(left, 0.0):.0%} of its association is left. Remove {name} first; normalized mutual "
-        f"information {own.information:.2f} (by chance {own.expected:.2f}, p = {own.p_value:.3f})."
+        f"{max(left, 0.0):.0%} of its association is left. Remove {name} first; {own.figures}."
     )
     return replace(one, verdict=EXPLAINED, sentence=sentence, explained_by=name)

@@ -40,19 +40,14 @@ class Shortcut:
 
     label: int
     class_name: str
-    #: name of the property, "mark", or a fact of the files
-    name: str
-    #: what can be removed with `--without`: the family of edits; empty: a model cannot see it
-    kind: str
-    #: 0.5 to 1
-    score: float
-    #: what the images of the class are: "gray", "black corners"
-    look: str
+    name: str  #: name of the property, "mark", or a fact of the files
+    kind: str  #: what can be removed with `--without`: the family of edits; empty: a model cannot see it
+    score: float  #: 0.5 to 1
+    look: str  #: what the images of the class are: "gray", "black corners"
     #: medians of the class and of the others; None for marks and file facts in words
     values: tuple[float, float] | None = None
     mark: Mark | None = None
-    #: other properties above the limit in the same class
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  #: other properties above the limit in the same class
 
     @property
     def sentence(self) -> str:
@@ -86,11 +81,7 @@ def find_shortcuts(
 ) -> tuple[Shortcut, ...]:
     """One finding per class that a property tells from the rest, the highest score first.
 
-    Args:
-        measured: what was measured of the images.
-        labels: one per image.
-        classes: their names.
-        limit: the score from which on a property counts; it rises for few images or classes (`limit_for`).
+    `limit` is the score from which on a property counts; it rises for few images or classes (`limit_for`).
     """
     own_labels = np.asarray(labels, dtype=np.int64)
     if len(own_labels) != len(measured):

@@ -87,22 +87,13 @@ def _wording() -> _Wording:
                 if part not in words:
                     words.append(part)
                 slot[row, place], fixed[row, place] = 2, words.index(part)
-    vowel = torch.tensor([_takes_an(word) for word in words])
+    vowel = torch.tensor([word[:1] in set("aeiou") for word in words])
     weight = torch.tensor([template.weight for template in TEMPLATES])
     return _Wording(tuple(words), vowel, slot, fixed, column, first, number, weight, named, kinds, many)
 
 
-def _takes_an(word: str) -> bool:
-    return word[:1] in set("aeiou")
-
-
 class CaptionTable:
-    """Captions for scenes, ready for a device.
-
-    Args:
-        ids: int64 [P, W], the BPE ids of every phrase, zeros after the last.
-        length: int64 [P], how many ids a phrase has.
-    """
+    """Captions for scenes: the BPE ids of every phrase [P, W], zeros after the last, and how many [P]."""
 
     def __init__(self, ids: Tensor, length: Tensor) -> None:
         self.ids, self.length = ids, length
@@ -125,12 +116,7 @@ class CaptionTable:
 
     @torch.no_grad()
     def captions(self, scenes: Scenes, generator: torch.Generator) -> Captions:
-        """Draw one caption for every scene.
-
-        Args:
-            scenes: B scenes on the table's device.
-            generator: where the chance comes from (CPU or the table's device).
-        """
+        """Draw one caption for every scene; the generator is on the table's device or on the CPU."""
         wording = self._wording
         values = scenes.factors()
         steps = wording.slot.shape[1]
@@ -177,13 +163,8 @@ class CaptionTable:
 
     def text(self, captions: Captions, row: int) -> str:
         """The sentence of one caption."""
-        words = [self._wording.words[phrase] for phrase in captions.phrase[row].tolist()]
-        return sentence(words)
-
-
-def sentence(words: list[str]) -> str:
-    """Phrases joined as people write them."""
-    return " ".join(word for word in words if word).replace(" .", ".")
+        words = (self._wording.words[phrase] for phrase in captions.phrase[row].tolist())
+        return " ".join(word for word in words if word).replace(" .", ".")
 
 
 def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor) -> Tensor:
@@ -197,15 +178,9 @@ def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor
     Returns:
         bool [B, C]: every factor the caption names has its value in the image.
     """
-    result = torch.ones(
-        len(scene_factors), len(caption_factors), dtype=torch.bool, device=scene_factors.device
-    )
-    for factor in range(scene_factors.shape[1]):
+    shape = (len(scene_factors), len(caption_factors))
+    result = torch.ones(shape, dtype=torch.bool, device=scene_factors.device)
+    for factor in range(scene_factors.shape[1]):  # one after the other: [B, C, F] would not fit
         same = scene_factors[:, factor, None] == caption_factors[None, :, factor]
         result &= same | ~caption_mask[None, :, factor]
     return result
-
-
-def words() -> tuple[str, ...]:
-    """Every phrase the captions are made of, once each, in a stable order."""
-    return tuple(dict.fromkeys(word for word in _wording().words if word))

@@ -100,21 +100,12 @@ def _marbled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     return (0.11 - vein) * 1.2
 
 
+#: by row of `factors.TEXTURES`
 PATTERNS: tuple[Pattern | None, ...] = (
-    None,
-    _striped,
-    _dotted,
-    _checkered,
-    _wavy,
-    _zigzag,
-    _brick,
-    _grid,
-    _speckled,
-    _scaly,
-    _honeycomb,
+    None, _striped, _dotted, _checkered, _wavy, _zigzag, _brick, _grid, _speckled, _scaly, _honeycomb,
     _marbled,
-)
-_UPRIGHT = tuple(F.texture_id(name) for name in ("brick", "scaly"))
+)  # fmt: skip
+_UPRIGHT = tuple(F.row("texture", name) for name in ("brick", "scaly"))
 
 
 def marks(texture: int, scenes: Scenes, side: int) -> Tensor | None:
@@ -123,8 +114,7 @@ def marks(texture: int, scenes: Scenes, side: int) -> Tensor | None:
     if pattern is None:
         return None
     period = (6.6 + 2.6 * scenes.free("period")) * (side / 64)
-    many = scenes.count > 1
-    period = torch.where(many, period * 0.8, period)
+    period = torch.where(scenes.count > 1, period * 0.8, period)
     cos, sin = rotation((scenes.free("pattern_turn") - 0.5) * 0.34)
     if texture not in _UPRIGHT:
         swap = scenes.free("pattern_swap") < 0.5

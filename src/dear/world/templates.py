@@ -158,7 +158,7 @@ TEMPLATES: Final = (
 def phrases(slot: str, value: int) -> tuple[str, ...]:
     """The wordings of a value in a slot, canonical first.
 
-    >>> phrases("subject", F.subject_id("happy"))
+    >>> phrases("subject", F.row("subject", "happy"))
     ('happy face', 'face that looks happy')
     """
     if slot == "color":
