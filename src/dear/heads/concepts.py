@@ -81,7 +81,9 @@ def cluster_concepts(
         raise RoleError(f"HDBSCAN finds no cluster in {len(phrases)} phrases; use concepts='fixed' or 'tags'")
     members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
     centroids = unit(np.stack([vectors[rows].mean(axis=0) for rows in members]))
-    names = _names([[phrases[row] for row in rows] for rows in members], centroids, embed, tags or {})
+    names = _names(
+        [[phrases[row] for row in rows.tolist()] for rows in members], centroids, embed, tags or {}
+    )
     nearest = (vectors @ centroids.T).argmax(axis=1)  # eq. 2; noise too goes to the nearest centroid
     of = {phrase: names[cluster] for phrase, cluster in zip(phrases, nearest, strict=True)}
     clusters = _clusters(names, centroids, [len(rows) for rows in members])

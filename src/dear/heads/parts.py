@@ -138,8 +138,9 @@ class Trace:
         constants = {
             name: torch.stack([answer.constants[name] for answer in answers]) for name in answers[0].constants
         }
-        own = [stacked(name) for name in ("score", "start", "heads", "mlps")]
-        return Parts(*own, constants, stacked("rest"), self.linear, stacked("patches") if patches else None)
+        score, start, heads, mlps, rest = map(stacked, ("score", "start", "heads", "mlps", "rest"))
+        maps = stacked("patches") if patches else None
+        return Parts(score, start, heads, mlps, constants, rest, self.linear, maps)
 
     def _parts_of(self, weights: Tensor, patches: bool) -> Parts:
         """One question, without its axis."""

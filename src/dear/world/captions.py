@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dear.world import factors as F
 from dear.world.scenes import Scenes
-from dear.world.templates import SLOT_SIZES, SLOTS, TEMPLATES, phrases
+from dear.world.templates import SLOTS, TEMPLATES, WORDS
 
 BOT, EOT, PAD = 49406, 49407, 0
 LENGTH = 32
@@ -57,14 +57,13 @@ class _Wording:
 @lru_cache(maxsize=1)
 def _wording() -> _Wording:
     words: list[str] = ["", "a", "an"]
-    width = max(SLOT_SIZES.values())
+    width = max(map(len, WORDS.values()))
     first = torch.zeros(len(SLOTS) + 3, width, dtype=torch.int64)
     number = torch.ones_like(first)
     column = torch.zeros(len(SLOTS) + 3, dtype=torch.int64)
     for row, (name, factor) in enumerate(SLOTS.items(), start=3):
         column[row] = factor
-        for value in range(SLOT_SIZES[factor]):
-            wordings = phrases(name, value)
+        for value, wordings in enumerate(WORDS[name]):
             first[row, value], number[row, value] = len(words), len(wordings)
             words.extend(wordings)
     names = {f"{{{name}}}": row for row, name in enumerate(SLOTS, start=3)}
