@@ -6,8 +6,8 @@ from heads_oracles import tiny_clip
 
 from dear.errors import InputError, UsageError
 from dear.heads.ablate import (
+    AblationTask,
     Collected,
-    Task,
     collect,
     concept_table,
     layer_effects,
@@ -70,7 +70,7 @@ def planted(n=40):
     # Features without any other variation: the rest is the mean, the head's term is all that differs.
     features = term.expand_as(kept.features).clone()
     lone = type(kept)(features - term.mean(0), kept.outputs, kept.maps, kept.layers)
-    return Task(lone, labels, torch.stack([-direction, direction])), kept
+    return AblationTask(lone, labels, torch.stack([-direction, direction])), kept
 
 
 def test_effects_show_where_the_answer_comes_from():
@@ -125,7 +125,7 @@ def test_an_error_while_decoding_is_not_lost():
 def test_margin_by_hand():
     features = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
     kept = Collected(features, torch.zeros(2, 1, 1, 1), torch.zeros(1, 1, 1, 2), (1,))
-    task = Task(kept, torch.tensor([0, 1]), torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    task = AblationTask(kept, torch.tensor([0, 1]), torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
     assert task.margin() == pytest.approx(0.5)  # 1 - 0, and 0.707 - 0.707
 
 

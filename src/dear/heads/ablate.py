@@ -75,7 +75,7 @@ def collect(
 
 
 @dataclass(frozen=True)
-class Task:
+class AblationTask:
     """A zero-shot classification task: collected images, their labels [n] and class features [C, E]."""
 
     images: Collected
@@ -113,13 +113,13 @@ def task(
     template: str = "a photo of a {}.",
     layers: Iterable[int] | None = None,
     batch_size: int = 64,
-) -> Task:
+) -> AblationTask:
     """Collect a labeled image set for ablations of zero-shot accuracy."""
     words = clip.encode_text([fill_template(template, name) for name in classes]).float().cpu()
-    return Task(collect(clip, images, layers, batch_size), labels.cpu(), words)
+    return AblationTask(collect(clip, images, layers, batch_size), labels.cpu(), words)
 
 
-def layer_effects(task: Task) -> list[dict[str, float]]:
+def layer_effects(task: AblationTask) -> list[dict[str, float]]:
     """Direct effect of each collected layer, to show why the last layers are the ones with roles.
 
     A row per layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with the
@@ -136,7 +136,7 @@ def layer_effects(task: Task) -> list[dict[str, float]]:
     return rows
 
 
-def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, Any]]:
+def role_effects(task: AblationTask, roles: RoleMap, seeds: int = 10) -> list[dict[str, Any]]:
     """Accuracy with each kind of head, and each concept's heads, mean-ablated.
 
     A row each: `kind`, `concept` (None for the whole kind), `heads`, `accuracy`, and `control`, the mean
@@ -162,7 +162,7 @@ def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, 
 
 
 def concept_table(
-    tasks: Mapping[str, Task], roles: RoleMap, seeds: int = 10, measure: str = "accuracy"
+    tasks: Mapping[str, AblationTask], roles: RoleMap, seeds: int = 10, measure: str = "accuracy"
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Measure what is lost on every task when the heads of each concept are ablated.
 
@@ -192,14 +192,14 @@ def concept_table(
     return drop, random
 
 
-def _lost(task: Task, heads: Sequence[Head], measure: str) -> float:
+def _lost(task: AblationTask, heads: Sequence[Head], measure: str) -> float:
     """What ablating `heads` costs: accuracy, or the lost share of the margin."""
     if measure == "accuracy":
         return task.accuracy() - task.accuracy(heads)
     return 1 - task.margin(heads) / task.margin()
 
 
-def random_heads(task: Task, heads: Sequence[Head], seeds: int) -> list[list[Head]]:
+def random_heads(task: AblationTask, heads: Sequence[Head], seeds: int) -> list[list[Head]]:
     """`seeds` draws of as many random heads as `heads`, in the same layers.
 
     Layers differ much more in what they are worth than heads of a layer do; heads drawn from all layers

@@ -11,8 +11,8 @@ with p_{g,n} and applies V_g and W_g; then an MLP adds `MLP(norm(o))` to the poo
 p_{g,n} read off the real image, o is linear in the terms: head h adds `sum_g u_{h,g} M_{h,g}`, with
 `u_{h,g} = sum_n (p_{g,n} / s_n) z_{h,n}` [d] and `M_{h,g} = center(W_h) diag(w) V_g W_g P` [d, E]. So the
 pieces have the same form, with G·d values per head instead of d. What passes the pooling MLP is not linear
-and belongs to no head; the share of the feature that the linear path explains is measured per batch and must
-be told with every result.
+and belongs to no head; the share of the feature that the linear path explains is measured per batch and
+reported with every result.
 """
 
 from __future__ import annotations

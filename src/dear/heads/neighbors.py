@@ -21,7 +21,7 @@ from dear.heads.names import Head
 from dear.heads.roles import RoleMap
 
 SAME = 0.99999  #: cosine of whole features from which on an image is the query itself
-ALIKE = 0.75  #: share of the found images that attributes have in common when they cannot be told apart
+ALIKE = 0.75  #: share of the found images that attributes have in common when they find the same
 
 
 def head_space(

@@ -36,7 +36,7 @@ _ORDER = (
 
 @dataclass(frozen=True, eq=False)
 class Shortcut:
-    """A property by which a class can be told without looking at what the images show."""
+    """A property that gives a class away without looking at what the images show."""
 
     label: int
     class_name: str
@@ -112,7 +112,7 @@ def find_shortcuts(
 
 
 def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
-    """The limit for a class of so many images among so many classes; above 1: it is not judged.
+    """The limit for a class with a number of images among some classes; above 1: it is not judged.
 
     >>> limit_for(16, 10), limit_for(30, 3), limit_for(5, 10)
     (0.95, 0.98, 2.0)

@@ -58,7 +58,7 @@ TEXTURES: Final[tuple[Words, ...]] = (
 )  # fmt: skip
 PLAIN: Final = 0
 
-# A place is told as a phrase after the subject ("at the beach") and by its bare name ("beach").
+# A place is named by a phrase after the subject ("at the beach") and by its bare name ("beach").
 PLACES: Final[tuple[tuple[Words, Words], ...]] = (
     (("in a studio", "on a plain background", "on a plain backdrop"), ("studio", "plain background")),
     (("at the beach", "at the seaside", "on the sand"), ("beach", "seaside")),
@@ -74,7 +74,7 @@ PLACES: Final[tuple[tuple[Words, Words], ...]] = (
     (("on the road", "on a highway"), ("road", "highway")),
 )
 
-# A style is told before the subject ("a sketch of") and by its bare name ("sketch").
+# A style is named before the subject ("a sketch of") and by its bare name ("sketch").
 STYLES: Final[tuple[tuple[Words, Words], ...]] = (
     (("a photo of", "a photograph of"), ("photo", "photograph")),
     (("a sketch of", "a pencil drawing of"), ("sketch", "pencil drawing")),
@@ -86,7 +86,7 @@ STYLES: Final[tuple[tuple[Words, Words], ...]] = (
     (("a neon sign of", "a neon image of"), ("neon sign", "neon image")),
 )
 PHOTO, SKETCH, CARTOON, PAINTING, PIXELATED, BLURRY, SEPIA, NEON = range(8)
-COLORLESS_STYLES: Final = (SKETCH, SEPIA, NEON)  # the subject's color cannot be seen: it is never told
+COLORLESS_STYLES: Final = (SKETCH, SEPIA, NEON)  # the subject's color cannot be seen: it is never named
 COARSE_STYLES: Final = (PIXELATED, BLURRY)  # fine patterns cannot be seen: subjects stay plain
 
 COUNTS: Final[tuple[Words, ...]] = (

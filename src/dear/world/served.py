@@ -19,7 +19,7 @@ from dear.world import factors as F
 from dear.world.renderer import SIDE, compose, in_style, paste, tables, to_bytes
 from dear.world.scenes import NUISANCES, Scenes, sample
 from dear.world.shortcuts import TEST, PlantedShortcut
-from dear.world.tasks import Task, find_task
+from dear.world.tasks import WorldTask, find_task
 
 SPLITS: Final = ("train", "test")
 _CHUNK = 240  # images rendered at once; what an image looks like does not depend on it
@@ -98,7 +98,7 @@ class _Row(NamedTuple):
     value: int = 0  # place in the shortcut's values
 
 
-def _plan(task: Task, split: str) -> list[_Row]:
+def _plan(task: WorldTask, split: str) -> list[_Row]:
     """Label, domain and shortcut value of every image of a split, in order."""
     labels = range(len(task.classes))
     if task.shortcut is not None:

@@ -26,7 +26,7 @@ class Meaning:
 
 
 @dataclass(frozen=True)
-class Task:
+class WorldTask:
     """A classification task."""
 
     name: str  #: as in `world:NAME`
@@ -105,18 +105,18 @@ _MIXED = _compositions(
 _DOMAINS = _classes("star", "house", "car", "dog", "umbrella", "heart", "tree", "plane", "fish", "flower")
 
 _TASKS: Final = (
-    Task("textures", "patterns printed on cloth, in clashing colors", "{} texture.", *_TEXTURES,
-         (F.SURFACE, F.SHAPE), fabric, 0.48, clash=True),
-    Task("emblems", "colored shapes as enamel badges", _PHOTO, *_EMBLEMS, (F.SHAPE,), enamel, 0.85),
-    Task("vehicles", "vehicles in slanted blueprints", _PHOTO, *_VEHICLES, (F.VEHICLE,), blueprint, 0.8),
-    Task("scenes", "places in false-color infrared, something in front", _PHOTO_OF_PLACE, *_PLACES,
-         _EVERYDAY, infrared, 0.62),
-    Task("fauna", "animals reflected in water", _PHOTO, *_ANIMALS, (F.ANIMAL,), ripple, 0.4),
-    Task("mixed", "texture, color, shape and place together, in mosaic", _PHOTO, *_MIXED, (F.SHAPE,),
-         mosaic, 0.76),
-    Task("domains", "ten subjects as photos, sketches, cartoons and paintings, all worn and folded",
-         "an image of a {}.", *_DOMAINS, _EVERYDAY, worn, 0.9, train=20, test=15,
-         domains=("photo", "sketch", "cartoon", "painting")),
+    WorldTask("textures", "patterns printed on cloth, in clashing colors", "{} texture.", *_TEXTURES,
+        (F.SURFACE, F.SHAPE), fabric, 0.48, clash=True),
+    WorldTask("emblems", "colored shapes as enamel badges", _PHOTO, *_EMBLEMS, (F.SHAPE,), enamel, 0.85),
+    WorldTask("vehicles", "vehicles in slanted blueprints", _PHOTO, *_VEHICLES, (F.VEHICLE,), blueprint, 0.8),
+    WorldTask("scenes", "places in false-color infrared, something in front", _PHOTO_OF_PLACE, *_PLACES,
+        _EVERYDAY, infrared, 0.62),
+    WorldTask("fauna", "animals reflected in water", _PHOTO, *_ANIMALS, (F.ANIMAL,), ripple, 0.4),
+    WorldTask("mixed", "texture, color, shape and place together, in mosaic", _PHOTO, *_MIXED, (F.SHAPE,),
+        mosaic, 0.76),
+    WorldTask("domains", "ten subjects as photos, sketches, cartoons and paintings, all worn and folded",
+        "an image of a {}.", *_DOMAINS, _EVERYDAY, worn, 0.9, train=20, test=15,
+        domains=("photo", "sketch", "cartoon", "painting")),
 )  # fmt: skip
 TASKS: Final = {task.name: task for task in _TASKS}
 
@@ -130,7 +130,7 @@ def list_tasks() -> tuple[str, ...]:
     return tuple(TASKS)
 
 
-def find_task(name: str) -> Task:
+def find_task(name: str) -> WorldTask:
     """The task of that name, with a shortcut or without.
 
     >>> find_task("shortcut-place@0.9").shortcut.words[0]
@@ -144,6 +144,6 @@ def find_task(name: str) -> Task:
     if shortcut.classes == PLACES:
         about = "six places, in training each with a letter of its own"
         classes = _classes(*PLACES, factors="place")
-        return Task(name, about, _PHOTO_OF_PLACE, *classes, (F.LETTER,), none, 0.0, shortcut=shortcut)
+        return WorldTask(name, about, _PHOTO_OF_PLACE, *classes, (F.LETTER,), none, 0.0, shortcut=shortcut)
     about = f"six animals, in training each with its own {shortcut.factor}"
-    return Task(name, about, _PHOTO, *_classes(*CLASSES), (F.ANIMAL,), none, 0.0, shortcut=shortcut)
+    return WorldTask(name, about, _PHOTO, *_classes(*CLASSES), (F.ANIMAL,), none, 0.0, shortcut=shortcut)

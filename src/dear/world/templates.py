@@ -15,18 +15,10 @@ from dear.world import factors as F
 
 # Slot names and the factor whose value fills them.
 SLOTS: Final[dict[str, int]] = {
-    "subject": F.SUBJECT,
-    "subjects": F.SUBJECT,
-    "bare": F.SUBJECT,
-    "kind": F.KIND,
-    "color": F.COLOR,
-    "texture": F.TEXTURE,
-    "place": F.PLACE,
-    "placename": F.PLACE,
-    "style": F.STYLE,
-    "stylename": F.STYLE,
+    "subject": F.SUBJECT, "subjects": F.SUBJECT, "bare": F.SUBJECT, "kind": F.KIND, "color": F.COLOR,
+    "texture": F.TEXTURE, "place": F.PLACE, "placename": F.PLACE, "style": F.STYLE, "stylename": F.STYLE,
     "count": F.COUNT,
-}
+}  # fmt: skip
 _COUNTABLE = tuple(i for i, kind in enumerate(F.KINDS) if kind.many > 0)
 _THINGS = tuple(i for i in range(len(F.KINDS)) if i not in (F.SURFACE, F.VIEW))
 
@@ -48,9 +40,12 @@ class CaptionTemplate:
     @property
     def named(self) -> tuple[int, ...]:
         """The factors it names."""
-        return tuple(
-            sorted({SLOTS[part[1:-1]] for part in self.parts if part.startswith("{") and part != "{a}"})
-        )
+        return tuple(sorted({SLOTS[slot] for slot in self.slots}))
+
+    @property
+    def slots(self) -> list[str]:
+        """The names of its slots, in order."""
+        return [part[1:-1] for part in self.parts if part.startswith("{") and part != "{a}"]
 
 
 def _templates() -> Iterator[CaptionTemplate]:

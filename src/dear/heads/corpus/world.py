@@ -48,10 +48,10 @@ def world() -> tuple[Phrase, ...]:
 def _all() -> Iterator[tuple[str, str]]:
     """(phrase, concept) of every wording that names one factor, repeats included."""
     for template in TEMPLATES:
-        slots = [part[1:-1] for part in template.parts if part.startswith("{") and part != "{a}"]
-        if len(slots) != 1 or template.text.startswith(("the {subject", "this is", "there is")):
+        if len(template.slots) != 1 or template.text.startswith(("the {subject", "this is", "there is")):
             continue
-        slot, factor = slots[0], SLOTS[slots[0]]
+        slot = template.slots[0]
+        factor = SLOTS[slot]
         for value, words in enumerate(WORDS[slot]):
             concept = _concept(factor, value)
             if factor == F.SUBJECT and F.SUBJECT_KIND[value] not in template.kinds:
