@@ -4,7 +4,6 @@ from dear.heads.ablate import (
     AblationTask,
     Collected,
     collect,
-    concept_table,
     layer_effects,
     role_effects,
     task,
@@ -20,7 +19,7 @@ from dear.heads.textspan import Spans, textspan, textspan_moments
 
 __all__ = [
     "AblationTask", "Collected", "Concepts", "Contributions", "Corpus", "Moments", "Phrase", "Role",
-    "RoleMap", "Spans", "cluster_concepts", "collect", "concept_entropy", "concept_shares", "concept_table",
+    "RoleMap", "Spans", "cluster_concepts", "collect", "concept_entropy", "concept_shares",
     "decompose", "discover_roles", "dominant", "fixed_concepts", "head_maps", "head_outputs",
     "layer_effects", "load_corpus", "moments", "quantile", "rerule", "role_effects", "tagged_concepts",
     "task", "textspan", "textspan_moments",

@@ -8,7 +8,7 @@ image runs through the tower again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,16 +86,6 @@ class AblationTask:
         """Share of images classified correctly with `heads` mean-ablated."""
         return float((self._scores(heads).argmax(dim=1) == self.labels).float().mean())
 
-    def margin(self, heads: Iterable[Head] = ()) -> float:
-        """Mean cosine of the right class minus that of the best wrong one, with `heads` mean-ablated.
-
-        It still moves where accuracy is all but perfect.
-        """
-        scores = self._scores(heads)
-        right = scores.gather(1, self.labels[:, None])
-        wrong = scores.scatter(1, self.labels[:, None], -2.0).amax(dim=1, keepdim=True)
-        return float((right - wrong).mean())
-
     def _scores(self, heads: Iterable[Head]) -> Tensor:
         """Cosines of the images with the classes, [n, C]."""
         heads, features = tuple(heads), self.images.features
@@ -159,44 +149,6 @@ def role_effects(task: AblationTask, roles: RoleMap, seeds: int = 10) -> list[di
                 }
             )
     return rows
-
-
-def concept_table(
-    tasks: Mapping[str, AblationTask], roles: RoleMap, seeds: int = 10, measure: str = "accuracy"
-) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Measure what is lost on every task when the heads of each concept are ablated.
-
-    Args:
-        tasks: zero-shot tasks by name, for instance one per core concept.
-        roles: the map under test.
-        seeds: random draws for the control.
-        measure: "accuracy", or "margin": the share of the task's margin that is lost.
-
-    Returns:
-        (drop, control): `drop[concept][task]`, what is lost with the core heads of that concept ablated,
-        and what is lost on average with as many random heads of the same layers ablated. Concepts
-        without a head have no row.
-    """
-    if measure not in ("accuracy", "margin"):
-        raise UsageError(f"measure = {measure!r} is neither 'accuracy' nor 'margin'")
-    drop: dict[str, dict[str, float]] = {}
-    random: dict[str, dict[str, float]] = {}
-    for concept in roles.core:
-        heads = roles.select("core", concept)
-        if heads:
-            drop[concept] = {name: _lost(task, heads, measure) for name, task in tasks.items()}
-            random[concept] = {
-                name: sum(_lost(task, drawn, measure) for drawn in random_heads(task, heads, seeds)) / seeds
-                for name, task in tasks.items()
-            }
-    return drop, random
-
-
-def _lost(task: AblationTask, heads: Sequence[Head], measure: str) -> float:
-    """What ablating `heads` costs: accuracy, or the lost share of the margin."""
-    if measure == "accuracy":
-        return task.accuracy() - task.accuracy(heads)
-    return 1 - task.margin(heads) / task.margin()
 
 
 def random_heads(task: AblationTask, heads: Sequence[Head], seeds: int) -> list[list[Head]]:
