@@ -32,7 +32,7 @@ from dear import world
 from dear.clip.model import Clip
 from dear.data import open_data
 from dear.data.shots import few_shot
-from dear.heads.ablate import Collected, Key, collect
+from dear.heads.ablate import Collected, collect
 from dear.heads.focus import (
     FocusChoice,
     attribute_heads,
@@ -42,6 +42,7 @@ from dear.heads.focus import (
     focus_by_names,
 )
 from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.names import Head
 from dear.heads.rules import derive_roles
 from dear.methods import DeAR, DeARConfig
 from dear.runs.batches import pixels_for
@@ -101,7 +102,7 @@ def accuracy(parts: Sequence[tuple[float, Tensor, Tensor]], labels: Tensor, trut
 def measure(
     train: Split,
     test: Split,
-    heads: Sequence[Key] | None,
+    heads: Sequence[Head] | None,
     rows: Tensor,
     weight: float = 1.0,
     whole: bool = True,
@@ -184,7 +185,7 @@ def auto_command(args: argparse.Namespace) -> None:
 
 
 def choice(
-    clip: Clip, train: Split, rows: Tensor, heads: Mapping[str, tuple[Key, ...]], classes: Sequence[str]
+    clip: Clip, train: Split, rows: Tensor, heads: Mapping[str, tuple[Head, ...]], classes: Sequence[str]
 ) -> FocusChoice:
     """What `--focus auto` chooses on some training images."""
     labels = train[1][rows]

@@ -21,16 +21,17 @@ from shortcut_parts import backbone, true_heads
 from torch import Tensor
 
 from dear import world
-from dear.heads.ablate import Collected, Key, collect
+from dear.heads.ablate import Collected, collect
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
+from dear.heads.names import Head
 from dear.heads.neighbors import head_space, precision_at
 from dear.world.measure import CONCEPT_FACTORS, batches
 
 DRAWS = 5
 
 
-def by(seen: Collected, heads: Sequence[Key], values: Tensor) -> float:
+def by(seen: Collected, heads: Sequence[Head], values: Tensor) -> float:
     """Precision in the contributions of some heads."""
     return precision_at(head_space(seen, heads)[0], values)
 

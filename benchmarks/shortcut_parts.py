@@ -65,11 +65,11 @@ def example_features(kind: str, seed: int, device: str = "cpu") -> tuple[Tensor,
     kinds = (W.LETTER if about_places else W.ANIMAL,)
     drawn = sample(30, generator, kinds=kinds, avoid_held_out=False)
     if about_places:
-        asked = {W.place_id(name) for name in PLACES}
+        asked = {W.row("place", name) for name in PLACES}
         others = [row for row in range(len(W.PLACES)) if row not in asked]
     else:
-        asked = {W.subject_id(name) for name in shortcut.classes}
-        others = [W.subject_id(name) for name in W.ANIMALS if W.subject_id(name) not in asked]
+        asked = {W.row("subject", name) for name in shortcut.classes}
+        others = [W.row("subject", name) for name in W.ANIMALS if W.row("subject", name) not in asked]
     values = torch.arange(30) % 6
     own = torch.tensor(shortcut.values)[values]
     fixed = {
@@ -84,7 +84,7 @@ def example_features(kind: str, seed: int, device: str = "cpu") -> tuple[Tensor,
     scenes = drawn.replace(**fixed)
     pixels = compose(scenes)
     if shortcut.factor == "letter":
-        white, plain = torch.full_like(own, W.color_id("white")), torch.full_like(own, W.PLAIN)
+        white, plain = torch.full_like(own, W.row("color", "white")), torch.full_like(own, W.PLAIN)
         paste(pixels, scenes.replace(subject=own, color=white, texture=plain), torch.arange(30) % 4)
     raw = to_bytes(in_style(scenes, pixels).clamp(0, 1)).to(clip.device)
     return clip.encode_image(normalize(raw, clip.config.mean, clip.config.std)).cpu().float(), values

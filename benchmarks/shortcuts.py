@@ -38,8 +38,7 @@ from shortcut_cells import CACHED, Plan, measure, plans
 from shortcut_parts import BALANCED, backbone, draw_of, probe, rows, seen
 from torch import Tensor
 
-from dear.heads.audit import associate, judge, reliance
-from dear.heads.explain_away import explain_away
+from dear.heads.audit import associate, explain_away, judge, reliance
 from dear.heads.known_roles import known_roles
 from dear.heads.repair import Repair, remove_heads, remove_span
 from dear.heads.values import known_concepts, value_features

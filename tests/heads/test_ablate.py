@@ -6,10 +6,8 @@ from heads_oracles import tiny_clip
 
 from dear.errors import InputError, UsageError
 from dear.heads.ablate import (
-    Collected,
-    Task,
+    AblationTask,
     collect,
-    concept_table,
     layer_effects,
     random_heads,
     role_effects,
@@ -70,7 +68,7 @@ def planted(n=40):
     # Features without any other variation: the rest is the mean, the head's term is all that differs.
     features = term.expand_as(kept.features).clone()
     lone = type(kept)(features - term.mean(0), kept.outputs, kept.maps, kept.layers)
-    return Task(lone, labels, torch.stack([-direction, direction])), kept
+    return AblationTask(lone, labels, torch.stack([-direction, direction])), kept
 
 
 def test_effects_show_where_the_answer_comes_from():
@@ -84,13 +82,6 @@ def test_effects_show_where_the_answer_comes_from():
     rows = {(row["kind"], row["concept"]): row for row in role_effects(task, roles, seeds=4)}
     assert rows["core", "Color"]["heads"] == 1
     assert rows["core", "Color"]["accuracy"] < rows["core", "Color"]["control"]
-    drop, control = concept_table({"question": task}, roles, seeds=4)
-    assert set(drop) == {"Color", "Shape"} == set(control)
-    assert drop["Color"]["question"] > 0.2
-    margins, _ = concept_table({"question": task}, roles, seeds=4, measure="margin")
-    assert margins["Color"]["question"] == pytest.approx(1 - task.margin([(4, 1)]) / task.margin())
-    with pytest.raises(UsageError, match="margin"):
-        concept_table({}, roles, measure="loss")
     layers = layer_effects(task)
     assert [row["layer"] for row in layers] == [1, 2, 3, 4]
     assert all(0 <= row["accuracy"] <= 1 for row in layers)
@@ -120,13 +111,6 @@ def test_an_error_while_decoding_is_not_lost():
 
     with pytest.raises(InputError, match=r"four\.jpg"):
         list(batches(tiny_clip(), Broken(), 4))
-
-
-def test_margin_by_hand():
-    features = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
-    kept = Collected(features, torch.zeros(2, 1, 1, 1), torch.zeros(1, 1, 1, 2), (1,))
-    task = Task(kept, torch.tensor([0, 1]), torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
-    assert task.margin() == pytest.approx(0.5)  # 1 - 0, and 0.707 - 0.707
 
 
 def test_random_heads_match_the_layers():

@@ -20,12 +20,12 @@ from dear.heads.audit import (
     Association,
     against_chance,
     associate,
+    explain_away,
     judge,
     mutual_information,
     reliance,
 )
 from dear.heads.choose import choose, exchange
-from dear.heads.explain_away import explain_away
 from dear.heads.known_roles import known_roles
 from dear.heads.repair import remove_heads, remove_span
 from dear.heads.values import find_concept, known_concepts, readable_words, value_features

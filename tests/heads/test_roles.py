@@ -12,7 +12,7 @@ from dear.errors import DearError, RoleError
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
-from dear.heads.rules import Measured, assign, concept_entropy, concept_shares, dominant, quantile, rerule
+from dear.heads.rules import MeasuredHead, assign, concept_entropy, concept_shares, dominant, quantile, rerule
 
 PRINT = "sha256:" + "ab" * 32
 
@@ -24,7 +24,7 @@ def clip(layers=12, heads=12, fingerprint=PRINT):
 
 def head(**counts):
     concepts = tuple(c for c, n in counts.items() for _ in range(n))
-    return Measured.of([f"phrase {i}" for i in range(len(concepts))], concepts)
+    return MeasuredHead.of([f"phrase {i}" for i in range(len(concepts))], concepts)
 
 
 def small_map(**kwargs):

@@ -122,12 +122,12 @@ def test_discovery_reports_stability_and_resumes_to_the_same(tmp_path: Path) -> 
         discover_roles(clip, images, **settings, replicates=-1)
     kept = SavedMoments(tmp_path / "k", clip, images, clip.config.vision.last_third, 7)
     from dear.heads.batches import batches
-    from dear.heads.contributions import head_maps
-    from dear.heads.moments import moments
+    from dear.heads.contributions import head_maps, head_outputs
 
     layers = clip.config.vision.last_third
     half = BlockMoments(head_maps(clip, layers), layers)
-    moments(clip, batches(clip, images.subset(range(14)), 7), layers, None, half)
+    for batch in batches(clip, images.subset(range(14)), 7):
+        half.add(head_outputs(clip, batch, layers).outputs)
     kept.save(half)
     again = discover_roles(clip, images, **settings, keep=tmp_path / "k")
     assert again.evidence == whole.evidence

@@ -78,12 +78,6 @@ def test_moments_merge_and_do_not_depend_on_the_batches(clip, images):
         whole + moments(clip, [images], [4])
 
 
-def test_moments_report_progress(clip, images):
-    seen = []
-    moments(clip, images.split(5), [4], seen.append)
-    assert seen == [5, 10, 12]
-
-
 def test_explained_variance_sums_to_one_when_phrases_span_everything():
     C, T = random_case(1, 300, 12, 200, 12)
     found = textspan(torch.from_numpy(C), torch.from_numpy(T), 12)

@@ -10,7 +10,7 @@ from dear import world
 from dear.world import factors as F
 from dear.world.captions import BOT, EOT, LENGTH
 from dear.world.tasks import TASKS
-from dear.world.templates import SLOTS, TEMPLATES, phrases
+from dear.world.templates import SLOTS, TEMPLATES, WORDS
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def spoken(template_row: int, values: list[int]) -> set[str]:
             sentences = [("an " if s[0] in "aeiou" else "a ") + s for s in sentences]
         else:
             slot = part.strip("{}")
-            options = phrases(slot, values[SLOTS[slot]]) if part.startswith("{") else (part,)
+            options = WORDS[slot][values[SLOTS[slot]]] if part.startswith("{") else (part,)
             sentences = [f"{option} {s}" for option in options for s in sentences]
     return {s.strip().replace(" .", ".") for s in sentences}
 

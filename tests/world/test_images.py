@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dear import world
 from dear.world import factors as F
-from dear.world.atlas import LAYERS, REACH, UNIT, atlas, sprites
+from dear.world.atlas import LAYERS, REACH, UNIT, atlas
 from dear.world.atlas import SIDE as ATLAS_SIDE
 from dear.world.exact import noise_tiles, root, rotation, wave
 from dear.world.renderer import compose, in_style, to_bytes
 from dear.world.scenes import Scenes
+from dear.world.sprites import sprites
 from dear.world.tasks import TASKS
 
 # Rendering uses only operations that IEEE 754 rounds correctly, so these hold on every CPU, with any number
@@ -201,7 +202,7 @@ def test_every_value_of_a_factor_shows(factor: str) -> None:
     """Scenes that differ in one factor only differ clearly in their images, for every pair of values."""
     sizes = {"color": 12, "texture": 12, "place": 12, "style": 8, "count": 5}
     first = 1 if factor == "count" else 0
-    scenes = draw(8, 5, subject=F.subject_id("circle"), color=F.color_id("teal"), place=0)
+    scenes = draw(8, 5, subject=F.row("subject", "circle"), color=F.row("color", "teal"), place=0)
     values = range(first, first + sizes[factor])
     images = [world.render(scenes.replace(**{factor: torch.full((8,), value)})).float() for value in values]
     for i, one in enumerate(images):
@@ -212,7 +213,7 @@ def test_every_value_of_a_factor_shows(factor: str) -> None:
 
 def test_every_subject_shows_and_none_looks_like_another() -> None:
     number = len(F.SUBJECT_NAMES)
-    scenes = draw(1, 7, subject=0, color=F.color_id("red"), texture=F.PLAIN, place=0)
+    scenes = draw(1, 7, subject=0, color=F.row("color", "red"), texture=F.PLAIN, place=0)
     scenes = scenes[torch.zeros(number, dtype=torch.long)].replace(subject=torch.arange(number))
     images = world.render(scenes).float()
     distance = (images[:, None] - images[None]).abs().amax(2).gt(24).float().mean((-2, -1))
@@ -230,7 +231,7 @@ def test_colors_stay_themselves_under_jitter() -> None:
     """The middle of a plain disc is nearest to its own color's tone, whatever the jitter."""
     tones = torch.tensor([color.rgb for color in F.COLORS]) * 255
     for value in range(len(F.COLORS)):
-        scenes = draw(64, 11 + value, subject=F.subject_id("surface"), color=value, texture=F.PLAIN)
+        scenes = draw(64, 11 + value, subject=F.row("subject", "surface"), color=value, texture=F.PLAIN)
         pixels = world.render(scenes).float()[:, :, 24:40, 24:40].mean((2, 3))
         nearest = torch.cdist(pixels, tones).argmin(1)
         assert (nearest == value).float().mean() > 0.95, F.COLORS[value].words[0]
@@ -240,7 +241,13 @@ def test_copies_are_as_many_as_told() -> None:
     """Connected red regions, counted by flood fill, equal the count."""
     for count in range(1, 6):
         scenes = draw(
-            6, 13, subject=F.subject_id("circle"), color=F.color_id("red"), texture=0, place=0, count=count
+            6,
+            13,
+            subject=F.row("subject", "circle"),
+            color=F.row("color", "red"),
+            texture=0,
+            place=0,
+            count=count,
         )
         pixels = compose(scenes)
         red = (pixels[:, 0] - pixels[:, 1]) > 0.35

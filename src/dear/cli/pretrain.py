@@ -29,7 +29,7 @@ def pretrain(
 
     `dear pretrain --out tiny-trial --steps 20 --batch 64`
     """
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
     import torch
 
@@ -37,7 +37,7 @@ def pretrain(
     from dear._io.files import write_json
     from dear.clip.checkpoint import save_hf
     from dear.errors import UsageError
-    from dear.world.pretrain import PretrainRecipe, pretrain, recipe_record
+    from dear.world.pretrain import PretrainRecipe, pretrain
 
     for name, number in (("--steps", steps), ("--batch", batch)):
         if number is not None and number < 1:
@@ -59,7 +59,7 @@ def pretrain(
     every = min(100, max(1, recipe.steps // 10))
     clip = pretrain(recipe, world.CaptionTable.build(), device_named(device), report, every)
     save_hf(clip.cpu(), out, torch.float16)
-    write_json(out / "pretrain.json", {"recipe": recipe_record(recipe), "log": log})
+    write_json(out / "pretrain.json", {"recipe": asdict(recipe), "log": log})
     say(f"{out}: written; load it with dear.load({str(out)!r})")
 
 

@@ -101,9 +101,9 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
     """
     text = os.fspath(spec)
     if text.startswith(WORLD):
-        from dear.world.served import check_task_name
+        from dear.world.tasks import find_task
 
-        check_task_name(text.removeprefix(WORLD))
+        find_task(text.removeprefix(WORLD))
         return
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)

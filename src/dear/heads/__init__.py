@@ -1,6 +1,13 @@
 """Analysis of attention heads: contributions, phrases, concepts and roles."""
 
-from dear.heads.ablate import Collected, Task, collect, concept_table, layer_effects, role_effects, task
+from dear.heads.ablate import (
+    AblationTask,
+    Collected,
+    collect,
+    layer_effects,
+    role_effects,
+    task,
+)
 from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import Contributions, decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, Phrase, load_corpus
@@ -11,35 +18,9 @@ from dear.heads.rules import concept_entropy, concept_shares, dominant, quantile
 from dear.heads.textspan import Spans, textspan, textspan_moments
 
 __all__ = [
-    "Collected",
-    "Concepts",
-    "Contributions",
-    "Corpus",
-    "Moments",
-    "Phrase",
-    "Role",
-    "RoleMap",
-    "Spans",
-    "Task",
-    "cluster_concepts",
-    "collect",
-    "concept_entropy",
-    "concept_shares",
-    "concept_table",
-    "decompose",
-    "discover_roles",
-    "dominant",
-    "fixed_concepts",
-    "head_maps",
-    "head_outputs",
-    "layer_effects",
-    "load_corpus",
-    "moments",
-    "quantile",
-    "rerule",
-    "role_effects",
-    "tagged_concepts",
-    "task",
-    "textspan",
-    "textspan_moments",
-]
+    "AblationTask", "Collected", "Concepts", "Contributions", "Corpus", "Moments", "Phrase", "Role",
+    "RoleMap", "Spans", "cluster_concepts", "collect", "concept_entropy", "concept_shares",
+    "decompose", "discover_roles", "dominant", "fixed_concepts", "head_maps", "head_outputs",
+    "layer_effects", "load_corpus", "moments", "quantile", "rerule", "role_effects", "tagged_concepts",
+    "task", "textspan", "textspan_moments",
+]  # fmt: skip

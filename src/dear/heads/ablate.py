@@ -8,7 +8,7 @@ image runs through the tower again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,8 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.batches import Images, batches
 from dear.heads.contributions import check_layers, head_maps, head_outputs
-from dear.heads.names import KINDS
+from dear.heads.names import KINDS, Head
 from dear.heads.roles import RoleMap
-
-Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,16 @@ class Collected:
     maps: Tensor  #: [L, H, d, E]
     layers: tuple[int, ...]  #: the L layers, counted from 1
 
-    def change(self, heads: Iterable[Key], mean: Tensor | None = None) -> Tensor:
-        """What mean-ablating `heads` [(layer, head), …] adds to the features, [n, E].
-
-        Args:
-            heads: which heads.
-            mean: [L, H, d], mean outputs to put in their place; None: the mean over these images.
-        """
+    def change(self, heads: Iterable[Head], mean: Tensor | None = None) -> Tensor:
+        """What mean-ablating `heads` adds to the features, [n, E]; `mean` is that of other images."""
         center = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
         return self._sum(heads, center - self.outputs)
 
-    def contribution(self, heads: Iterable[Key]) -> Tensor:
+    def contribution(self, heads: Iterable[Head]) -> Tensor:
         """What `heads` add to the features together, [n, E]."""
         return self._sum(heads, self.outputs)
 
-    def _sum(self, heads: Iterable[Key], outputs: Tensor) -> Tensor:
-        """Contributions [n, E] of some heads with outputs [n, L, H, d]."""
+    def _sum(self, heads: Iterable[Head], outputs: Tensor) -> Tensor:
         total = torch.zeros_like(self.features)
         for layer, head in heads:
             if layer not in self.layers or not 0 <= head < self.outputs.shape[2]:
@@ -83,31 +75,20 @@ def collect(
 
 
 @dataclass(frozen=True)
-class Task:
+class AblationTask:
     """A zero-shot classification task: collected images, their labels [n] and class features [C, E]."""
 
     images: Collected
     labels: Tensor
     classes: Tensor
 
-    def accuracy(self, heads: Iterable[Key] = ()) -> float:
+    def accuracy(self, heads: Iterable[Head] = ()) -> float:
         """Share of images classified correctly with `heads` mean-ablated."""
         return float((self._scores(heads).argmax(dim=1) == self.labels).float().mean())
 
-    def margin(self, heads: Iterable[Key] = ()) -> float:
-        """Mean cosine of the right class minus that of the best wrong one, with `heads` mean-ablated.
-
-        It still moves where accuracy is all but perfect.
-        """
-        scores = self._scores(heads)
-        right = scores.gather(1, self.labels[:, None])
-        wrong = scores.scatter(1, self.labels[:, None], -2.0).amax(dim=1, keepdim=True)
-        return float((right - wrong).mean())
-
-    def _scores(self, heads: Iterable[Key]) -> Tensor:
+    def _scores(self, heads: Iterable[Head]) -> Tensor:
         """Cosines of the images with the classes, [n, C]."""
-        heads = tuple(heads)
-        features = self.images.features
+        heads, features = tuple(heads), self.images.features
         if heads:
             features = features + self.images.change(heads)
         unit = torch.nn.functional.normalize
@@ -122,18 +103,17 @@ def task(
     template: str = "a photo of a {}.",
     layers: Iterable[int] | None = None,
     batch_size: int = 64,
-) -> Task:
+) -> AblationTask:
     """Collect a labeled image set for ablations of zero-shot accuracy."""
     words = clip.encode_text([fill_template(template, name) for name in classes]).float().cpu()
-    return Task(collect(clip, images, layers, batch_size), labels.cpu(), words)
+    return AblationTask(collect(clip, images, layers, batch_size), labels.cpu(), words)
 
 
-def layer_effects(task: Task) -> list[dict[str, float]]:
+def layer_effects(task: AblationTask) -> list[dict[str, float]]:
     """Direct effect of each collected layer, to show why the last layers are the ones with roles.
 
-    Returns:
-        One row per layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with
-        the heads of all layers up to it mean-ablated.
+    A row per layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with the
+    heads of all layers up to it mean-ablated.
     """
     count = task.images.outputs.shape[2]
     rows, before = [], []
@@ -146,12 +126,11 @@ def layer_effects(task: Task) -> list[dict[str, float]]:
     return rows
 
 
-def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, Any]]:
+def role_effects(task: AblationTask, roles: RoleMap, seeds: int = 10) -> list[dict[str, Any]]:
     """Accuracy with each kind of head, and each concept's heads, mean-ablated.
 
-    Returns:
-        A row each: `kind`, `concept` (None for the whole kind), `heads`, `accuracy`, and `control`, the mean
-        accuracy when as many random heads of the same layers are ablated instead (`seeds` draws).
+    A row each: `kind`, `concept` (None for the whole kind), `heads`, `accuracy`, and `control`, the mean
+    accuracy when as many random heads of the same layers are ablated instead (`seeds` draws).
     """
     groups: list[tuple[str, str | None]] = [(kind, None) for kind in KINDS]
     groups += [("core", concept) for concept in roles.core]
@@ -172,45 +151,7 @@ def role_effects(task: Task, roles: RoleMap, seeds: int = 10) -> list[dict[str, 
     return rows
 
 
-def concept_table(
-    tasks: Mapping[str, Task], roles: RoleMap, seeds: int = 10, measure: str = "accuracy"
-) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Measure what is lost on every task when the heads of each concept are ablated.
-
-    Args:
-        tasks: zero-shot tasks by name, for instance one per core concept.
-        roles: the map under test.
-        seeds: random draws for the control.
-        measure: "accuracy", or "margin": the share of the task's margin that is lost.
-
-    Returns:
-        (drop, control): `drop[concept][task]`, what is lost with the core heads of that concept ablated,
-        and what is lost on average with as many random heads of the same layers ablated. Concepts
-        without a head have no row.
-    """
-    if measure not in ("accuracy", "margin"):
-        raise UsageError(f"measure = {measure!r} is neither 'accuracy' nor 'margin'")
-    drop: dict[str, dict[str, float]] = {}
-    random: dict[str, dict[str, float]] = {}
-    for concept in roles.core:
-        heads = roles.select("core", concept)
-        if heads:
-            drop[concept] = {name: _lost(task, heads, measure) for name, task in tasks.items()}
-            random[concept] = {
-                name: sum(_lost(task, drawn, measure) for drawn in random_heads(task, heads, seeds)) / seeds
-                for name, task in tasks.items()
-            }
-    return drop, random
-
-
-def _lost(task: Task, heads: Sequence[Key], measure: str) -> float:
-    """What ablating `heads` costs: accuracy, or the lost share of the margin."""
-    if measure == "accuracy":
-        return task.accuracy() - task.accuracy(heads)
-    return 1 - task.margin(heads) / task.margin()
-
-
-def random_heads(task: Task, heads: Sequence[Key], seeds: int) -> list[list[Key]]:
+def random_heads(task: AblationTask, heads: Sequence[Head], seeds: int) -> list[list[Head]]:
     """`seeds` draws of as many random heads as `heads`, in the same layers.
 
     Layers differ much more in what they are worth than heads of a layer do; heads drawn from all layers
@@ -218,14 +159,12 @@ def random_heads(task: Task, heads: Sequence[Key], seeds: int) -> list[list[Key]
     """
     every = task.images.outputs.shape[2]
     layers = Counter(layer for layer, _ in heads)
-    draws = []
-    for seed in range(seeds):
-        rng = torch.Generator().manual_seed(seed)
-        draws.append(
-            [
-                (layer, head)
-                for layer, count in sorted(layers.items())
-                for head in torch.randperm(every, generator=rng)[:count].tolist()
-            ]
-        )
-    return draws
+
+    def draw(rng: torch.Generator) -> list[Head]:
+        return [
+            (layer, head)
+            for layer, count in sorted(layers.items())
+            for head in torch.randperm(every, generator=rng)[:count].tolist()
+        ]
+
+    return [draw(torch.Generator().manual_seed(seed)) for seed in range(seeds)]

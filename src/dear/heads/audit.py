@@ -8,15 +8,15 @@ chance allows, the model relies on the concept, and the class names themselves d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.heads.ablate import Key
+from dear.heads.names import Head
 from dear.heads.repair import span_basis
 
 PERMUTATIONS = 1000
@@ -26,13 +26,15 @@ NATURAL = 0.05  #: excess beyond that of as many random directions of the featur
 DRAWS = 8  #: of random directions
 ONE_CLASS = 0.90  #: share of a class's images with a value, less that of the others, that counts
 ABOUT = 2.0  #: class names differ in the concept this many times as much as in as many random directions
+ADDS = 0.05  #: share of the labels' entropy that a concept must tell beyond the stronger one
+LEFT = 0.7  #: of its association, without the stronger one's directions, that makes it one of its own
 RELIES = 0.05  #: share of the margin, or of the answers, that goes with the concept
 
 SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE = (
     "shortcut", "associated", "goes with another", "unused", "about the classes", "none"
 )  # fmt: skip
 """Verdicts: suspected shortcut; associated (no model was tested); the same, but only as a stronger concept is
-(`dear.heads.explain_away`); associated but not used; what the classes are about; not associated."""
+(`explain_away`); associated but not used; what the classes are about; not associated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,19 @@ class Association:
     def excess(self) -> float:
         """Normalized mutual information beyond chance."""
         return self.information - self.expected
+
+    @property
+    def strong(self) -> bool:
+        """Whether the labels as a whole go with the concept, more than with other directions."""
+        return self.excess >= max(STRONG, self.natural + NATURAL)
+
+    @property
+    def figures(self) -> str:
+        """For people."""
+        return (
+            f"normalized mutual information {self.information:.2f} (by chance {self.expected:.2f}, "
+            f"p = {self.p_value:.3f})"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class Finding:
 
     association: Association  #: with the labels
     reliance: Reliance | None  #: of the model; None where no model was tested
-    heads: tuple[Key, ...]  #: the heads with that role
+    heads: tuple[Head, ...]  #: the heads with that role
     verdict: str  #: one of the verdicts above
     sentence: str  #: the verdict for people
     explained_by: str = ""  #: the stronger concept that it goes with; empty: none
@@ -126,17 +141,10 @@ def associate(
     permutations: int = PERMUTATIONS,
     seed: int = 1,
 ) -> Association:
-    """Association of a concept with the labels, by a permutation test.
+    """Association of a concept with K values (`words`) with the labels, by a permutation test.
 
-    Args:
-        concept: its name.
-        words: its K values.
-        directions: T_q, features of the values [K, E].
-        features: image features [n, E].
-        labels: int64 [n].
-        class_features: text features of the classes' prompts [C, E].
-        permutations: how often labels are dealt out at random.
-        seed: of the permutations.
+    `directions` are T_q, features of the values [K, E]; image `features` are [n, E], `labels` int64 [n],
+    features of the classes' prompts [C, E].
     """
     if len(class_features) < 2:
         raise UsageError("an association needs images of at least two classes")
@@ -171,8 +179,7 @@ def natural_information(features: Tensor, labels: Tensor, kinds: int, seed: int 
         rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)
         scores = centered @ rows.T  # [n, K]
         values = (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
-        information, drawn = against_chance(values, labels, permutations=20, seed=seed)
-        found.append(information - float(drawn.mean()))
+        found.append(_beyond_chance(values, labels, None, seed, permutations=20))
     return sum(found) / len(found)
 
 
@@ -189,8 +196,7 @@ def one_class(table: Tensor, named: Tensor) -> tuple[int, int, float] | None:
     rest = counts.sum(dim=0) - counts
     gap = own - rest / rest.sum(dim=1, keepdim=True).clamp(min=1)
     gap[torch.arange(len(gap)), named] = -1.0
-    place = int(gap.argmax())
-    label, value = divmod(place, gap.shape[1])
+    label, value = divmod(int(gap.argmax()), gap.shape[1])
     score = round(float(gap[label, value]), 6)
     return (label, value, score) if score >= ONE_CLASS and len(table) > 2 else None
 
@@ -268,65 +274,117 @@ def margin(scores: Tensor, labels: Tensor) -> float:
 def judge(
     association: Association,
     reliance: Reliance | None,
-    heads: Sequence[Key] = (),
+    heads: Sequence[Head] = (),
     concepts: int = 12,
     classes: Sequence[str] = (),
 ) -> Finding:
-    """The verdict on one of `concepts` concepts that were looked at.
-
-    The permutation test is corrected for how many concepts were looked at (Bonferroni).
-    """
-    name = association.concept
-    certain = association.p_value * concepts <= CERTAIN
-    strong = association.excess >= max(STRONG, association.natural + NATURAL)
-    figures = (
-        f"normalized mutual information {association.information:.2f} (by chance {association.expected:.2f}, "
-        f"p = {association.p_value:.3f})"
-    )
-    if not (certain and strong):
-        verdict, sentence = _no_shortcut(association, certain, figures, classes)
-    elif association.about >= ABOUT:
-        verdict = ABOUT_CLASSES
-        sentence = (
-            f"{name} goes with the labels, and the class names differ in it, too ({association.about:.1f} "
-            "times as much as in random directions): it is what the classes are about, or this backbone "
-            f"cannot tell the two apart; {figures}."
-        )
-    elif reliance is None:
-        verdict = ASSOCIATED
-        sentence = (
-            f"{name} goes with the labels although the class names do not differ in it: a model trained on "
-            f"these images may answer by it; {figures}."
-        )
-    elif not reliance.relies:
-        verdict = UNUSED
-        sentence = (
-            f"{name} goes with the labels, but the model does not rely on it: {reliance.sentence}; {figures}."
-        )
-    else:
-        verdict = SHORTCUT
-        sentence = (
-            f"{name} is a suspected shortcut: it goes with the labels although the class names do not differ "
-            f"in it, and {reliance.sentence}; {figures}."
-        )
-    return Finding(association, reliance, tuple(heads), verdict, sentence)
+    """The verdict on one of `concepts` concepts that were looked at, and its sentence."""
+    found = _verdict(association, reliance, concepts)
+    sentence = _sentence(found, association, reliance, association.p_value * concepts <= CERTAIN, classes)
+    return Finding(association, reliance, tuple(heads), found, sentence)
 
 
-def _no_shortcut(
-    association: Association, certain: bool, figures: str, classes: Sequence[str]
-) -> tuple[str, str]:
-    """Verdict and sentence where the labels as a whole do not go with the concept; one class still may."""
-    name, alone = association.concept, association.one_class
-    if certain and alone is not None:
-        label, value, share = alone
-        return ASSOCIATED, (
+def _verdict(association: Association, reliance: Reliance | None, concepts: int) -> str:
+    """The permutation test is corrected for how many concepts were looked at (Bonferroni)."""
+    if association.p_value * concepts > CERTAIN:
+        return NONE
+    if not association.strong:
+        return NONE if association.one_class is None else ASSOCIATED
+    if association.about >= ABOUT:
+        return ABOUT_CLASSES
+    if reliance is None:
+        return ASSOCIATED
+    return SHORTCUT if reliance.relies else UNUSED
+
+
+def _sentence(
+    verdict: str, association: Association, reliance: Reliance | None, certain: bool, classes: Sequence[str]
+) -> str:
+    name, figures = association.concept, association.figures
+    if verdict == ASSOCIATED and not association.strong and association.one_class is not None:
+        label, value, share = association.one_class
+        return (
             f"{name}: images of {classes[label] if classes else f'class {label}'} are seen as "
             f"{association.words[value]!r} {share:.1%} more often than the others, and the class's name does "
             "not say so: a model may answer by it."
         )
-    if certain and association.excess >= STRONG:
-        return NONE, (
+    if verdict == NONE and certain and association.excess >= STRONG:
+        return (
             f"{name} tells the classes no better than other directions of these images do "
             f"({association.natural:.2f} beyond chance): {figures}."
         )
-    return NONE, f"{name} does not go with the labels: {figures}."
+    changed = "" if reliance is None else reliance.sentence
+    return {
+        NONE: f"{name} does not go with the labels: {figures}.",
+        ABOUT_CLASSES: f"{name} goes with the labels, and the class names differ in it, too "
+        f"({association.about:.1f} times as much as in random directions): it is what the classes are about, "
+        f"or this backbone cannot tell the two apart; {figures}.",
+        ASSOCIATED: f"{name} goes with the labels although the class names do not differ in it: a model "
+        f"trained on these images may answer by it; {figures}.",
+        UNUSED: f"{name} goes with the labels, but the model does not rely on it: {changed}; {figures}.",
+        SHORTCUT: f"{name} is a suspected shortcut: it goes with the labels although the class names do not "
+        f"differ in it, and {changed}; {figures}.",
+    }[verdict]
+
+
+def explain_away(
+    findings: Sequence[Finding],
+    directions: Mapping[str, Tensor],
+    features: Tensor,
+    labels: Tensor,
+    seed: int = 1,
+) -> tuple[Finding, ...]:
+    """The findings, with the verdict changed of concepts that go with the labels only as a stronger one does.
+
+    The word for *animal* that is nearest to an image of a letter goes with the label as the letter does. Such
+    a concept tells nothing about the label where the stronger concept's value is the same, and loses a good
+    part of its association when the stronger concept's directions are taken from the features. A second
+    shortcut beside the first may fail the first test (both have a value per class), but it lies in directions
+    of its own and passes the second: it stays suspected. `directions` are T_q of each concept, [K, E].
+    """
+    suspects = [one for one in findings if one.verdict in (SHORTCUT, ASSOCIATED)]
+    suspects.sort(key=lambda one: -one.association.excess)
+    changed: dict[str, Finding] = {}
+    strong: list[Finding] = []
+    for one in suspects:
+        own = one.association
+        for other in strong:
+            name = other.association.concept
+            adds = _beyond_chance(own.seen, labels, other.association.seen, seed)
+            if adds >= ADDS:
+                continue
+            left = _left(own, directions[own.concept], directions[name], features, labels, seed)
+            if left < LEFT:
+                changed[own.concept] = _explained(one, name, adds, left)
+                break
+        else:
+            strong.append(one)
+    return tuple(changed.get(one.association.concept, one) for one in findings)
+
+
+def _beyond_chance(
+    values: Tensor, labels: Tensor, given: Tensor | None, seed: int, permutations: int = 200
+) -> float:
+    """What values tell about the labels, given another concept's values, beyond chance."""
+    found, drawn = against_chance(values, labels, given, permutations, seed)
+    return found - float(drawn.mean())
+
+
+def _left(
+    own: Association, directions: Tensor, removed: Tensor, features: Tensor, labels: Tensor, seed: int
+) -> float:
+    """Share of a concept's association that is left without the directions of another."""
+    basis = span_basis(removed)
+    wide = features.double()
+    rest = wide - (wide - wide.mean(dim=0)) @ basis.T @ basis
+    return _beyond_chance(seen_values(rest, directions), labels, None, seed) / max(own.excess, 1e-9)
+
+
+def _explained(one: Finding, name: str, adds: float, left: float) -> Finding:
+    own = one.association
+    sentence = (
+        f"{own.concept} goes with the labels only as {name} does: among images with the same {name} it tells "
+        f"{max(adds, 0.0):.2f} more about the label than chance, and without the directions of {name} "
+        f"{max(left, 0.0):.0%} of its association is left. Remove {name} first; {own.figures}."
+    )
+    return replace(one, verdict=EXPLAINED, sentence=sentence, explained_by=name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -65,26 +66,20 @@ def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
 def choose(
     images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: int = 1, heads_first: bool = False
 ) -> Choice:
-    """The best of some ways to remove one concept, alone or two together.
+    """The best of some ways ("words", "heads", "examples", "leace") to remove one concept, alone or in pairs.
 
-    Args:
-        images: contributions of the training images.
-        labels: int64 [n].
-        ways: removals by name ("words", "heads", "examples" or "leace").
-        seed: of the exchanges.
-        heads_first: take heads where they alone are as good as the best, for a method that learns inside
-            the image tower.
+    `images` are the training images; `seed` is that of the exchanges. `heads_first` takes heads where they
+    alone are as good as the best, for a method that learns inside the image tower.
     """
     if not ways:
         raise UsageError("there is no way to choose from")
     names = sorted(ways, key=ORDER.index)
-    candidates = {name: ways[name] for name in names}
-    for place, first in enumerate(names):
-        for second in names[place + 1 :]:
-            if {first, second} != {"examples", "leace"}:
-                candidates[f"{first}+{second}"] = combine(ways[first], ways[second])
     if len(names) == 1:
         return Choice(names[0], ways[names[0]], {})
+    candidates = {name: ways[name] for name in names}
+    for first, second in combinations(names, 2):
+        if {first, second} != {"examples", "leace"}:
+            candidates[f"{first}+{second}"] = combine(ways[first], ways[second])
     partner = _partners(labels, seed)
     views = [images, *(exchange(images, ways[name], partner) for name in names)]
     scores = {
@@ -92,9 +87,9 @@ def choose(
         for name, repair in candidates.items()
     }
     best = max(scores.values())
-    close = [name for name in candidates if scores[name] >= best - CLOSE]
-    enough = scores.get("heads", 0.0) >= best - ENOUGH
-    chosen = "heads" if heads_first and enough else close[0]
+    chosen = next(name for name in candidates if scores[name] >= best - CLOSE)
+    if heads_first and scores.get("heads", 0.0) >= best - ENOUGH:
+        chosen = "heads"
     nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
     before, after = (_accuracies(one, images, [images], labels)[0] for one in (nothing, candidates[chosen]))
     return Choice(chosen, candidates[chosen], scores, before, after)

@@ -62,36 +62,20 @@ class Concepts:
 
 
 def cluster_concepts(
-    phrases: Sequence[str],
-    embed: Embedder,
-    tags: Mapping[str, str] | None = None,
-    min_cluster_size: int = 3,
-    min_samples: int = 1,
+    phrases: Sequence[str], embed: Embedder, tags: Mapping[str, str] | None = None, smallest: int = 3
 ) -> Concepts:
     """Concepts as HDBSCAN finds them.
 
     Leaf clusters of at least three phrases: over picked phrases the alternative (excess of mass, larger
     clusters) mostly ends in two clusters, one of which holds nearly everything. A cluster is named by the
     majority of its phrases' tags, or, without tags, by the nearest of the twelve concepts' prototypes.
-
-    Args:
-        phrases: different phrases.
-        embed: their sentence embedding.
-        tags: concept a phrase was written for, where known.
-        min_cluster_size: HDBSCAN's smallest cluster.
-        min_samples: HDBSCAN's neighborhood.
     """
     from sklearn.cluster import HDBSCAN
 
-    if len(phrases) <= min_cluster_size:
+    if len(phrases) <= smallest:
         raise RoleError(f"{len(phrases)} phrases are too few to cluster; use concepts='fixed' or 'tags'")
     vectors = embed(phrases)  # [n, d], unit: euclidean distance is monotone in cosine
-    search = HDBSCAN(
-        min_cluster_size=min_cluster_size,
-        min_samples=min_samples,
-        cluster_selection_method="leaf",
-        copy=True,
-    )
+    search = HDBSCAN(smallest, min_samples=1, cluster_selection_method="leaf", copy=True)
     labels: NDArray[np.int64] = search.fit(vectors).labels_
     if labels.max() < 0:
         raise RoleError(f"HDBSCAN finds no cluster in {len(phrases)} phrases; use concepts='fixed' or 'tags'")
@@ -102,10 +86,7 @@ def cluster_concepts(
     )
     nearest = (vectors @ centroids.T).argmax(axis=1)  # eq. 2; noise too goes to the nearest centroid
     of = {phrase: names[cluster] for phrase, cluster in zip(phrases, nearest, strict=True)}
-    clusters = tuple(
-        Cluster(name, tuple(np.round(centroid, 6).tolist()), len(rows))
-        for name, centroid, rows in zip(names, centroids, members, strict=True)
-    )
+    clusters = _clusters(names, centroids, [len(rows) for rows in members])
     agreement = tag_agreement(of, dict(zip(phrases, nearest.tolist(), strict=True)), tags or {})
     return Concepts(of, clusters, "clusters", float((labels < 0).mean()), agreement)
 
@@ -124,15 +105,21 @@ def fixed_concepts(
 ) -> Concepts:
     """Concepts named beforehand, each by a few sentences; a phrase goes to the nearest (eq. 2)."""
     check_prototypes(prototypes)
-    names = tuple(prototypes)
-    centroids = unit(np.stack([embed(list(prototypes[name])).mean(axis=0) for name in names]))
+    names, centroids = tuple(prototypes), _prototypes(prototypes, embed)
     nearest = (embed(phrases) @ centroids.T).argmax(axis=1)
     of = {phrase: names[place] for phrase, place in zip(phrases, nearest, strict=True)}
-    clusters = tuple(
-        Cluster(name, tuple(np.round(centroid, 6).tolist()), len(prototypes[name]))
-        for name, centroid in zip(names, centroids, strict=True)
-    )
+    clusters = _clusters(names, centroids, [len(prototypes[name]) for name in names])
     return Concepts(of, clusters, "fixed", 0.0, tag_agreement(of, of, tags or {}))
+
+
+def _prototypes(sentences: Mapping[str, Sequence[str]], embed: Embedder) -> Floats:
+    """The center of each concept's sentences, [K, d]."""
+    return unit(np.stack([embed(list(some)).mean(axis=0) for some in sentences.values()]))
+
+
+def _clusters(names: Sequence[str], centroids: Floats, sizes: Sequence[int]) -> tuple[Cluster, ...]:
+    rows = zip(names, np.round(centroids, 6).tolist(), sizes, strict=True)
+    return tuple(Cluster(name, tuple(center), size) for name, center, size in rows)
 
 
 def tagged_concepts(phrases: Sequence[str], tags: Mapping[str, str]) -> Concepts:
@@ -178,11 +165,10 @@ def _names(
 ) -> list[str]:
     """A concept's name for each cluster: its commonest tag, else the nearest of the twelve concepts."""
     concepts = tuple(PROTOTYPES)
-    prototypes = unit(np.stack([embed(list(PROTOTYPES[name])).mean(axis=0) for name in concepts]))
-    nearest = (centroids @ prototypes.T).argmax(axis=1)
+    nearest = (centroids @ _prototypes(PROTOTYPES, embed).T).argmax(axis=1)
     names = []
-    for place, group in enumerate(groups):
+    for group, place in zip(groups, nearest, strict=True):
         counts = Counter(tags[phrase] for phrase in group if phrase in tags)
-        best = min(counts.items(), key=lambda item: (-item[1], item[0]))[0] if counts else None
-        names.append(best or concepts[nearest[place]])
+        best = min(counts, key=lambda tag: (-counts[tag], tag), default=None)
+        names.append(best or concepts[place])
     return names

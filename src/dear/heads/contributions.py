@@ -1,10 +1,18 @@
-"""Exact decomposition of the image feature into the contributions of heads.
+"""Decomposition of the image feature into the contributions of heads.
 
 Write z for a head's class-token output [d] (softmax row · V_h), W for its rows of the output projection
 [d, D], and s for the standard deviation of the final class token, which `ln_post` divides by. LayerNorm is
 linear once s is known, so the head's term of the feature is `(z / s) · M` with `M = center(W) diag(w) P`
 [d, E]: a map that depends on the weights alone. One image therefore costs d values per head (64 in
 ViT-B/16), from which its contribution [E] follows whenever it is wanted.
+
+With attention pooling (SigLIP, PE-Core), row n of the last layer is divided by s_n; pooling head g weighs it
+with p_{g,n} and applies V_g and W_g; then an MLP adds `MLP(norm(o))` to the pooled vector o. With s_n and
+p_{g,n} read off the real image, o is linear in the terms: head h adds `sum_g u_{h,g} M_{h,g}`, with
+`u_{h,g} = sum_n (p_{g,n} / s_n) z_{h,n}` [d] and `M_{h,g} = center(W_h) diag(w) V_g W_g P` [d, E]. So the
+pieces have the same form, with G·d values per head instead of d. What passes the pooling MLP is not linear
+and belongs to no head; the share of the feature that the linear path explains is measured per batch and
+reported with every result.
 """
 
 from __future__ import annotations
@@ -19,8 +27,8 @@ from dear.clip.correction import Correction
 from dear.clip.edit import Record
 from dear.clip.model import Clip
 from dear.clip.tower import Block
+from dear.clip.towers import AttentionPool, VisionTower
 from dear.errors import UsageError
-from dear.heads.pooled import PooledRun, pooled_maps
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Contributions:
     rest: Tensor  #: [B, E], everything else: class token, MLPs, biases, heads of other layers
     layers: tuple[int, ...]  #: the L layers, counted from 1
     #: [B], the share of each feature that the linear path explains; None means all of it: the terms are
-    #: exact. With attention pooling it is less, see `dear.heads.pooled`
+    #: exact. With attention pooling it is less
     explained: Tensor | None = None
     #: [B, G, E], what each head of the attention pooling adds; None without one
     pool_heads: Tensor | None = None
@@ -50,11 +58,7 @@ class HeadOutputs:
 
 
 def check_layers(clip: Clip, layers: Iterable[int] | None) -> tuple[int, ...]:
-    """`layers` sorted, or all layers for None.
-
-    Raises:
-        UsageError: a layer does not exist.
-    """
+    """`layers` sorted, or all layers for None; refused where one does not exist."""
     depth = clip.config.vision.layers
     chosen = tuple(range(1, depth + 1)) if layers is None else tuple(sorted(set(layers)))
     if not chosen or not all(1 <= layer <= depth for layer in chosen):
@@ -62,22 +66,40 @@ def check_layers(clip: Clip, layers: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
+def block_of(visual: VisionTower, layer: int) -> Block:
+    """A layer, counted from 1."""
+    block = visual.blocks[layer - 1]
+    assert isinstance(block, Block)
+    return block
+
+
 @torch.no_grad()
 def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
     """M of each head, [L, H, d, E] in float32: scaled head output to contribution.
 
-    With attention pooling of G heads, d is G times as large (see `dear.heads.pooled`).
+    With attention pooling of G heads, d is G times as large.
     """
-    if clip.visual.pool is not None:
-        return pooled_maps(clip, layers)
     visual, heads = clip.visual, clip.config.vision.heads
     scale, project = visual.ln_post.weight.float(), visual.space_matrix().float()
+    further = None if visual.pool is None else _pool_maps(visual.pool, project)
     maps = []
     for layer in layers:
-        out = _block(clip, layer).attn.o.weight.float().T  # [D, D]: rows of head h are h·d to (h+1)·d
-        out = out - out.mean(dim=1, keepdim=True)  # LayerNorm subtracts the mean over the width
-        maps.append(((out * scale) @ project).unflatten(0, (heads, -1)))  # [H, d, E]
+        out = block_of(visual, layer).attn.o.weight.float().T  # [D, D]: rows of head h are h·d to (h+1)·d
+        out = (out - out.mean(dim=1, keepdim=True)) * scale  # LayerNorm subtracts the mean over the width
+        if further is None:
+            maps.append((out @ project).unflatten(0, (heads, -1)))  # [H, d, E]
+        else:
+            each = torch.einsum("hdw,gwe->hgde", out.unflatten(0, (heads, -1)), further)
+            maps.append(each.flatten(1, 2))  # [H, G·d, E]
     return torch.stack(maps)
+
+
+def _pool_maps(pool: AttentionPool, project: Tensor) -> Tensor:
+    """From a normed row to what each pooling head adds to the feature, [G, D, E]: V_g W_g P."""
+    attn = pool.attn
+    value = attn.v.weight.float().unflatten(0, (attn.heads, -1))  # [G, d_g, D]
+    out = attn.o.weight.float().T.unflatten(0, (attn.heads, -1))  # [G, d_g, D]
+    return torch.einsum("gkw,gkv->gwv", value, out) @ project
 
 
 @torch.no_grad()
@@ -86,16 +108,15 @@ def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutput
     clip = clip.corrected(None)  # contributions are those of the plain backbone
     visual = clip.visual
     if visual.pool is not None:
-        run = PooledRun(clip, batch, layers)
+        run = _PooledRun(clip, visual.pool, batch, layers)
         return HeadOutputs(run.outputs, run.features)
     x = visual.embed(batch.to(clip.device))
     if layers[0] > 1:
         x = visual.run(x, last=layers[0] - 1)
     record = Record()
     last = visual.run(x, first=layers[0], read=_class_row(clip), record=record)[:, 0]  # [B, D]
-    spread = _spread(clip, last)
-    outputs = torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in layers], dim=1)
-    return HeadOutputs(outputs / spread[:, None, None], visual.project(last).float())
+    outputs = _recorded(record, layers) / _spread(clip, last)[:, None, None]
+    return HeadOutputs(outputs, visual.project(last).float())
 
 
 @torch.no_grad()
@@ -127,23 +148,23 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
         return _corrected(clip, batch, chosen, clip.correction)
     visual = clip.visual
     if visual.pool is not None:
-        run = PooledRun(clip, batch, chosen)
-        heads = torch.einsum("blhd,lhde->blhe", run.outputs, pooled_maps(clip, chosen))
-        rest = run.features - heads.sum(dim=(1, 2))
-        return Contributions(heads, rest, chosen, run.explained(), run.own)
+        run = _PooledRun(clip, visual.pool, batch, chosen)
+        heads = torch.einsum("blhd,lhde->blhe", run.outputs, head_maps(clip, chosen))
+        return Contributions(
+            heads, run.features - heads.sum(dim=(1, 2)), chosen, run.explained, run.pool_heads
+        )
     record = Record()
     start = visual.embed(batch.to(clip.device))
     last = visual.run(start, read=_class_row(clip), record=record)[:, 0]  # [B, D]
     spread = _spread(clip, last)
     rest = start[:, 0].float()
     for layer in range(1, clip.config.vision.layers + 1):
-        project = _block(clip, layer).attn.o
+        project = block_of(visual, layer).attn.o
         rest = rest + record[f"blocks.{layer}.mlp"][:, 0].float() + project.bias.float()
         if layer not in chosen:
-            merged = record[f"blocks.{layer}.attn.heads"][:, :, 0].float().flatten(1)  # [B, D]
-            rest = rest + merged @ project.weight.float().T
-    outputs = torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in chosen], dim=1)
-    heads = torch.einsum("blhd,lhde->blhe", outputs / spread[:, None, None], head_maps(clip, chosen))
+            rest = rest + _recorded(record, [layer]).flatten(1) @ project.weight.float().T
+    outputs = _recorded(record, chosen) / spread[:, None, None]
+    heads = torch.einsum("blhd,lhde->blhe", outputs, head_maps(clip, chosen))
     norm = visual.ln_post
     centered = (rest - rest.mean(dim=1, keepdim=True)) / spread
     rest = (centered * norm.weight.float() + norm.bias.float()) @ visual.space_matrix().float()
@@ -167,16 +188,50 @@ def _corrected(clip: Clip, batch: Tensor, layers: tuple[int, ...], correction: C
     return Contributions(heads[:, shown], plain.rest @ matrix + bias + hidden, layers, plain.explained, own)
 
 
-def _spread(clip: Clip, last: Tensor) -> Tensor:
-    """What `ln_post` divides the final class token [B, D] by, [B, 1]."""
-    variance = last.float().var(dim=1, keepdim=True, unbiased=False)
+def explained_share(clip: Clip, batch: Tensor) -> float | None:
+    """Mean share of the features that the linear path explains; None where the split is exact."""
+    if clip.visual.pool is None:
+        return None
+    return float(_PooledRun(clip, clip.visual.pool, batch, (1,)).explained.mean())
+
+
+class _PooledRun:
+    """A run through a tower with attention pooling that keeps what `head_maps` is multiplied with."""
+
+    @torch.no_grad()
+    def __init__(self, clip: Clip, pool: AttentionPool, batch: Tensor, layers: Sequence[int]) -> None:
+        visual = clip.visual
+        record = Record(slice(None))
+        x = visual.run(visual.embed(batch.to(clip.device)), record=record)  # [B, N, D]
+        z, pattern = pool.read(visual.ln_post(x), fused=False)  # [B, G, 1, d_g], [B, G, 1, N]
+        assert pattern is not None
+        pooled = pool.attn.merge(z)[:, 0]  # [B, D]
+        spread = _spread(clip, x)[..., 0]  # [B, N]
+        weight = pattern[:, :, 0].float() / spread[:, None]  # [B, G, N]
+        outputs = [
+            torch.einsum("bgn,bhnd->bhgd", weight, record[f"blocks.{layer}.attn.heads"].float()).flatten(2)
+            for layer in layers
+        ]
+        out = pool.attn.o.weight.float().T.unflatten(0, (pool.attn.heads, -1))  # [G, d_g, D]
+        self.outputs = torch.stack(outputs, dim=1)  #: [B, L, H, G·d]
+        self.features = visual.into_space(pool.finish(pooled)).float()  #: [B, E]
+        #: [B], `linear · feature / |feature|^2`: the share of each feature that came past the pooling MLP
+        linear = visual.into_space(pooled).float()
+        self.explained = (linear * self.features).sum(-1) / self.features.square().sum(-1)
+        #: [B, G, E], what each pooling head adds, its bias left out
+        own = torch.einsum("bgk,gkw->bgw", z[:, :, 0].float(), out)
+        self.pool_heads = own @ visual.space_matrix().float()
+
+
+def _recorded(record: Record, layers: Sequence[int]) -> Tensor:
+    """The heads' class-token outputs, [B, L, H, d]."""
+    return torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in layers], dim=1)
+
+
+def _spread(clip: Clip, rows: Tensor) -> Tensor:
+    """What `ln_post` divides rows [..., D] by, [..., 1]."""
+    variance = rows.float().var(dim=-1, keepdim=True, unbiased=False)
     return (variance + clip.visual.ln_post.eps).sqrt()
-
-
-def _block(clip: Clip, layer: int) -> Block:
-    block = clip.visual.blocks[layer - 1]
-    assert isinstance(block, Block)
-    return block
 
 
 def _class_row(clip: Clip) -> Tensor:

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from dear.clip.edit import Record
 from dear.clip.model import Clip
-from dear.clip.tower import Attention, Block
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
-from dear.heads.contributions import head_maps
-
-Key = tuple[int, int]
+from dear.heads.contributions import block_of, head_maps
+from dear.heads.names import Head
 
 
 @dataclass(frozen=True)
@@ -29,20 +27,14 @@ class ActivatingImages:
 
 
 def activating_images(
-    images: Collected, key: Key, text: Tensor | None = None, phrase: str | None = None, top: int = 4
+    images: Collected, key: Head, text: Tensor | None = None, phrase: str | None = None, top: int = 4
 ) -> ActivatingImages:
-    """Find the collected images that activate head `key` = (layer, head) most and least.
+    """Find the `top` collected images that activate a head most and least.
 
-    Args:
-        images: collected contributions.
-        key: layer and head.
-        text: [E], text feature that gives the direction; None for the direction in which the head's
-            contributions vary most.
-        phrase: what `text` says.
-        top: how many images at either end.
+    `text` [E] is the feature of a `phrase` that gives the direction; None: the direction in which the head's
+    contributions vary most.
     """
-    place = images.layers.index(key[0])
-    terms = images.outputs[:, place, key[1]] @ images.maps[place, key[1]]  # [n, E]
+    terms = images.contribution([key])  # [n, E]
     terms = terms - terms.mean(dim=0)
     if text is None:
         direction = torch.linalg.svd(terms, full_matrices=False)[2][0]
@@ -58,19 +50,14 @@ def activating_images(
 
 
 @torch.no_grad()
-def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
+def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
     """Attention maps of heads: the norm of what each patch adds to the head's contribution.
 
     A head's class-token output is a sum over tokens of (attention weight) · (value); carried to the feature,
     each patch's summand is a vector whose length says how much of the contribution came from there.
 
-    Args:
-        clip: the backbone.
-        pixels: normalized images [B, 3, S, S].
-        keys: (layer, head) of K heads.
-
-    Returns:
-        [K, B, side, side], not normalized; the class token's own summand is left out.
+    For normalized images [B, 3, S, S] and K heads: [K, B, side, side], not normalized; the class token's own
+    summand is left out.
     """
     if clip.visual.pool is not None:
         raise UsageError(
@@ -81,15 +68,13 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Key]) -> Tensor:
     layers = sorted({layer for layer, _ in keys})
     maps = dict(zip(layers, head_maps(clip, layers), strict=True))  # [H, d, E] each
     x = visual.embed(pixels.to(clip.device))
-    found: dict[Key, Tensor] = {}
+    found: dict[Head, Tensor] = {}
     done = 0
     for layer in layers:
         x = visual.run(x, first=done + 1, last=layer - 1)
         record = Record(pattern=True)
-        block = visual.blocks[layer - 1]
-        assert isinstance(block, Block)
-        attention: Attention = block.attn
-        values = attention.split(attention.v(block.ln_1(x))).float()  # [B, H, N, d]
+        block = block_of(visual, layer)
+        values = block.attn.split(block.attn.v(block.ln_1(x))).float()  # [B, H, N, d]
         x = visual.run(x, first=layer, last=layer, record=record)
         weights = record[f"blocks.{layer}.attn.pattern"][:, :, 0, :].float()  # [B, H, N]
         done = layer

@@ -8,6 +8,7 @@ weight w, is chosen on the training images.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.ablate import Collected, Key
+from dear.heads.ablate import Collected
+from dear.heads.names import Head
 from dear.heads.roles import RoleMap
-from dear.heads.values import known_concepts, value_features
+from dear.heads.values import known_concepts, value_features, word_features
 
 AUTO, NONE = "auto", "none"
 WEIGHTS = (1.0, 2.0)  #: of the heads beside the whole feature, to choose from
@@ -28,17 +30,16 @@ _RIDGE = 0.1
 _MARGIN = 0.5  # standard errors by which a focus must be better than none
 _MOST_IMAGES = 1500  # for cross-validation: it solves systems of that size
 _NAMED = 2 / 3  # share of class names that must be nearest to a word of one concept
-_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
 
 
-def attribute_heads(roles: RoleMap) -> dict[str, tuple[Key, ...]]:
+def attribute_heads(roles: RoleMap) -> dict[str, tuple[Head, ...]]:
     """The attributes that have heads of their own, core concepts first."""
     names = (*roles.core, *sorted({role.concept for _, role in roles if role.concept} - set(roles.core)))
     found = {name: roles.select(concept=name) for name in names}
     return {name: heads for name, heads in found.items() if heads}
 
 
-def find_attribute(name: str, spaces: Mapping[str, Sequence[Key]]) -> str:
+def find_attribute(name: str, spaces: Mapping[str, Sequence[Head]]) -> str:
     """The attribute that a user names, in any case."""
     for known in spaces:
         if known.lower() == name.strip().lower():
@@ -54,19 +55,16 @@ def centered_unit(rows: Tensor, center: Tensor | None = None) -> tuple[Tensor, T
 
 
 def focused_feature(features: Tensor, mean: Tensor, weight: float) -> Tensor:
-    """The focused feature at unit length, [..., 2 E].
+    """The focused feature at unit length, [..., 2 E], of z and c_r as `Clip.focused` gives them.
 
-    Args:
-        features: [..., 2 E]: z and c_r side by side, as `Clip.focused` gives them.
-        mean: [2 E], of the training images.
-        weight: of the heads' part.
+    `mean` [2 E] is that of the training images, `weight` that of the heads' part.
     """
     whole, heads = (features - mean).chunk(2, dim=-1)
     parts = [F.normalize(whole, dim=-1), weight * F.normalize(heads, dim=-1)]
     return torch.cat(parts, dim=-1) / math.sqrt(1 + weight**2)
 
 
-def with_heads(images: Collected, heads: Iterable[Key]) -> Tensor:
+def with_heads(images: Collected, heads: Iterable[Head]) -> Tensor:
     """Z and c_r of collected images side by side, [n, 2 E]."""
     return torch.cat([images.features, images.contribution(heads)], dim=1)
 
@@ -76,7 +74,7 @@ class FocusChoice:
     """What learning is focused on, and why."""
 
     role: str | None  #: None: on nothing; the whole feature is used
-    heads: tuple[Key, ...] = ()
+    heads: tuple[Head, ...] = ()
     weight: float = 1.0  #: of the heads beside the whole feature
     why: str = ""  #: one sentence for people
     #: cross-validated accuracy on the training images by role, and with none; empty where it was not measured
@@ -84,18 +82,13 @@ class FocusChoice:
 
 
 def choose_focus(
-    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, heads: Mapping[str, tuple[Key, ...]]
+    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, heads: Mapping[str, tuple[Head, ...]]
 ) -> FocusChoice:
     """The role, or none, that serves the training images best in cross-validation.
 
     Candidates are compared by the squared error of a ridge regression on held-out images, which says more
-    about few images than their accuracy; a role must win by half a standard error.
-
-    Args:
-        features: image features [n, E].
-        parts: what the heads of each role add to them, [n, E] by role.
-        labels: int64 [n].
-        heads: the heads of each role.
+    about few images than their accuracy; a role must win by half a standard error. `parts` are what the heads
+    of each role add to the image features [n, E].
     """
     trials = _cross_validate(features, parts, labels)
     none = trials[NONE, 0.0]
@@ -116,7 +109,7 @@ def choose_focus(
 
 
 def choose_weight(
-    features: Tensor, part: Tensor, labels: Tensor, role: str, heads: tuple[Key, ...]
+    features: Tensor, part: Tensor, labels: Tensor, role: str, heads: tuple[Head, ...]
 ) -> FocusChoice:
     """A role that the user named, with its weight by cross-validation, and a word about what it gains."""
     trials = _cross_validate(features, {role: part}, labels)
@@ -130,7 +123,7 @@ def choose_weight(
 
 
 @torch.no_grad()
-def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple[Key, ...]]) -> FocusChoice:
+def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple[Head, ...]]) -> FocusChoice:
     """The role that the class names are about, for training sets too small to cross-validate.
 
     A concept is meant if two thirds of the names are nearer to one of its words than to any word of another
@@ -138,29 +131,21 @@ def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple
     """
     owners: list[str] = []
     words: list[Tensor] = []
-    for concept in known_concepts().values():
+    for known in known_concepts().values():
         try:
-            _, features = value_features(clip, concept)
+            _, features = value_features(clip, known)
         except UsageError:  # a text tower with a reduced vocabulary reads too few of its words
             continue
         words.append(features)
-        owners += [concept.name] * len(features)
-    total = sum(
-        F.normalize(
-            clip.encode_text([template.replace("{}", name) for name in classes]).float().cpu(), dim=-1
-        )
-        for template in _TEMPLATES
-    )
-    assert isinstance(total, Tensor)
-    nearest = (F.normalize(total, dim=-1) @ torch.cat(words).T).argmax(dim=1)
-    votes = [owners[place] for place in nearest.tolist()]
-    concept, share = max(
-        ((name, votes.count(name) / len(votes)) for name in set(votes)), key=lambda pair: pair[1]
-    )
+        owners += [known.name] * len(features)
+    nearest = (word_features(clip, classes) @ torch.cat(words).T).argmax(dim=1)
+    concept, votes = Counter(owners[place] for place in nearest.tolist()).most_common(1)[0]
+    share = votes / len(classes)
     said = f"{share:.0%} of the class names are nearest to words for {concept}"
-    if share < _NAMED or concept not in heads:
-        what = "no concept is clearly meant" if share < _NAMED else "which no head of the role map has"
-        return FocusChoice(None, why=f"{what}: {said}" if share < _NAMED else f"{said}, {what}")
+    if share < _NAMED:
+        return FocusChoice(None, why=f"no concept is clearly meant: {said}")
+    if concept not in heads:
+        return FocusChoice(None, why=f"{said}, which no head of the role map has")
     return FocusChoice(concept, heads[concept], 1.0, f"{said}; one image per class is too few to measure it")
 
 

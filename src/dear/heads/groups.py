@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dear.clip.config import VisionConfig
-from dear.heads.names import KIND_TITLES
+from dear.heads.names import KIND_TITLES, Head
 from dear.heads.roles import RoleMap
-
-Head = tuple[int, int]
 
 _CLEAR = 0.15  # share of the map's heads with a concept of their own below which roles say little
 
@@ -53,10 +51,11 @@ def head_groups(vision: VisionConfig, roles: RoleMap | None) -> HeadGroups:
             f"Only {clear} of the {len(roles)} heads of this backbone's role map have a concept of their "
             "own: heads are grouped by layer.",
         )
+    titles = KIND_TITLES | {"mixed": MIXED}
     found: dict[str, list[Head]] = {}
     for key, role in roles:
-        name = role.concept if role.kind in ("core", "other") else KIND_TITLES[role.kind]
-        found.setdefault(MIXED if role.kind == "mixed" else str(name), []).append(key)
+        name = role.concept if role.kind in ("core", "other") else titles[role.kind]
+        found.setdefault(str(name), []).append(key)
     ordered = sorted(found, key=lambda name: (name == MIXED, -len(found[name]), name))
     groups = {name: tuple(found[name]) for name in ordered}
     early = tuple(key for heads in layers.values() for key in heads if key not in roles.table)

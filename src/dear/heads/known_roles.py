@@ -35,7 +35,7 @@ def known_roles(clip: Clip) -> RoleMap | None:
 
 
 def is_openai_b16(clip: Clip) -> bool:
-    """Whether a backbone is OpenAI's ViT-B/16, told by its name, its shape and its activation.
+    """Whether a backbone is OpenAI's ViT-B/16, by its name, its shape and its activation.
 
     Its name must be the hub's ("openai/clip-vit-base-patch16"), that of a folder downloaded from there, or
     that of OpenAI's file ("ViT-B-16.pt"); LAION's weights of the same shape have another activation.

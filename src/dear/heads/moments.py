@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from dear._io.files import read_safetensors, require_finite, write_safetensors
-from dear._io.image_file import Size
+from dear._io.files import PathLike, read_safetensors, require_finite, write_safetensors
 from dear.clip.model import Clip
+from dear.data.images import ImageSet
 from dear.errors import DearError, UsageError
 from dear.heads.contributions import check_layers, head_maps, head_outputs
 
@@ -25,22 +23,15 @@ class Moments:
     """Sums over images of a head's output z and of z z^T, in float64, for each of [L, H] heads.
 
     Moments of parts of an image set add up to the moments of the whole: `first + second`.
-
-    Attributes:
-        count: images seen.
-        total: [L, H, d], sum of z.
-        square: [L, H, d, d], sum of z z^T.
-        maps: [L, H, d, E], from output to contribution.
-        layers: the L layers, counted from 1.
     """
 
     def __init__(self, maps: Tensor, layers: Sequence[int]) -> None:
-        layer_count, heads, width, _ = maps.shape
-        self.maps = maps
-        self.layers = tuple(layers)
-        self.count = 0
-        self.total = torch.zeros(layer_count, heads, width, dtype=torch.float64, device=maps.device)
-        self.square = torch.zeros(layer_count, heads, width, width, dtype=torch.float64, device=maps.device)
+        shape = maps.shape[:3]
+        self.maps = maps  #: [L, H, d, E], from output to contribution
+        self.layers = tuple(layers)  #: the L layers, counted from 1
+        self.count = 0  #: images seen
+        self.total = torch.zeros(*shape, dtype=torch.float64, device=maps.device)  #: [L, H, d]
+        self.square = torch.zeros(*shape, shape[2], dtype=torch.float64, device=maps.device)  #: [L, H, d, d]
 
     def add(self, outputs: Tensor) -> None:
         """Take in the outputs [B, L, H, d] of a batch."""
@@ -78,66 +69,23 @@ class Moments:
         return (self.total[..., None, :] @ self.maps.double())[..., 0, :] / max(self.count, 1)
 
 
-def moments(
-    clip: Clip,
-    batches: Iterable[Tensor],
-    layers: Iterable[int] | None = None,
-    progress: Callable[[int], None] | None = None,
-    into: Moments | None = None,
-) -> Moments:
-    """Moments of the heads of `layers` over a stream of images, in constant memory.
-
-    Args:
-        clip: the backbone.
-        batches: normalized pixels [B, 3, S, S], as many batches as there are.
-        layers: which layers; None for all.
-        progress: called with the number of images done so far.
-        into: moments of earlier images, to which these are added.
-    """
+def moments(clip: Clip, batches: Iterable[Tensor], layers: Iterable[int] | None = None) -> Moments:
+    """Moments of the heads of `layers` (None: all) over batches of normalized pixels, in constant memory."""
     chosen = check_layers(clip, layers)
-    result = Moments(head_maps(clip, chosen), chosen) if into is None else into
+    result = Moments(head_maps(clip, chosen), chosen)
     for batch in batches:
         result.add(head_outputs(clip, batch, chosen).outputs)
-        if progress is not None:
-            progress(result.count)
     return result
-
-
-@runtime_checkable
-class NamedImages(Protocol):
-    """An image set with a name per image: discovery can check that it resumes on the same images."""
-
-    def __len__(self) -> int:
-        """Number of images."""
-
-    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        """uint8 [b, 3, size, size]."""
-
-    def key(self, index: int) -> str:
-        """An image's name."""
-
-    def subset(self, indices: Sequence[int]) -> NamedImages:
-        """Some of the images."""
 
 
 class SavedMoments:
     """Moments on disk, with a key of the computation that they belong to.
 
-    Args:
-        path: the file.
-        clip: the backbone.
-        images: what is read; names and order are part of the computation, since sums depend on the order.
-        layers: whose heads are measured.
-        batch_size: images at once; part of it for the same reason.
+    Names and order of the images and the batch size are part of it, since sums depend on the order.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        clip: Clip,
-        images: NamedImages,
-        layers: tuple[int, ...],
-        batch_size: int,
+        self, path: PathLike, clip: Clip, images: ImageSet, layers: tuple[int, ...], batch_size: int
     ) -> None:
         self.path = Path(path)
         self.images = len(images)
@@ -168,6 +116,6 @@ class SavedMoments:
         self.path.unlink(missing_ok=True)
 
 
-def resume_path(out: str | os.PathLike[str]) -> Path:
+def resume_path(out: PathLike) -> Path:
     """Where moments are kept for a role map that goes to `out`."""
     return Path(out).with_name(f".{Path(out).name}.resume.safetensors")

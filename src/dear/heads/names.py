@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
+
 KINDS: tuple[str, ...] = ("core", "other", "generalization", "mixed")
 """What a head may be; the order in which tables and legends show them."""
 

@@ -7,31 +7,27 @@ The contributions of the heads are concatenated and centered over the gallery; n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.heads.ablate import Collected, Key
+from dear.heads.ablate import Collected
 from dear.heads.contributions import head_maps
 from dear.heads.focus import attribute_heads, centered_unit
+from dear.heads.names import Head
 from dear.heads.roles import RoleMap
 
 SAME = 0.99999  #: cosine of whole features from which on an image is the query itself
-ALIKE = 0.75  #: share of the found images that attributes have in common when they cannot be told apart
+ALIKE = 0.75  #: share of the found images that attributes have in common when they find the same
 
 
 def head_space(
-    images: Collected, heads: Iterable[Key], center: Tensor | None = None
+    images: Collected, heads: Iterable[Head], center: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Unit rows [n, heads · E] of centered contributions, and the center that was subtracted.
-
-    Args:
-        images: collected contributions.
-        heads: (layer, head) pairs.
-        center: [heads · E], of the gallery; None: the mean of these images.
-    """
+    """Unit rows [n, heads · E] of centered contributions, and the center (their mean if not given)."""
     return centered_unit(torch.cat([images.contribution([key]) for key in heads], dim=1), center)
 
 
@@ -39,13 +35,8 @@ class HeadIndex:
     """A gallery in the spaces of a role map's attributes, in small form: heads · d values per image.
 
     A contribution is `o M` with o [d] and M [d, E]. The rows of `o R^T`, with `M^T = Q R`, have the same
-    cosines and d values instead of E.
-
-    Args:
-        clip: the backbone.
-        roles: its role map; `spaces` are the attributes that have heads.
-        features: whole image features of the gallery [n, E].
-        outputs: scaled head outputs [n, L, H, d] of the map's layers (`head_outputs`).
+    cosines and d values instead of E. `features` [n, E] are those of the gallery, `outputs` [n, L, H, d] of
+    the map's layers (`head_outputs`); `spaces` are the attributes that have heads.
     """
 
     def __init__(self, clip: Clip, roles: RoleMap, features: Tensor, outputs: Tensor) -> None:
@@ -91,8 +82,7 @@ def shared(found: Mapping[str, Iterable[int]]) -> float:
     >>> shared({"Color": [1, 2, 3, 4], "Shape": [1, 2, 9, 8]})
     0.5
     """
-    lists = [set(places) for places in found.values()]
-    pairs = [(a, b) for number, a in enumerate(lists) for b in lists[number + 1 :]]
+    pairs = list(combinations(map(set, found.values()), 2))
     if not pairs:
         return 0.0
     return sum(len(a & b) / max(1, min(len(a), len(b))) for a, b in pairs) / len(pairs)

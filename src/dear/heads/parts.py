@@ -24,11 +24,12 @@ from torch import Tensor
 from dear.clip.edit import insert_tokens
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.rows import Terms, added_to, block_of, change_of, output_of, row_terms, run_before
+from dear.heads.contributions import block_of
+from dear.heads.names import Head
+from dear.heads.rows import Terms, added_to, change_of, output_of, row_terms, run_before
 from dear.heads.traced import Held, Scripted, Segment, traced
 
 SPREAD = 0.5  #: of a patch's part, shown around it
-Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,8 @@ class Parts:
 class Trace:
     """What a function of a backbone's images computed, kept so that its scores can be taken apart.
 
-    Args:
-        clip: the backbone; one that pools its tokens by attention has no rows to take apart.
-        answer: computes logits [B, C] with the backbone that it is given, images and texts included.
-
-    Raises:
-        UsageError: the tower pools its tokens by attention, or nothing ran to its last layer.
+    `answer` computes logits [B, C] with the backbone that it is given, images and texts included. A backbone
+    that pools its tokens by attention is refused: it has no rows to take apart.
     """
 
     def __init__(self, clip: Clip, answer: Callable[[Clip], Tensor]) -> None:
@@ -134,17 +131,16 @@ class Trace:
         """
         wanted = questions if questions.ndim == 3 else questions[:, None].expand(-1, len(self._logits), -1)
         answers = [self._parts_of(weights.to(self._logits), patches) for weights in wanted]
-        first = answers[0]
-        return Parts(
-            score=torch.stack([a.score for a in answers]),
-            start=torch.stack([a.start for a in answers]),
-            heads=torch.stack([a.heads for a in answers]),
-            mlps=torch.stack([a.mlps for a in answers]),
-            constants={name: torch.stack([a.constants[name] for a in answers]) for name in first.constants},
-            rest=torch.stack([a.rest for a in answers]),
-            linear=self.linear,
-            patches=torch.stack([a.patches for a in answers if a.patches is not None]) if patches else None,
-        )
+
+        def stacked(name: str) -> Tensor:
+            return torch.stack([getattr(answer, name) for answer in answers])
+
+        constants = {
+            name: torch.stack([answer.constants[name] for answer in answers]) for name in answers[0].constants
+        }
+        score, start, heads, mlps, rest = map(stacked, ("score", "start", "heads", "mlps", "rest"))
+        maps = stacked("patches") if patches else None
+        return Parts(score, start, heads, mlps, constants, rest, self.linear, maps)
 
     def _parts_of(self, weights: Tensor, patches: bool) -> Parts:
         """One question, without its axis."""
@@ -152,9 +148,9 @@ class Trace:
         count, vision = len(scores), self.visual.config
         leaves = self._leaves
         wide = scores.detach().double().cpu()
+        found = zip(leaves, self._slopes(scores.sum(), leaves), strict=True)
         slopes = [
-            torch.zeros_like(leaf).double().cpu() if slope is None else slope.double().cpu()
-            for leaf, slope in zip(leaves, self._slopes(scores.sum(), leaves), strict=True)
+            (torch.zeros_like(leaf) if slope is None else slope).double().cpu() for leaf, slope in found
         ]
         constants = {name: torch.zeros(count, dtype=torch.float64) for name in self._constants}
         # Images share the biases, so that each needs a gradient of its own.
@@ -165,8 +161,7 @@ class Trace:
             if slope is not None:
                 constants[name] = (slope * value.detach()).double().sum(-1).cpu()
         shape = (count, self.rows, vision.layers, vision.heads)
-        start, mlps = torch.zeros(shape[:2], dtype=torch.float64), torch.zeros(shape[:3], dtype=torch.float64)
-        heads, biases = torch.zeros(shape, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
+        biases, start, mlps, heads = (torch.zeros(shape[:n], dtype=torch.float64) for n in (1, 2, 3, 4))
         side = self.visual.shape.side
         maps = torch.zeros(*shape, side, side) if patches else None
         for final, rows, slope in zip(self._finals, self._terms, slopes, strict=True):
@@ -207,17 +202,17 @@ class Trace:
 
     def _ways(self, terms: Terms, at: Tensor) -> Tensor:
         """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
-        found = []
-        for layer, change in enumerate(terms.changes, 1):
-            weight, _ = output_of(block_of(self.visual, layer), change)
-            found.append((at @ weight).unflatten(1, (self.visual.config.heads, -1)))
-        return torch.stack(found, dim=1)
+        weights = (
+            output_of(block_of(self.visual, layer), change)[0]
+            for layer, change in enumerate(terms.changes, 1)
+        )
+        heads = self.visual.config.heads
+        return torch.stack([(at @ weight).unflatten(1, (heads, -1)) for weight in weights], dim=1)
 
     def _patches(self, final: Segment, position: int, ways: Tensor, weights: Tensor) -> Tensor:
         """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
         side = self.visual.shape.side
         found = torch.zeros(*ways.shape[:3], side * side)
-        ablated = set(self.visual.ablated_heads)
         segment: Segment | None = final
         while segment is not None:
             x = segment.x
@@ -230,7 +225,7 @@ class Trace:
                     found[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
                 x = segment.record[f"blocks.{layer}.out"]
             segment = run_before(self._segments, segment, position)
-        for layer, head in ablated:
+        for layer, head in self.visual.ablated_heads:
             found[:, layer - 1, head] = 0
         maps: Tensor = found.unflatten(-1, (side, side))
         return maps
@@ -252,11 +247,10 @@ class Trace:
 
     def _patch_columns(self, segment: Segment, layer: int) -> slice:
         """Where in a layer's sequence the patches stand: they are always together."""
-        edit, length = segment.edit, len(self.visual.positions)
-        shift = 0
+        edit, shift = segment.edit, 0
         if edit is not None and edit.first is not None and layer >= edit.first and edit.at is not None:
             shift = edit.count if edit.at <= 1 else 0
-        return slice(1 + shift, length + shift)
+        return slice(1 + shift, len(self.visual.positions) + shift)
 
     # -- other answers ----------------------------------------------------------------------------
 
@@ -264,15 +258,12 @@ class Trace:
         """Per run and row the heads' outputs divided by the row's spread, [B, L, H, d]: for `means_of`."""
         states = []
         for final, rows in zip(self._finals, self._terms, strict=True):
-            spread = self._spread(final)[..., None, None, None]
+            spread = self._spread(final.out)[..., None, None, None]
             states.append({row: terms.heads / spread[:, place] for row, (place, terms) in rows.items()})
         return states
 
-    def _spread(self, final: Segment) -> Tensor:
-        """What the final norm divides each row by, [B, R]."""
-        return self._spread_of(final.out)
-
-    def _spread_of(self, rows: Tensor) -> Tensor:
+    def _spread(self, rows: Tensor) -> Tensor:
+        """What the final norm divides each row [B, R, D] by, [B, R]."""
         rows = rows.double().cpu()
         if self.visual.ablated_heads:
             return rows.mean(-1)
@@ -294,7 +285,7 @@ class Trace:
         """
         script = [self._without_heads(s, tuple(heads), means) for s in self._segments]
         spreads = {
-            id(given.out): self._spread(given.segment).to(given.out)[..., None]
+            id(given.out): self._spread(given.segment.out).to(given.out)[..., None]
             for given in script
             if given.segment.leaf is not None
         }
@@ -310,7 +301,7 @@ class Trace:
         if segment.leaf is None or not chosen:
             return Scripted(segment, segment.out.clone(), beside)  # of its own: spreads are found by it
         number = next(i for i, final in enumerate(self._finals) if final is segment)
-        spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
+        spread, delta = self._spread(segment.out), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
         for row, (place, terms) in self._terms[number].items():
             for layer, head in chosen:
                 mean = spread[:, place, None] * means[number][row][layer - 1, head]
@@ -324,7 +315,7 @@ class Trace:
         changed = segment.out + delta.to(segment.out)
         if beside:  # they are divided by the changed row's spread, where the real one is meant
             place = self._terms[number][0][0]
-            ratio = (self._spread_of(changed) / spread)[:, place, None, None, None]
+            ratio = (self._spread(changed) / spread)[:, place, None, None, None]
             beside = {layer: z * ratio.to(z) for layer, z in beside.items()}
         return Scripted(segment, changed, beside)
 
@@ -388,14 +379,11 @@ def means_of(traces: Iterable[Trace]) -> list[dict[int, Tensor]]:
     totals: list[dict[int, Tensor]] = []
     count = 0
     for trace in traces:
-        states = trace.head_states()
-        sums = [{row: state.sum(0) for row, state in run.items()} for run in states]
+        sums = [{row: state.sum(0) for row, state in run.items()} for run in trace.head_states()]
         count += len(trace.logits)
-        totals = (
-            [{row: old[row] + new[row] for row in old} for old, new in zip(totals, sums, strict=True)]
-            if totals
-            else sums
-        )
+        if totals:
+            sums = [{row: old[row] + new[row] for row in old} for old, new in zip(totals, sums, strict=True)]
+        totals = sums
     return [{row: total / count for row, total in run.items()} for run in totals]
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from dear.clip.correction import Correction
 from dear.errors import UsageError
-from dear.heads.ablate import Collected, Key
+from dear.heads.ablate import Collected
+from dear.heads.names import Head
 
 _TINY = 1e-4  # directions shorter than this share of the longest are rounding
 
@@ -33,7 +34,7 @@ class Repair:
     ways: tuple[str, ...]
     center: Tensor  #: mean feature of the training images, [E]
     removed: Tensor  #: [E, E], the projection on what is taken away; zero where only heads are removed
-    heads: tuple[Key, ...] = ()  #: (layer, head) pairs whose contribution is replaced by its mean
+    heads: tuple[Head, ...] = ()  #: (layer, head) pairs whose contribution is replaced by its mean
     means: Tensor | None = None  #: [len(heads), E], mean contribution of each over the training images
     rank: int = 0  #: directions that `removed` takes away
 
@@ -69,16 +70,14 @@ class Repair:
         return Correction(matrix.contiguous(), bias.contiguous(), heads, note)
 
 
-def remove_heads(images: Collected, heads: Sequence[Key], concept: str = "heads") -> Repair:
+def remove_heads(images: Collected, heads: Sequence[Head], concept: str = "heads") -> Repair:
     """Removal by heads, with means over `images` (the training images)."""
     if not heads:
         raise UsageError(f"the role map has no head for {concept!r}: remove it by words or by examples")
     chosen = tuple(sorted(set(heads)))
     means = torch.stack([images.contribution([key]).mean(dim=0) for key in chosen])
-    width = images.features.shape[1]
-    return Repair(
-        (concept,), ("heads",), images.features.mean(dim=0), torch.zeros(width, width), chosen, means
-    )
+    center = images.features.mean(dim=0)
+    return Repair((concept,), ("heads",), center, torch.zeros(len(center), len(center)), chosen, means)
 
 
 def remove_span(images: Collected, directions: Tensor, concept: str, way: str = "words") -> Repair:
@@ -112,9 +111,8 @@ def remove_examples(
         raise UsageError(f"examples of {concept!r} show {len(present)} value(s); give images of two or more")
     if leace:
         removed, rank = leace_map(examples, values)
-        return Repair(
-            (concept,), ("leace",), images.features.mean(dim=0), removed.to(images.features), rank=rank
-        )
+        center = images.features.mean(dim=0)
+        return Repair((concept,), ("leace",), center, removed.to(images.features), rank=rank)
     means = torch.stack([examples[values == value].double().mean(dim=0) for value in present])
     return remove_span(images, means, concept, "examples")
 
@@ -122,17 +120,10 @@ def remove_examples(
 def leace_map(features: Tensor, values: Tensor, shrinkage: float | None = None) -> tuple[Tensor, int]:
     """LEACE: `f - (f - mean) R` is the least change after which features and values are uncorrelated.
 
-    In rows, with S the covariance of the features, W = S^(-1/2), C their covariance with the one-hot values,
-    Q the projection on the columns of W C: `R = (W^+ Q W)^T` (Belrose et al. 2023, theorem 4.3).
-
-    Args:
-        features: [m, E].
-        values: int [m].
-        shrinkage: share of the mean variance mixed into the covariance, which few examples cannot tell; None:
-            the one that Ledoit and Wolf (2004) estimate.
-
-    Returns:
-        R [E, E] in float64, and its rank.
+    In rows, with S the covariance of the features [m, E], W = S^(-1/2), C their covariance with the one-hot
+    values [m], Q the projection on the columns of W C: `R = (W^+ Q W)^T` [E, E] in float64 (Belrose et al.
+    2023, theorem 4.3), and its rank. `shrinkage` is the share of the mean variance mixed into the covariance,
+    which few examples cannot tell; None: the one that Ledoit and Wolf (2004) estimate.
     """
     x = features.double()
     x = x - x.mean(dim=0)
@@ -165,7 +156,7 @@ def combine(first: Repair, *others: Repair) -> Repair:
         if not torch.allclose(result.center, other.center, atol=1e-4):
             raise UsageError("removals can be combined when they were made on the same training images")
         keys = tuple(sorted(set(result.heads) | set(other.heads)))
-        known: dict[Key, Tensor] = {}
+        known: dict[Head, Tensor] = {}
         for one in (result, other):
             if one.means is not None:
                 known |= dict(zip(one.heads, one.means, strict=True))

@@ -1,29 +1,41 @@
-"""Role maps: what each head of the last layers does, bound to the weights it was found in."""
+"""Role maps: what each head of the last layers does, bound to the weights it was found in.
+
+`roles.json` is a role map as readable JSON in a stable order, checked when it is read.
+"""
 
 from __future__ import annotations
 
-import os
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import Meta, field, structs
+
+from dear._io.files import PathLike, read_json, write_atomic
+from dear._io.text import Line, Strict, Whole, Word, check, parse_json
 from dear.clip.model import Clip
 from dear.errors import RoleError
-from dear.heads.names import CORE, KINDS
+from dear.heads.names import CORE, KINDS, Head
+
+_FORMAT, _SCHEMA = "dear roles", 2
+_Count = Annotated[int, Meta(ge=1, le=512)]  # no tower has more layers or heads: more is a damaged file
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(Strict, frozen=True):
     """What one head does."""
 
     kind: str  #: "core", "other", "generalization" or "mixed"
-    concept: str | None = None  #: the concept a specialized head belongs to; None where none leads
-    entropy: float | None = None  #: Concept Entropy in bits; None where it was never measured (Table 2)
+    concept: Word | None = None  #: the concept a specialized head belongs to; None where none leads
+    #: Concept Entropy in bits; None where it was never measured (Table 2)
+    entropy: Annotated[float, Meta(ge=0)] | None = None
     #: share of the head's phrases in each concept, largest first
-    shares: Mapping[str, float] = field(default_factory=dict)
-    phrases: tuple[str, ...] = ()  #: the phrases TEXTSPAN picked, in order
+    shares: dict[Word, Annotated[float, Meta(ge=0, le=1)]] = field(default_factory=dict)
+    phrases: tuple[Line, ...] = ()  #: the phrases TEXTSPAN picked, in order
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -32,8 +44,7 @@ class Role:
             raise RoleError(f"a head of kind {self.kind!r} needs a concept")
 
 
-@dataclass(frozen=True)
-class RoleMap:
+class RoleMap(Strict, frozen=True):
     """Roles of all heads of some layers; `roles[12, 7]` is the role of head 7 in layer 12.
 
     Layers count from 1, heads from 0, as in the supplement's Table 2.
@@ -43,7 +54,7 @@ class RoleMap:
     ('Object', 28)
     """
 
-    table: Mapping[tuple[int, int], Role]  #: role of each (layer, head)
+    table: Mapping[Head, Role]  #: role of each (layer, head)
     heads: int  #: heads per layer
     backbone: str = ""  #: name of the backbone, for people
     #: hash of the visual weights the map was computed on; None: bound to no weights
@@ -76,8 +87,7 @@ class RoleMap:
         """The layers that have roles, ascending."""
         return tuple(sorted({layer for layer, _ in self.table}))
 
-    def __getitem__(self, key: tuple[int, int]) -> Role:
-        """The role of head `key = (layer, head)`."""
+    def __getitem__(self, key: Head) -> Role:
         try:
             return self.table[key]
         except KeyError:
@@ -85,15 +95,14 @@ class RoleMap:
                 f"no role for {key}; this map has layers {_span(self.layers)}, heads 0-{self.heads - 1}"
             ) from None
 
-    def __iter__(self) -> Iterator[tuple[tuple[int, int], Role]]:
+    def __iter__(self) -> Iterator[tuple[Head, Role]]:
         """((layer, head), role) in reading order."""
         return iter(sorted(self.table.items()))
 
     def __len__(self) -> int:
-        """Number of heads in the map."""
         return len(self.table)
 
-    def select(self, kind: str | None = None, concept: str | None = None) -> tuple[tuple[int, int], ...]:
+    def select(self, kind: str | None = None, concept: str | None = None) -> tuple[Head, ...]:
         """(layer, head) of all heads of a kind and / or of a concept, in reading order.
 
         >>> RoleMap.table2().select("core", "Shape")
@@ -124,11 +133,11 @@ class RoleMap:
         order = list(keys)
         random.Random(seed).shuffle(order)
         table = {
-            key: replace(self.table[key], kind=self.table[source].kind, concept=self.table[source].concept)
-            for key, source in zip(keys, order, strict=True)
+            key: structs.replace(self.table[key], kind=other.kind, concept=other.concept)
+            for key, other in zip(keys, map(self.table.__getitem__, order), strict=True)
         }
         parameters = {"of": self.rule, "seed": seed, **self.parameters}
-        return replace(self, table=table, rule="shuffled", parameters=parameters)
+        return structs.replace(self, table=table, rule="shuffled", parameters=parameters)
 
     @classmethod
     def uniform(cls, kind: str, layers: Sequence[int], heads: int, core: tuple[str, ...] = CORE) -> RoleMap:
@@ -145,27 +154,28 @@ class RoleMap:
     @classmethod
     def table2(cls) -> RoleMap:
         """The supplement's Table 2: ViT-B/16, layers 9-12, with its phrases."""
-        from dear.heads.roles_file import table2
-
-        return table2()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the map as readable JSON in a stable order, whole or not at all."""
-        from dear.heads.roles_file import write_roles
-
-        write_roles(self, path)
+        text = resources.files("dear.heads").joinpath("table2.json").read_text(encoding="utf-8")
+        return _parse(parse_json(text, "table2.json", "role map"), "table2.json")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> RoleMap:
+    def load(cls, path: PathLike) -> RoleMap:
         """Read a map written by `save`.
 
         Raises:
             DearError: the file is missing or not JSON.
             RoleError: it is JSON but not a whole role map.
         """
-        from dear.heads.roles_file import read_roles_file
+        return _parse(read_json(path, "role map", max_bytes=64 * 1024 * 1024), str(Path(path)))
 
-        return read_roles_file(path)
+    def save(self, path: PathLike) -> None:
+        """Write the map as readable JSON in a stable order, whole or not at all."""
+        top = {"format": _FORMAT, "schema": _SCHEMA} | {name: getattr(self, name) for name in _ABOUT}
+        top["parameters"] = dict(sorted(self.parameters.items()))
+        lines = "".join(f" {_dump(name)}: {_dump(value)},\n" for name, value in top.items())
+        rows = ({"layer": at[0], "head": at[1]} | structs.asdict(role) for at, role in self)
+        body = ",\n".join(f"  {_dump(row)}" for row in rows)
+        evidence = _dump(dict(self.evidence), indent=1).replace("\n", "\n ")
+        write_atomic(path, f'{{\n{lines} "roles": [\n{body}\n ],\n "evidence": {evidence}\n}}\n')
 
     def check(self, clip: Clip, allow_other: bool = False) -> str | None:
         """Refuse to be used on weights the map was not computed on.
@@ -219,3 +229,116 @@ def _span(layers: Sequence[int]) -> str:
 def _short(fingerprint: str) -> str:
     """Enough of a fingerprint to tell two apart."""
     return f"({fingerprint[:19]}…)"
+
+
+# -- the file -----------------------------------------------------------------------------------------------
+
+_ABOUT = ("backbone", "fingerprint", "depth", "layers", "heads", "rule", "parameters", "core")
+
+
+class _Row(Role, frozen=True, kw_only=True):
+    """One head in the file."""
+
+    kind: Literal["core", "other", "generalization", "mixed"]
+    layer: _Count
+    head: Annotated[int, Meta(ge=0, lt=512)]
+
+    def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except RoleError as error:
+            raise ValueError(str(error)) from None
+        if self.shares and abs(sum(self.shares.values()) - 1) > 1e-3:
+            raise ValueError(f"shares add up to {sum(self.shares.values()):.4f}, not to 1")
+
+
+class _File(Strict, frozen=True):
+    """The whole file."""
+
+    format: Literal["dear roles"]
+    schema: Literal[2]
+    backbone: Line
+    fingerprint: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{16,64}\Z")] | None
+    depth: _Count | None
+    layers: Annotated[list[_Count], Meta(min_length=1)]
+    heads: _Count
+    rule: Line
+    parameters: dict[str, Any]
+    core: Annotated[tuple[Word, ...], Meta(min_length=1)]
+    roles: list[_Row]
+    evidence: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.layers != sorted(set(self.layers)):
+            raise ValueError("layers must ascend, each once")
+        if len(set(self.core)) != len(self.core):
+            raise ValueError("core must be a list of different concepts")
+        named = Counter((row.layer, row.head) for row in self.roles)
+        twice = next((key for key, count in named.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"head {twice} stands twice")
+        if {layer for layer, _ in named} != set(self.layers):
+            raise ValueError(f"roles must be those of the layers {self.layers}")
+
+
+class _ConceptSize(msgspec.Struct, frozen=True):
+    phrases: Whole
+    clusters: Whole
+
+
+class _Concepts(msgspec.Struct, frozen=True):
+    way: Line = ""
+    phrases: Whole = 0
+    clusters: Whole = 0
+    noise: float = 0.0
+    agreement: dict[Line, float] = field(default_factory=dict)
+    concepts: dict[Line, _ConceptSize] = field(default_factory=dict)
+
+
+class _Corpus(msgspec.Struct, frozen=True):
+    name: Line = ""
+    phrases: Whole = 0
+
+
+class _Evidence(msgspec.Struct, frozen=True):
+    """What pages show of the evidence; other entries are allowed and not read."""
+
+    image_count: Whole = 0
+    image_source: Line = ""
+    corpus: _Corpus | None = None
+    concepts: _Concepts | None = None
+    concept_of: dict[Line, Line] = field(default_factory=dict)
+    explained: dict[Line, list[float]] | None = None
+
+
+def _parse(document: Any, source: str) -> RoleMap:
+    """Check a parsed `roles.json` and build its map."""
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise RoleError(f"{source}: is not a role map (no 'format')")
+    if document.get("schema") != _SCHEMA:
+        raise RoleError(
+            f"{source}: has schema {str(document.get('schema'))[:20]}, this version reads {_SCHEMA}; "
+            "discover the roles again"
+        )
+    read = check(document, _File, source, "role map", error=RoleError)
+    evidence = check(
+        read.evidence, _Evidence, f"{source}: evidence", "record of a discovery", error=RoleError
+    )
+    for layer, row in (evidence.explained or {}).items():
+        if len(row) != read.heads:
+            raise RoleError(
+                f"{source}: evidence: explained[{layer}] must have {read.heads} values, not {len(row)}"
+            )
+    table = {
+        (row.layer, row.head): Role(row.kind, row.concept, row.entropy, row.shares, row.phrases)
+        for row in read.roles
+    }
+    about = {name: getattr(read, name) for name in _ABOUT if name != "layers"}
+    try:
+        return RoleMap(table, **about, evidence=read.evidence)
+    except RoleError as error:
+        raise RoleError(f"{source}: {error}") from None
+
+
+def _dump(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)

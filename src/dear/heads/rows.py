@@ -11,6 +11,7 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.tower import Block, added_weights
 from dear.clip.towers import VisionTower
+from dear.heads.contributions import block_of
 from dear.heads.traced import Segment
 
 
@@ -30,21 +31,13 @@ def row_terms(
     visual: VisionTower, segments: Sequence[Segment], final: Segment
 ) -> dict[int, tuple[int, Terms]]:
     """Row number (0: class token, 1 + t: extra token t) -> place in the leaf, and its terms."""
-    found = {}
+    edit, length, found = final.edit, len(visual.positions), {}
     for place, position in enumerate(final.positions):
-        row = _row_number(visual, position, final.edit)
-        if row is not None:
+        extra = edit is not None and edit.count and edit.at is None and position >= length
+        if position == 0 or extra:  # no method reads a patch's row behind the last layer
+            row = 1 + position - length if extra else 0
             found[row] = (place, _terms_of(visual, segments, final, position, row))
     return found
-
-
-def _row_number(visual: VisionTower, position: int, edit: Edit | None) -> int | None:
-    length = len(visual.positions)
-    if position == 0:
-        return 0
-    if edit is not None and edit.count and edit.at is None and position >= length:
-        return 1 + position - length
-    return None  # a patch's row: no method reads one behind the last layer
 
 
 def _terms_of(
@@ -105,13 +98,6 @@ def run_before(segments: Sequence[Segment], segment: Segment, position: int) -> 
             if other is not segment and torch.equal(other.out[:, place], segment.x[:, position]):
                 return other
     return None
-
-
-def block_of(visual: VisionTower, layer: int) -> Block:
-    """A layer, counted from 1."""
-    block = visual.blocks[layer - 1]
-    assert isinstance(block, Block)
-    return block
 
 
 def change_of(edit: Edit | None, layer: int) -> LayerEdit | None:

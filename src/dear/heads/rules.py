@@ -8,25 +8,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from dear.errors import RoleError, UsageError
-from dear.heads.names import CONCEPTS, CORE, GENERAL
+from dear.heads.names import CONCEPTS, CORE, GENERAL, Head
 from dear.heads.roles import Role, RoleMap
 
-Key = tuple[int, int]
 ROLE_CHANGES = ("uniform", "shuffled", "quantile", "dominant", "concepts", "from")
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredHead:
     """What a rule may look at: a head's phrases and the share of them in each concept, largest first."""
 
     phrases: tuple[str, ...]
     shares: Mapping[str, float]
 
     @classmethod
-    def of(cls, phrases: Sequence[str], concepts: Sequence[str]) -> Measured:
+    def of(cls, phrases: Sequence[str], concepts: Sequence[str]) -> MeasuredHead:
         """From the concept of each phrase (eq. 3)."""
         return cls(tuple(phrases), concept_shares(concepts))
 
@@ -34,7 +35,7 @@ class Measured:
     def leading(self) -> tuple[str, float]:
         """The concept with the largest share, and that share; on a tie the one of the earlier phrase.
 
-        >>> Measured.of(("b", "a"), ("Shape", "Color")).leading
+        >>> MeasuredHead.of(("b", "a"), ("Shape", "Color")).leading
         ('Shape', 0.5)
         """
         return next(iter(self.shares.items()), ("", 0.0))
@@ -51,7 +52,9 @@ class Measured:
         return Role(kind, concept, round(self.entropy, 6), shares, self.phrases)
 
 
-def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ...] = CORE) -> dict[Key, Role]:
+def quantile(
+    heads: Mapping[Head, MeasuredHead], q: float = 0.20, core: tuple[str, ...] = CORE
+) -> dict[Head, Role]:
     """Roles by rank of Concept Entropy: lowest share `q` specialized, highest `q` generalization, rest mixed.
 
     `round(q · heads)` heads go to each end. A specialized head belongs to the concept of its largest share:
@@ -62,7 +65,7 @@ def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ..
         raise RoleError(f"quantile q = {q} must lie above 0 and not above 0.5")
     order = sorted(heads, key=lambda key: (round(heads[key].entropy, 9), -heads[key].leading[1], key))
     count = round(q * len(order))
-    table: dict[Key, Role] = {}
+    table: dict[Head, Role] = {}
     for rank, key in enumerate(order):
         head = heads[key]
         if rank < count:
@@ -75,8 +78,8 @@ def quantile(heads: Mapping[Key, Measured], q: float = 0.20, core: tuple[str, ..
 
 
 def dominant(
-    heads: Mapping[Key, Measured], tau: float = 0.35, core: tuple[str, ...] = CORE
-) -> dict[Key, Role]:
+    heads: Mapping[Head, MeasuredHead], tau: float = 0.35, core: tuple[str, ...] = CORE
+) -> dict[Head, Role]:
     """Roles by leading share: at least `tau` of the phrases in one concept, else mixed.
 
     Core concept: core. Style: generalization. Any other concept: other. The default asks for 7 of 20
@@ -85,7 +88,7 @@ def dominant(
     """
     if not 0 < tau <= 1:
         raise RoleError(f"dominant tau = {tau} must lie above 0 and not above 1")
-    table: dict[Key, Role] = {}
+    table: dict[Head, Role] = {}
     for key, head in heads.items():
         concept, share = head.leading
         if share < tau - 1e-6:
@@ -97,30 +100,29 @@ def dominant(
     return table
 
 
-def _specialized(head: Measured, core: tuple[str, ...]) -> Role:
-    """Core if the leading concept is core, else other."""
+def _specialized(head: MeasuredHead, core: tuple[str, ...]) -> Role:
     concept, _ = head.leading
     return head.role("core" if concept in core else "other", concept)
 
 
 def assign(
-    heads: Mapping[Key, Measured],
+    heads: Mapping[Head, MeasuredHead],
     rule: str = "dominant",
     value: float | None = None,
     core: tuple[str, ...] = CORE,
-) -> tuple[dict[Key, Role], dict[str, float]]:
+) -> tuple[dict[Head, Role], dict[str, float]]:
     """Roles by the rule of that name, with its default q or tau unless `value` is given; and the parameters.
 
     Heads without any phrase (their output never varies) are mixed under every rule.
     """
-    mute = {key: head.role("mixed", None) for key, head in heads.items() if not head.shares}
-    spoken = {key: head for key, head in heads.items() if head.shares}
+    without_phrases = {key: head.role("mixed", None) for key, head in heads.items() if not head.shares}
+    with_phrases = {key: head for key, head in heads.items() if head.shares}
     if rule == "quantile":
         q = 0.20 if value is None else value
-        return quantile(spoken, q, core) | mute, {"q": q}
+        return quantile(with_phrases, q, core) | without_phrases, {"q": q}
     if rule == "dominant":
         tau = 0.35 if value is None else value
-        return dominant(spoken, tau, core) | mute, {"tau": tau}
+        return dominant(with_phrases, tau, core) | without_phrases, {"tau": tau}
     raise RoleError(
         f"no rule is called {rule!r}; choose dominant or quantile (RoleMap.table2() is the paper's map)",
         hint="rule",
@@ -131,7 +133,7 @@ def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
     """The same measured heads under another rule or threshold: nothing is computed on images again."""
     if not any(role.shares for role in roles.table.values()):
         raise RoleError(f"a role map made by {roles.rule!r} holds no measured shares to apply {rule!r} to")
-    heads = {key: Measured(role.phrases, role.shares) for key, role in roles}
+    heads = {key: MeasuredHead(role.phrases, role.shares) for key, role in roles}
     table, parameters = assign(heads, rule, value, roles.core)
     kept = {name: value for name, value in roles.parameters.items() if name not in ("q", "tau", "of", "seed")}
     return replace(roles, table=table, rule=rule, parameters=kept | parameters)
@@ -190,20 +192,17 @@ def with_concepts(roles: RoleMap, count: int) -> RoleMap:
         return roles
     order = {concept: place for place, concept in enumerate(CONCEPTS)}
 
-    def rank(concept: str) -> tuple[int, int]:
-        return -specialized.count(concept), order.get(concept, len(order))
+    def rank(concept: str) -> tuple[bool, int, int]:
+        return concept not in roles.core, -specialized.count(concept), order.get(concept, len(order))
 
-    own = sorted(roles.core, key=rank)
-    others = sorted((c for c in CONCEPTS if c not in roles.core and c != GENERAL), key=rank)
-    chosen = (own + others)[:count]
-    core = tuple(chosen)
-
-    def again(role: Role) -> Role:
-        if role.kind not in ("core", "other"):
-            return role
-        return replace(role, kind="core" if role.concept in core else "other")
-
-    table = {key: again(role) for key, role in roles}
+    known = dict.fromkeys((*roles.core, *(concept for concept in CONCEPTS if concept != GENERAL)))
+    core = tuple(sorted(known, key=rank)[:count])
+    table = {
+        key: replace(role, kind="core" if role.concept in core else "other")
+        if role.kind in ("core", "other")
+        else role
+        for key, role in roles
+    }
     return replace(roles, table=table, core=core, parameters={**roles.parameters, "concepts": count})
 
 
@@ -223,16 +222,11 @@ def from_layer(roles: RoleMap, first: int) -> RoleMap:
 def concept_shares(concepts: Iterable[str]) -> dict[str, float]:
     """Share of a head's phrases in each concept, largest first, ties by first appearance (eq. 3).
 
-    Args:
-        concepts: the concept of each phrase of the head.
-
     >>> concept_shares(["Color", "Color", "Shape", "Color"])
     {'Color': 0.75, 'Shape': 0.25}
     """
     counts = Counter(concepts)
-    total = sum(counts.values())
-    ordered = sorted(counts.items(), key=lambda item: -item[1])  # stable: ties stay in order
-    return {concept: count / total for concept, count in ordered}
+    return {concept: count / counts.total() for concept, count in counts.most_common()}
 
 
 def concept_entropy(shares: Mapping[str, float]) -> float:

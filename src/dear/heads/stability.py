@@ -7,16 +7,18 @@ second time. The share of heads that keep kind and concept is compared with what
 
 from __future__ import annotations
 
+import operator
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from dear.heads.moments import Moments
+from dear.heads.names import Head
 from dear.heads.roles import Role, RoleMap
 
 BLOCKS = 10
@@ -25,7 +27,7 @@ STEADY = 0.7  #: share of heads above which a map counts as steady
 CHANCE = 0.2  #: agreement beyond chance below which a map says hardly more than chance
 ENOUGH_IMAGES = 1000  #: images from which on roles are usually steady
 
-Table = Mapping[tuple[int, int], Role]
+Table = Mapping[Head, Role]
 
 
 class BlockMoments(Moments):
@@ -62,11 +64,7 @@ class BlockMoments(Moments):
 
     def replicate(self, seed: int) -> Moments:
         """Moments of as many blocks drawn with replacement."""
-        drawn = random.Random(seed).choices(self.blocks, k=BLOCKS)
-        total = drawn[0]
-        for block in drawn[1:]:
-            total = total + block
-        return total
+        return reduce(operator.add, random.Random(seed).choices(self.blocks, k=BLOCKS))
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,12 @@ class Stability:
     share: float  #: mean share of heads that keep their kind and concept
     chance: float  #: share that would agree if each map dealt its roles to heads at random
     replicates: int  #: how many maps were compared
-    heads: Mapping[tuple[int, int], float]  #: the share per (layer, head)
+    heads: Mapping[Head, float]  #: the share per head
 
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, float]:
         """Plain values for `roles.json`."""
-        return {
-            "share": round(self.share, 4),
-            "chance": round(self.chance, 4),
-            "replicates": self.replicates,
-        }
+        found = {"share": round(self.share, 4), "chance": round(self.chance, 4)}
+        return found | {"replicates": self.replicates}
 
 
 def measure(roles: Table, again: Iterable[Table]) -> Stability:
@@ -95,7 +90,7 @@ def measure(roles: Table, again: Iterable[Table]) -> Stability:
     >>> measure(one, [one, two]).share
     0.75
     """
-    hits: Counter[tuple[int, int]] = Counter()
+    hits: Counter[Head] = Counter()
     chance, count = 0.0, 0
     own = Counter(_name(role) for role in roles.values())
     for table in again:
@@ -132,11 +127,11 @@ def warnings_about(roles: RoleMap) -> list[str]:
     if isinstance(stability, Mapping) and {"share", "chance"} <= set(stability):
         share, chance = float(stability["share"]), float(stability["chance"])
         kappa = (share - chance) / (1 - chance) if chance < 1 else 0.0
-        told = f"{share:.0%} of its heads keep their role when the images are drawn again"
+        kept = f"{share:.0%} of its heads keep their role when the images are drawn again"
         if kappa < CHANCE:
-            found.append(f"the role map says hardly more than chance: {told} ({chance:.0%} by chance){more}")
+            found.append(f"the role map says hardly more than chance: {kept} ({chance:.0%} by chance){more}")
         elif share < STEADY:
-            found.append(f"the role map is not steady: {told}{more}")
+            found.append(f"the role map is not steady: {kept}{more}")
     elif more:
         found.append(f"how steady the role map is was not measured{more}")
     return found

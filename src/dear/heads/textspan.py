@@ -20,9 +20,7 @@ from torch import Tensor
 from dear.errors import UsageError
 from dear.heads.moments import Moments
 
-RANK = 80
-"""Most singular vectors that are kept."""
-
+RANK = 80  #: most singular vectors that are kept
 _HEADS_AT_ONCE = 12  # bounds the memory: 2 · heads · phrases · rank float64 numbers
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from dear.errors import UsageError
 from dear.heads.names import CONCEPTS
 
 _MOST_WORDS, _LONGEST = 64, 80
-_OWN_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
+OWN_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,13 @@ class Concept:
     name: str  #: one of the twelve concepts, or the user's own word
     words: tuple[str, ...]  #: the values
     #: sentences around a value, with `{}`; the features of all are averaged
-    templates: tuple[str, ...] = _OWN_TEMPLATES
+    templates: tuple[str, ...] = OWN_TEMPLATES
     role: str | None = None  #: the concept of the heads that carry it, one of the twelve; None: none does
+
+
+@lru_cache(maxsize=1)
+def _table() -> Any:
+    return read_json(Path(__file__).with_name("values.json"), "values of concepts")
 
 
 @lru_cache(maxsize=1)
@@ -43,19 +49,8 @@ def known_concepts() -> dict[str, Concept]:
     >>> known_concepts()["Location"].words[:3]
     ('beach', 'forest', 'desert')
     """
-    table = read_json(Path(__file__).with_name("values.json"), "values of concepts")
-    return {
-        name: Concept(name, tuple(table[name]["words"]), tuple(table[name]["templates"]), name)
-        for name in CONCEPTS
-    }
-
-
-@lru_cache(maxsize=1)
-def _also() -> dict[str, str]:
-    """Every name a concept goes by, in lower case."""
-    table = read_json(Path(__file__).with_name("values.json"), "values of concepts")
-    names = {other: name for name in CONCEPTS for other in table[name]["also"]}
-    return names | {name.lower(): name for name in CONCEPTS}
+    rows = ((name, _table()[name]) for name in CONCEPTS)
+    return {name: Concept(name, tuple(row["words"]), tuple(row["templates"]), name) for name, row in rows}
 
 
 def find_concept(text: str) -> Concept:
@@ -68,7 +63,7 @@ def find_concept(text: str) -> Concept:
     """
     name, colon, rest = text.partition(":")
     name = name.strip()
-    known = _also().get(name.lower())
+    known = next((one for one in CONCEPTS if name.lower() in (one.lower(), *_table()[one]["also"])), None)
     if not colon:
         if known is None:
             raise UsageError(
@@ -86,7 +81,7 @@ def find_concept(text: str) -> Concept:
             f"the concept {name[:_LONGEST]!r}: at most {_MOST_WORDS} values, each of at most {_LONGEST} "
             "printable characters"
         )
-    return Concept(name, words, _OWN_TEMPLATES, known)
+    return Concept(name, words, OWN_TEMPLATES, known)
 
 
 def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
@@ -101,7 +96,6 @@ def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word, bad in zip(words, unknown, strict=True) if not bad)
 
 
-@torch.no_grad()
 def value_features(clip: Clip, concept: Concept) -> tuple[tuple[str, ...], Tensor]:
     """The values that the backbone can read, and T_q: their unit text features [K, E], float32 on the CPU."""
     words = readable_words(clip, concept.words)
@@ -110,8 +104,14 @@ def value_features(clip: Clip, concept: Concept) -> tuple[tuple[str, ...], Tenso
             f"the concept {concept.name!r}: the backbone {clip.name} can read {len(words)} of its values "
             f"({', '.join(concept.words[:6])}); name at least two that it knows"
         )
+    return words, word_features(clip, words, concept.templates)
+
+
+@torch.no_grad()
+def word_features(clip: Clip, words: Sequence[str], templates: Sequence[str] = OWN_TEMPLATES) -> Tensor:
+    """Unit text features [K, E] of words, averaged over sentences around them, float32 on the CPU."""
     total = torch.zeros(len(words), clip.config.embed_dim)
-    for template in concept.templates:
+    for template in templates:
         features = clip.encode_text([template.replace("{}", word) for word in words]).float().cpu()
         total += F.normalize(features, dim=-1)
-    return words, F.normalize(total, dim=-1)
+    return F.normalize(total, dim=-1)

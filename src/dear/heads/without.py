@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from dear._io.files import PathLike
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -68,21 +66,17 @@ class Without:
         """
         if isinstance(concepts, Without):
             return concepts
-        names = _split(concepts) if isinstance(concepts, str) else tuple(concepts)
-        if examples is None:
-            return cls(names, way)
-        if isinstance(examples, Mapping):
-            return cls(names, way, examples)
+        if not isinstance(concepts, str):
+            names = tuple(concepts)
+        elif ":" in concepts:  # a concept with values of its own keeps its commas
+            names = (concepts.strip(),)
+        else:
+            names = tuple(dict.fromkeys(name.strip() for name in concepts.split(",") if name.strip()))
+        if examples is None or isinstance(examples, Mapping):
+            return cls(names, way, examples or {})
         if len(names) != 1:
             raise UsageError("examples for several concepts: say which concept each folder is for")
         return cls(names, way, {names[0]: examples})
-
-
-def _split(text: str) -> tuple[str, ...]:
-    """Names with commas between; a concept with values of its own has a colon and keeps its commas."""
-    if ":" in text:
-        return (text.strip(),)
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,28 +128,28 @@ def remove(
 ) -> Removal:
     """Remove concepts from a backbone, with everything measured on the training images.
 
-    Args:
-        clip: the backbone; a correction that it has is replaced.
-        images: the training images.
-        without: which concepts, and how.
-        roles: role map for the removal by heads; None: the backbone's own, where it has one.
-        heads_first: take heads where they alone are as good as the best, for a method that learns inside
-            the image tower.
+    A correction that the backbone has is replaced. Without `roles`, heads are those of its own role map, if
+    it has one. `heads_first` takes heads where they alone are as good as the best, for a method that learns
+    inside the image tower.
     """
-    chart = role_map(roles, clip)
+    known = role_map(roles, clip)
     plans = {name: _concept(name, without) for name in without.concepts}  # all checked before any work
     examples = {name: _examples(source) for name, source in without.examples.items()}
-    layers = chart.layers if chart is not None else clip.config.vision.last_third
+    layers = known.layers if known is not None else clip.config.vision.last_third
     seen = collect(clip, images, layers)
     offers: dict[str, dict[str, Repair]] = {}
     choices: dict[str, Choice] = {}
     for name, concept in plans.items():
-        offers[name] = ways_to_remove(clip, concept, seen, chart, examples.get(name))
-        choices[name] = (
-            _best_way(concept.name, offers[name], seen, images.labels, heads_first)
-            if without.way == "auto"
-            else _asked_way(concept.name, offers[name], without.way)
-        )
+        offers[name] = ways_to_remove(clip, concept, seen, known, examples.get(name))
+        if without.way != "auto":
+            choices[name] = _named_way(concept.name, offers[name], without.way)
+        elif offers[name]:
+            choices[name] = choose(seen, images.labels, offers[name], heads_first=heads_first)
+        else:
+            raise UsageError(
+                f"{concept.name}: this backbone reads none of its words and the role map has no head for it; "
+                "give examples"
+            )
     repair = combine(*(choice.repair for choice in choices.values()))
     return Removal(clip.corrected(repair.correction()), repair, choices, seen, offers)
 
@@ -196,7 +190,7 @@ def ways_to_remove(
     if len(readable_words(clip, concept.words)) > 1:
         found["words"] = remove_span(seen, value_features(clip, concept)[1], concept.name)
     if examples is not None:
-        features = _features(clip, examples)
+        features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
         found["examples"] = remove_examples(seen, features, examples.labels, concept.name)
         found["leace"] = remove_examples(seen, features, examples.labels, concept.name, leace=True)
     heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
@@ -205,25 +199,7 @@ def ways_to_remove(
     return found
 
 
-def _features(clip: Clip, images: ImageSet) -> Tensor:
-    """Features [n, E] of the plain backbone."""
-    return collect(clip, images, clip.config.vision.last_third[-1:]).features
-
-
-def _best_way(
-    name: str, offers: Mapping[str, Repair], seen: Collected, labels: Tensor, heads_first: bool
-) -> Choice:
-    """The best way on the training images."""
-    if not offers:
-        raise UsageError(
-            f"{name}: this backbone reads none of its words and the role map has no head for it; give "
-            "examples"
-        )
-    return choose(seen, labels, offers, heads_first=heads_first)
-
-
-def _asked_way(name: str, offers: Mapping[str, Repair], way: str) -> Choice:
-    """The way asked for."""
+def _named_way(name: str, offers: Mapping[str, Repair], way: str) -> Choice:
     missing = [part for part in way.split("+") if part not in offers]
     if missing:
         reasons = {

@@ -27,13 +27,10 @@ class Causal:
     """Answers with a shortcut given to others and, where an edit can do that, taken from the class."""
 
     class_name: str
-    #: held-out images of other classes that were tested
-    images: int
-    #: share of them that the model calls by the class, as they are and edited
-    plain: float
+    images: int  #: held-out images of other classes that were tested
+    plain: float  #: share of them that the model calls by the class, as they are and edited
     edited: float
-    #: answers that moved to the class and away from it
-    moved_in: int
+    moved_in: int  #: answers that moved to the class and away from it
     moved_out: int
     #: share of right answers on the class's own held-out images, as they are and without it; None: not tested
     own: float | None = None
@@ -87,23 +84,17 @@ class EditedSet:
 def edited_set(
     shortcut: Shortcut, held_out: ImageSet, training: ImageSet, images: int = IMAGES, seed: int = 1
 ) -> EditedSet:
-    """The images that `causal_test` asks about.
+    """The images that `causal_test` asks about: at most `images` held-out ones of other classes.
 
-    Args:
-        shortcut: what is given to others; labels of both sets count into the same classes.
-        held_out: images that no model was trained on.
-        training: where donors come from.
-        images: how many of other classes at most.
-        seed: of the draw and of the donors.
+    Donors come from the training images; labels of both sets count into the same classes.
     """
     if not shortcut.kind:
         raise UsageError(f"{shortcut.name} is a fact of files that no model sees; there is nothing to edit")
     rng = random.Random(seed)
-    labels, known = held_out.labels.tolist(), training.labels.tolist()
-    others = [place for place, label in enumerate(labels) if label != shortcut.label]
-    own = [place for place, label in enumerate(labels) if label == shortcut.label]
-    with_it = [place for place, label in enumerate(known) if label == shortcut.label]
-    without_it = [place for place, label in enumerate(known) if label != shortcut.label]
+    (own, others), (with_it, without_it) = (
+        [(mine == wanted).nonzero()[:, 0].tolist() for wanted in (True, False)]
+        for mine in (held_out.labels == shortcut.label, training.labels == shortcut.label)
+    )
     if not others or not with_it:
         raise UsageError(
             f"{held_out.name}: there are no held-out images of classes beside {shortcut.class_name}"
@@ -128,12 +119,12 @@ def edited_set(
 
 def _marked(shortcut: Shortcut, training: ImageSet, members: Sequence[int]) -> list[int]:
     """The class's images that have the mark; all of them where the whole class has it."""
-    if shortcut.mark is None or shortcut.mark.share == 1:
-        return list(members)
     mark = shortcut.mark
+    if mark is None or mark.share == 1:
+        return list(members)
     far = []
     for place in members:
-        small = np.asarray(training.image(place).resize((mark.mask.shape[1], mark.mask.shape[0])))
+        small = np.asarray(training.image(place).resize(mark.mask.shape[::-1]))
         far.append(float(np.abs(small[mark.mask].astype(float) - mark.look[mark.mask]).mean()))
     order = np.argsort(far)[: max(1, round(mark.share * len(members)))]
     return [members[place] for place in order]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear._io.image_file import Size, read_views
-from dear.data.images import ImageSet, Wrapped
+from dear.data.images import ImageSet, Rows, Wrapped
 from dear.photos.edits import random_edit, transfer
 from dear.photos.shortcuts import Shortcut
 
@@ -23,12 +24,9 @@ class EditedImages(Wrapped):
 
     same_content: ClassVar[bool] = False
     images: ImageSet  #: the originals
-    #: of the edits
-    kind: str
-    #: copies get what the images of its class have; None: edits are random
-    shortcut: Shortcut | None = None
-    #: where images of that class come from; None: the originals
-    donors: ImageSet | None = None
+    kind: str  #: of the edits
+    shortcut: Shortcut | None = None  #: copies get what the images of its class have; None: edits are random
+    donors: ImageSet | None = None  #: where images of that class come from; None: the originals
     seed: int = 1
 
     def image(self, index: int) -> Image.Image:
@@ -37,11 +35,14 @@ class EditedImages(Wrapped):
         image = self.images.image(index)
         if self.shortcut is None:
             return random_edit(self.kind, image, rng)
-        donors = self.images if self.donors is None else self.donors
+        donors = self._donors
         members = (donors.labels == self.shortcut.label).nonzero()[:, 0].tolist()
         mask = None if self.shortcut.mark is None else self.shortcut.mark.mask
-        donor = donors.image(rng.choice(members))
-        return transfer(self.kind, image, donor, mask, self.shortcut.name)
+        return transfer(self.kind, image, donors.image(rng.choice(members)), mask, self.shortcut.name)
+
+    @property
+    def _donors(self) -> ImageSet:
+        return self.images if self.donors is None else self.donors
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """CLIP's view of some copies, uint8 [b, 3, size, size]."""
@@ -53,58 +54,40 @@ class EditedImages(Wrapped):
 
     def subset(self, indices: Sequence[int]) -> EditedImages:
         """Copies of some of the originals."""
-        donors = self.images if self.donors is None else self.donors
-        return replace(self, images=self.images.subset(indices), donors=donors)
+        return replace(self, images=self.images.subset(indices), donors=self._donors)
 
     def select_classes(self, names: Sequence[str]) -> EditedImages:
         """Copies of the images of some classes."""
-        donors = self.images if self.donors is None else self.donors
-        return replace(self, images=self.images.select_classes(names), donors=donors)
+        return replace(self, images=self.images.select_classes(names), donors=self._donors)
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedImages:
-    """Images of several sets with the same classes, in any order."""
+class JoinedImages(Rows):
+    """Images of several sets with the same classes, in any order; named as the first one."""
 
+    per_image: ClassVar[tuple[str, ...]] = ("places",)
+    name: str
+    classes: tuple[str, ...]
+    template: str
+    labels: Tensor
+    domains: tuple[str, ...] | None  #: where all sets have domains
     parts: tuple[ImageSet, ...]
-    #: (number of the part, place in it) of each image
-    places: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int], ...]  #: (number of the part, place in it) of each image
+    groups: None = None
 
     @classmethod
     def of(cls, *parts: ImageSet) -> JoinedImages:
         """All images of the sets, one set after the other."""
-        return cls(parts, tuple((n, place) for n, part in enumerate(parts) for place in range(len(part))))
-
-    @property
-    def name(self) -> str:
-        """Name of the first set."""
-        return self.parts[0].name
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Those of the first set."""
-        return self.parts[0].classes
-
-    @property
-    def template(self) -> str:
-        """That of the first set."""
-        return self.parts[0].template
-
-    @property
-    def labels(self) -> Tensor:
-        """int64 [n]."""
-        return torch.tensor([int(self.parts[part].labels[place]) for part, place in self.places])
-
-    @property
-    def domains(self) -> tuple[str, ...] | None:
-        """The domain of each image, where all sets have domains."""
-        known = [part.domains for part in self.parts]
-        if any(domains is None for domains in known):
-            return None
-        return tuple((known[part] or ())[place] for part, place in self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
+        first, domains = parts[0], [part.domains for part in parts]
+        return cls(
+            first.name,
+            first.classes,
+            first.template,
+            torch.cat([part.labels for part in parts]),
+            None if None in domains else tuple(chain.from_iterable(filter(None, domains))),
+            parts,
+            tuple((number, place) for number, part in enumerate(parts) for place in range(len(part))),
+        )
 
     def image(self, index: int) -> Image.Image:
         """A whole image, RGB."""
@@ -125,11 +108,3 @@ class JoinedImages:
         """The image's key in its own set."""
         part, place = self.places[int(index)]
         return self.parts[part].key(place)
-
-    def subset(self, indices: Sequence[int]) -> JoinedImages:
-        """The images at `indices`, in that order."""
-        return replace(self, places=tuple(self.places[int(index)] for index in indices))
-
-    def select_classes(self, names: Sequence[str]) -> JoinedImages:
-        """The images of some classes; labels count into `names`."""
-        return JoinedImages.of(*(part.select_classes(names) for part in self.parts))

@@ -25,8 +25,7 @@ class Duplicate:
     second: int
     #: "copy" (hashes and pixels agree) or "alike" (features agree: cropped, turned, the same scene)
     kind: str
-    #: root mean square difference of the small copies, in gray levels
-    difference: float
+    difference: float  #: root mean square difference of the small copies, in gray levels
 
 
 def near_duplicates(
@@ -35,13 +34,10 @@ def near_duplicates(
     features: tuple[Floats, Floats] | None = None,
     labels: Sequence[int] | None = None,
 ) -> list[Duplicate]:
-    """Pairs of nearly the same images, copies first.
+    """Pairs of nearly the same images, copies first: between two sets, or within the first.
 
-    Args:
-        measured: the images.
-        other: a second set to compare with (test images); None: pairs within the first.
-        features: of the images and of the others [n, E], to find what hashes do not.
-        labels: of the images; without a second set, only pairs of different classes are listed.
+    `features` [n, E] of both sets find what hashes do not. Within one set of images with `labels`, only pairs
+    of different classes are listed.
     """
     second = measured if other is None else other
     found: dict[tuple[int, int], Duplicate] = {}

@@ -33,14 +33,10 @@ def random_edit(kind: str, image: Image.Image, rng: random.Random) -> Image.Imag
 def transfer(
     kind: str, image: Image.Image, donor: Image.Image, mask: Mask | None = None, name: str | None = None
 ) -> Image.Image:
-    """A copy of an image with what the donor has.
+    """A copy of an image (RGB) with what the donor (RGB) has.
 
-    Args:
-        kind: of the edit.
-        image: RGB.
-        donor: RGB, the image to take it from.
-        mask: for marks and frames where they are, bool [32, 32].
-        name: the property, where several are of one kind ("red", "blue").
+    `mask` [32, 32] says where marks and frames are, `name` which property where several are of one kind
+    ("red", "blue").
     """
     if kind in ("mark", "frame") and mask is not None:
         return _pasted(image, donor, mask)
@@ -74,9 +70,13 @@ def _pasted(image: Image.Image, donor: Image.Image, mask: Mask, grow: bool = Tru
     return Image.composite(donor.resize(image.size, Image.Resampling.BICUBIC), image, shape)
 
 
+def _ratio(image: Image.Image, donor: Image.Image, name: str, least: float = 0.1) -> float:
+    """How many times as much of a property the donor has, within limits."""
+    return float(np.clip(_value(donor, name) / max(_value(image, name), 1.0), least, 5.0))
+
+
 def _brightness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
-    wanted, own = _value(donor, name), _value(image, name)
-    return ImageEnhance.Brightness(image).enhance(float(np.clip(wanted / max(own, 1.0), 0.1, 5.0)))
+    return ImageEnhance.Brightness(image).enhance(_ratio(image, donor, name))
 
 
 def _contrast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
@@ -85,13 +85,11 @@ def _contrast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
         wanted, own, high = _value(donor, name), _value(image, name), _value(image, "brightest pixels")
         scale = np.clip((high - wanted) / max(high - own, 1.0), 0.1, 5.0)
         return _image(high - (high - pixels) * scale)
-    scale = np.clip(_value(donor, "contrast") / max(_value(image, "contrast"), 1.0), 0.1, 5.0)
-    return _image(pixels.mean() + (pixels - pixels.mean()) * scale)
+    return _image(pixels.mean() + (pixels - pixels.mean()) * _ratio(image, donor, "contrast"))
 
 
 def _saturation(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
-    wanted, own = _value(donor, "saturation"), _value(image, "saturation")
-    return ImageEnhance.Color(image).enhance(float(np.clip(wanted / max(own, 1.0), 0.0, 5.0)))
+    return ImageEnhance.Color(image).enhance(_ratio(image, donor, "saturation", 0.0))
 
 
 def _cast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
@@ -156,13 +154,16 @@ def _color(rng: random.Random) -> tuple[int, int, int]:
     return rng.randrange(256), rng.randrange(256), rng.randrange(256)
 
 
+def _shrunk(image: Image.Image, scale: float) -> Image.Image:
+    return image.resize((max(1, round(scale * image.width)), max(1, round(scale * image.height))))
+
+
 def _random_frame(image: Image.Image, rng: random.Random) -> Image.Image:
     """The image, smaller, somewhere on a plain color (a frame or a background), or turned."""
     color = _color(rng)
     if rng.random() < 0.3:
         return image.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR, fillcolor=color)
-    scale = rng.uniform(0.65, 0.96)
-    inner = image.resize((max(1, round(scale * image.width)), max(1, round(scale * image.height))))
+    inner = _shrunk(image, rng.uniform(0.65, 0.96))
     free = (image.width - inner.width, image.height - inner.height)
     place = (free[0] // 2, free[1] // 2)
     if rng.random() < 0.5:
@@ -191,25 +192,17 @@ def _random_crop(image: Image.Image, rng: random.Random) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def _random_cast(image: Image.Image, rng: random.Random) -> Image.Image:
-    return _image(np.asarray(image, dtype=np.float64) + [rng.uniform(-50, 50) for _ in range(3)])
-
-
-def _random_contrast(image: Image.Image, rng: random.Random) -> Image.Image:
-    return ImageEnhance.Contrast(image).enhance(rng.uniform(0.3, 1.5))
-
-
 def _random_size(image: Image.Image, rng: random.Random) -> Image.Image:
-    scale = rng.uniform(0.2, 0.8)
-    small = image.resize((max(1, round(scale * image.width)), max(1, round(scale * image.height))))
-    return small.resize(image.size, Image.Resampling.BICUBIC)
+    return _shrunk(image, rng.uniform(0.2, 0.8)).resize(image.size, Image.Resampling.BICUBIC)
 
 
 _RANDOM: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
     "brightness": lambda image, rng: ImageEnhance.Brightness(image).enhance(rng.uniform(0.35, 1.4)),
-    "contrast": _random_contrast,
+    "contrast": lambda image, rng: ImageEnhance.Contrast(image).enhance(rng.uniform(0.3, 1.5)),
     "saturation": lambda image, rng: ImageEnhance.Color(image).enhance(rng.choice((0.0, rng.random()))),
-    "cast": _random_cast,
+    "cast": lambda image, rng: _image(
+        np.asarray(image, dtype=np.float64) + [rng.uniform(-50, 50) for _ in range(3)]
+    ),
     "sharpness": lambda image, rng: image.filter(
         ImageFilter.GaussianBlur(rng.uniform(0.005, 0.03) * min(image.size))
     ),

@@ -19,16 +19,11 @@ _MAKE, _MODEL = 0x010F, 0x0110  # EXIF tags
 class FileFacts:
     """What a file says of itself."""
 
-    #: bytes over the number of pixels
-    bytes_per_pixel: float
-    #: "JPEG", "PNG", …
-    format: str
-    #: maker and model from EXIF; empty: it does not say
-    camera: str = ""
-    #: short name of the JPEG quantization tables; empty: no JPEG
-    tables: str = ""
-    #: quality (1 to 100) that gives luminance tables of this size; None: no JPEG
-    quality: int | None = None
+    bytes_per_pixel: float  #: bytes over the number of pixels
+    format: str  #: "JPEG", "PNG", …
+    camera: str = ""  #: maker and model from EXIF; empty: it does not say
+    tables: str = ""  #: short name of the JPEG quantization tables; empty: no JPEG
+    quality: int | None = None  #: quality (1 to 100) that gives luminance tables of this size; None: no JPEG
 
 
 def file_facts(images: ImageSet, index: int) -> FileFacts | None:

@@ -28,14 +28,10 @@ Mask = NDArray[np.bool_]
 class Mark:
     """A mark of one class."""
 
-    #: 0 to 1; for a fixed mark one minus the relative variance, for others (1 + share) / 2
-    score: float
-    #: bool [32, 32], where it is
-    mask: Mask
-    #: uint8 [32, 32, 3], what it looks like; only pixels of the mask count
-    look: NDArray[np.uint8]
-    #: share of the class's images that have it
-    share: float = 1.0
+    score: float  #: 0 to 1; for a fixed mark one minus the relative variance, for others (1 + share) / 2
+    mask: Mask  #: bool [32, 32], where it is
+    look: NDArray[np.uint8]  #: uint8 [32, 32, 3], what it looks like; only pixels of the mask count
+    share: float = 1.0  #: share of the class's images that have it
 
     @property
     def place(self) -> str:
@@ -82,12 +78,8 @@ class _Moments:
         return cls(len(small), total, squares, within)
 
     def without(self, part: _Moments) -> _Moments:
-        return _Moments(
-            self.count - part.count,
-            self.total - part.total,
-            self.squares - part.squares,
-            self.within - part.within,
-        )
+        names = ("count", "total", "squares", "within")
+        return _Moments(*(getattr(self, name) - getattr(part, name) for name in names))
 
     @property
     def variance(self) -> Floats:
@@ -196,13 +188,7 @@ def color_name(color: Floats) -> str:
     if spread < 40:
         return "black" if light < 50 else "white" if light > 215 else "gray"
     names = {
-        "red": (220, 30, 30),
-        "green": (30, 160, 50),
-        "blue": (30, 60, 220),
-        "yellow": (230, 220, 40),
-        "cyan": (40, 200, 220),
-        "magenta": (220, 40, 200),
-        "orange": (240, 140, 30),
-        "brown": (120, 70, 30),
-    }
+        "red": (220, 30, 30), "green": (30, 160, 50), "blue": (30, 60, 220), "yellow": (230, 220, 40),
+        "cyan": (40, 200, 220), "magenta": (220, 40, 200), "orange": (240, 140, 30), "brown": (120, 70, 30),
+    }  # fmt: skip
     return min(names, key=lambda name: sum((a - b) ** 2 for a, b in zip(names[name], color, strict=True)))

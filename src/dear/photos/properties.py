@@ -33,11 +33,9 @@ class Property:
     """A number that every image has."""
 
     name: str
-    #: what an image with a low value is called, and with a high one
-    low: str
+    low: str  #: what an image with a low value is called, and with a high one
     high: str
-    #: which edit changes it (`dear.photos.edits`); empty: none, as a model does not see it
-    edit: str = ""
+    edit: str = ""  #: which edit changes it (`dear.photos.edits`); empty: none, as a model does not see it
 
 
 PROPERTIES: tuple[Property, ...] = (
@@ -64,12 +62,9 @@ PROPERTIES: tuple[Property, ...] = (
 class Measured:
     """What was measured of n images."""
 
-    #: [n, P], one column per entry of `PROPERTIES`
-    values: Floats
-    #: the images at 32 x 32, uint8 [n, 32, 32, 3]
-    small: NDArray[np.uint8]
-    #: difference hashes of 64 bits, uint64 [n]
-    hashes: NDArray[np.uint64]
+    values: Floats  #: [n, P], one column per entry of `PROPERTIES`
+    small: NDArray[np.uint8]  #: the images at 32 x 32, uint8 [n, 32, 32, 3]
+    hashes: NDArray[np.uint64]  #: difference hashes of 64 bits, uint64 [n]
     files: tuple[FileFacts | None, ...]
 
     def __len__(self) -> int:

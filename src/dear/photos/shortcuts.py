@@ -36,23 +36,18 @@ _ORDER = (
 
 @dataclass(frozen=True, eq=False)
 class Shortcut:
-    """A property by which a class can be told without looking at what the images show."""
+    """A property that gives a class away without looking at what the images show."""
 
     label: int
     class_name: str
-    #: name of the property, "mark", or a fact of the files
-    name: str
-    #: what can be removed with `--without`: the family of edits; empty: a model cannot see it
-    kind: str
-    #: 0.5 to 1
-    score: float
-    #: what the images of the class are: "gray", "black corners"
-    look: str
+    name: str  #: name of the property, "mark", or a fact of the files
+    kind: str  #: what can be removed with `--without`: the family of edits; empty: a model cannot see it
+    score: float  #: 0.5 to 1
+    look: str  #: what the images of the class are: "gray", "black corners"
     #: medians of the class and of the others; None for marks and file facts in words
     values: tuple[float, float] | None = None
     mark: Mark | None = None
-    #: other properties above the limit in the same class
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  #: other properties above the limit in the same class
 
     @property
     def sentence(self) -> str:
@@ -86,11 +81,7 @@ def find_shortcuts(
 ) -> tuple[Shortcut, ...]:
     """One finding per class that a property tells from the rest, the highest score first.
 
-    Args:
-        measured: what was measured of the images.
-        labels: one per image.
-        classes: their names.
-        limit: the score from which on a property counts; it rises for few images or classes (`limit_for`).
+    `limit` is the score from which on a property counts; it rises for few images or classes (`limit_for`).
     """
     own_labels = np.asarray(labels, dtype=np.int64)
     if len(own_labels) != len(measured):
@@ -99,7 +90,8 @@ def find_shortcuts(
     present = int((counts > 0).sum())
     if present < 2:
         raise UsageError("properties are compared between classes; there are images of one class only")
-    ranked = _Ranked.of(measured)
+    numbers = _numbers(measured)
+    ranks = rankdata(numbers, axis=0)
     marks = fixed_marks(measured.small, own_labels, len(classes))
     found = []
     for label, name in enumerate(classes):
@@ -107,7 +99,7 @@ def find_shortcuts(
         if needed > 1:
             continue
         own, mark = own_labels == label, marks[label]
-        every = _numeric_scores(ranked, own, label, name) + _fact_scores(measured, own, label, name)
+        every = _numeric_scores(numbers, ranks, own, label, name) + _fact_scores(measured, own, label, name)
         every += [] if mark is None else [_mark(mark, label, name)]
         above = [one for one in every if one.score >= needed]
         if not any(one.name == "mark" for one in above):
@@ -120,7 +112,7 @@ def find_shortcuts(
 
 
 def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
-    """The limit for a class of so many images among so many classes; above 1: it is not judged.
+    """The limit for a class with a number of images among some classes; above 1: it is not judged.
 
     >>> limit_for(16, 10), limit_for(30, 3), limit_for(5, 10)
     (0.95, 0.98, 2.0)
@@ -141,27 +133,18 @@ def _area(ranks: Floats, own: Mask) -> float:
     return (float(ranks[own].sum()) - count * (count + 1) / 2) / (count * rest)
 
 
-@dataclass(frozen=True, eq=False)
-class _Ranked:
-    """Properties with the values and ranks of all images."""
-
-    properties: tuple[Property, ...]
-    values: Floats  # [n, P]
-    ranks: Floats  # [n, P]
-
-    @classmethod
-    def of(cls, measured: Measured) -> _Ranked:
-        values, properties = measured.values, PROPERTIES
-        if all(facts is not None for facts in measured.files):
-            sizes = [[facts.bytes_per_pixel] for facts in measured.files if facts is not None]
-            values, properties = np.hstack((values, np.array(sizes))), (*PROPERTIES, FILE_SIZE)
-        return cls(properties, values, rankdata(values, axis=0))
+def _numbers(measured: Measured) -> Floats:
+    """The properties of all images, and the size of their files where all have one, [n, P]."""
+    files = [facts for facts in measured.files if facts is not None]
+    if len(files) < len(measured):
+        return measured.values
+    return np.hstack((measured.values, np.array([[facts.bytes_per_pixel] for facts in files])))
 
 
-def _numeric_scores(ranked: _Ranked, own: Mask, label: int, name: str) -> list[Shortcut]:
+def _numeric_scores(numbers: Floats, ranks: Floats, own: Mask, label: int, name: str) -> list[Shortcut]:
     found = []
-    for place, each in enumerate(ranked.properties):
-        area, values = _area(ranked.ranks[:, place], own), ranked.values[:, place]
+    for each, values, ranked in zip((*PROPERTIES, FILE_SIZE), numbers.T, ranks.T, strict=False):
+        area = _area(ranked, own)
         medians = (float(np.median(values[own])), float(np.median(values[~own])))
         look = each.high if area >= 0.5 else each.low
         found.append(Shortcut(label, name, each.name, each.edit, max(area, 1 - area), look, medians))

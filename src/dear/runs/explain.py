@@ -22,8 +22,9 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.contributions import head_maps
-from dear.heads.groups import EARLY, Head, HeadGroups, head_groups
+from dear.heads.groups import EARLY, HeadGroups, head_groups
 from dear.heads.known_roles import known_roles
+from dear.heads.names import Head
 from dear.heads.parts import Parts, Trace, means_of, spread
 from dear.heads.repair import span_basis
 from dear.heads.roles import RoleMap

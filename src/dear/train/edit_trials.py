@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.heads.ablate import Collected, Key
+from dear.heads.ablate import Collected
+from dear.heads.names import Head
 from dear.heads.repair import Repair, remove_heads
 from dear.photos.directions import edit_directions, random_directions
 
@@ -65,7 +66,7 @@ class EditedFeatures:
         return self.original.features.repeat(len(self.copies), 1), edited
 
     @property
-    def heads(self) -> list[Key]:
+    def heads(self) -> list[Head]:
         """Every head that was collected."""
         return [
             (layer, head) for layer in self.original.layers for head in range(self.original.outputs.shape[2])
@@ -92,7 +93,7 @@ def _span(seen: EditedFeatures, kinds: Sequence[str], basis: Tensor) -> Repair:
     return Repair(tuple(kinds), ("edits",), features.mean(dim=0), removed, rank=len(basis))
 
 
-def edit_heads(seen: EditedFeatures) -> tuple[Key, ...]:
+def edit_heads(seen: EditedFeatures) -> tuple[Head, ...]:
     """The heads that together carry half of what all heads add to the mean shift of the edits."""
     before, after = seen.shift()
     mean = F.normalize((after - before).mean(dim=0), dim=-1)

@@ -37,9 +37,9 @@ from dear.heads.audit import (
     Association,
     Finding,
     associate,
+    explain_away,
     judge,
 )
-from dear.heads.explain_away import explain_away
 from dear.heads.roles import RoleMap
 from dear.heads.values import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.heads.without import role_map, ways_to_remove

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dear import world
 from dear.clip.model import Clip
-from dear.heads.ablate import Collected, Key, collect
+from dear.heads.ablate import Collected, collect
+from dear.heads.names import Head
 from dear.heads.neighbors import head_space, precision_at
 from dear.heads.roles import RoleMap
 from dear.heads.truth import explained_variance
@@ -39,7 +40,7 @@ class KnownImages:
     scenes: world.Scenes  #: what they show
     collected: Collected  #: their features and the heads' contributions
     values: dict[str, Tensor]  #: concept -> int [n], -1 where it is not visible
-    heads: dict[str, list[Key]]  #: concept -> its heads, of concepts that have any
+    heads: dict[str, list[Head]]  #: concept -> its heads, of concepts that have any
 
 
 def known_images(clip: Clip, roles: RoleMap, number: int) -> KnownImages:

@@ -13,7 +13,7 @@ from dear._io.image_file import Size
 from dear._io.progress import Progress, silent
 from dear.clip.model import Clip
 from dear.errors import DearError
-from dear.heads.ablate import Collected, Task, collect, layer_effects, role_effects
+from dear.heads.ablate import AblationTask, Collected, collect, layer_effects, role_effects
 from dear.heads.batches import Images, ImageSource, batches
 from dear.heads.embed import sentence_embedder
 from dear.heads.explain import ActivatingImages, activating_images, attention_maps
@@ -158,14 +158,14 @@ def _digits(look: Tensor) -> str:
     return "".join(_LEVELS[round(value)] for value in (9 * share).flatten().tolist())
 
 
-def _task(clip: Clip, images: Images, numbers: list[int], seen: Collected) -> Task | None:
+def _task(clip: Clip, images: Images, numbers: list[int], seen: Collected) -> AblationTask | None:
     """The zero-shot question of a labeled set; None for images without labels."""
     labels, classes = getattr(images, "labels", None), getattr(images, "classes", None)
     if not isinstance(labels, Tensor) or not classes or len(classes) < 2:
         return None
     template = getattr(images, "template", "a photo of a {}.")
     words = clip.encode_text([template.format(name) for name in classes]).float().cpu()
-    return Task(seen, labels[numbers], words)
+    return AblationTask(seen, labels[numbers], words)
 
 
 def _thumbnail(clip: Clip, images: Images, number: int) -> str:

@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from dear.world import factors as F
-from dear.world.sprites.animals import ANIMALS
-from dear.world.sprites.base import Sprite
-from dear.world.sprites.glyphs import GLYPHS
-from dear.world.sprites.objects import OBJECTS
-from dear.world.sprites.people import FACES, PEOPLE
-from dear.world.sprites.shapes import SHAPES
-from dear.world.sprites.vehicles import VEHICLES
+from dear.world.sprites import sprites
 
 SIDE = 256  # samples along a sprite
 REACH = 1.2  # the table covers -REACH..REACH in sprite units
@@ -34,14 +28,6 @@ class Atlas:
 
     words: Tensor  #: int32 [subjects * SIDE * SIDE], four distances per word
     tints: Tensor  #: float [subjects, 3], the accent colors
-
-
-def sprites() -> tuple[Sprite, ...]:
-    """The sprite of every subject in the order of `factors.SUBJECT_NAMES`."""
-    drawn = {**SHAPES, **OBJECTS, **VEHICLES, **ANIMALS, **PEOPLE, **FACES, **GLYPHS}
-    everywhere = Sprite(body=lambda x, y: torch.full_like(x, -1.0))
-    nothing = Sprite()
-    return (*(drawn[name] for name in F.SUBJECT_NAMES[:-2]), everywhere, nothing)
 
 
 @lru_cache(maxsize=8)

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from dear.world import factors as F
 from dear.world.scenes import Scenes
-from dear.world.templates import SLOT_SIZES, SLOTS, TEMPLATES, phrases
+from dear.world.templates import SLOTS, TEMPLATES, WORDS
 
 BOT, EOT, PAD = 49406, 49407, 0
 LENGTH = 32
-CANONICAL = 0.75  # how often a value is told by its first word
+CANONICAL = 0.75  # how often a value is named by its first word
 _NOTHING, _A, _AN = 0, 1, 2  # rows of the phrase table with a meaning of their own
 
 
@@ -57,14 +57,13 @@ class _Wording:
 @lru_cache(maxsize=1)
 def _wording() -> _Wording:
     words: list[str] = ["", "a", "an"]
-    width = max(SLOT_SIZES.values())
+    width = max(map(len, WORDS.values()))
     first = torch.zeros(len(SLOTS) + 3, width, dtype=torch.int64)
     number = torch.ones_like(first)
     column = torch.zeros(len(SLOTS) + 3, dtype=torch.int64)
     for row, (name, factor) in enumerate(SLOTS.items(), start=3):
         column[row] = factor
-        for value in range(SLOT_SIZES[factor]):
-            wordings = phrases(name, value)
+        for value, wordings in enumerate(WORDS[name]):
             first[row, value], number[row, value] = len(words), len(wordings)
             words.extend(wordings)
     names = {f"{{{name}}}": row for row, name in enumerate(SLOTS, start=3)}
@@ -87,22 +86,13 @@ def _wording() -> _Wording:
                 if part not in words:
                     words.append(part)
                 slot[row, place], fixed[row, place] = 2, words.index(part)
-    vowel = torch.tensor([_takes_an(word) for word in words])
+    vowel = torch.tensor([word[:1] in set("aeiou") for word in words])
     weight = torch.tensor([template.weight for template in TEMPLATES])
     return _Wording(tuple(words), vowel, slot, fixed, column, first, number, weight, named, kinds, many)
 
 
-def _takes_an(word: str) -> bool:
-    return word[:1] in set("aeiou")
-
-
 class CaptionTable:
-    """Captions for scenes, ready for a device.
-
-    Args:
-        ids: int64 [P, W], the BPE ids of every phrase, zeros after the last.
-        length: int64 [P], how many ids a phrase has.
-    """
+    """Captions for scenes: the BPE ids of every phrase [P, W], zeros after the last, and how many [P]."""
 
     def __init__(self, ids: Tensor, length: Tensor) -> None:
         self.ids, self.length = ids, length
@@ -125,12 +115,7 @@ class CaptionTable:
 
     @torch.no_grad()
     def captions(self, scenes: Scenes, generator: torch.Generator) -> Captions:
-        """Draw one caption for every scene.
-
-        Args:
-            scenes: B scenes on the table's device.
-            generator: where the chance comes from (CPU or the table's device).
-        """
+        """Draw one caption for every scene; the generator is on the table's device or on the CPU."""
         wording = self._wording
         values = scenes.factors()
         steps = wording.slot.shape[1]
@@ -177,13 +162,8 @@ class CaptionTable:
 
     def text(self, captions: Captions, row: int) -> str:
         """The sentence of one caption."""
-        words = [self._wording.words[phrase] for phrase in captions.phrase[row].tolist()]
-        return sentence(words)
-
-
-def sentence(words: list[str]) -> str:
-    """Phrases joined as people write them."""
-    return " ".join(word for word in words if word).replace(" .", ".")
+        words = (self._wording.words[phrase] for phrase in captions.phrase[row].tolist())
+        return " ".join(word for word in words if word).replace(" .", ".")
 
 
 def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor) -> Tensor:
@@ -197,15 +177,9 @@ def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor
     Returns:
         bool [B, C]: every factor the caption names has its value in the image.
     """
-    result = torch.ones(
-        len(scene_factors), len(caption_factors), dtype=torch.bool, device=scene_factors.device
-    )
-    for factor in range(scene_factors.shape[1]):
+    shape = (len(scene_factors), len(caption_factors))
+    result = torch.ones(shape, dtype=torch.bool, device=scene_factors.device)
+    for factor in range(scene_factors.shape[1]):  # one after the other: [B, C, F] would not fit
         same = scene_factors[:, factor, None] == caption_factors[None, :, factor]
         result &= same | ~caption_mask[None, :, factor]
     return result
-
-
-def words() -> tuple[str, ...]:
-    """Every phrase the captions are made of, once each, in a stable order."""
-    return tuple(dict.fromkeys(word for word in _wording().words if word))

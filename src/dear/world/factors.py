@@ -51,22 +51,14 @@ COLORS: Final = (
 )
 
 TEXTURES: Final[tuple[Words, ...]] = (
-    ("plain", "smooth", "solid"),
-    ("striped", "banded"),
-    ("dotted", "polka dotted", "spotted"),
-    ("checkered", "checked"),
-    ("wavy", "rippled"),
-    ("zigzag", "chevron"),
-    ("brick", "bricked"),
-    ("grid", "meshed"),
-    ("speckled", "flecked"),
-    ("scaly", "scaled"),
-    ("honeycomb", "hexagonal"),
+    ("plain", "smooth", "solid"), ("striped", "banded"), ("dotted", "polka dotted", "spotted"),
+    ("checkered", "checked"), ("wavy", "rippled"), ("zigzag", "chevron"), ("brick", "bricked"),
+    ("grid", "meshed"), ("speckled", "flecked"), ("scaly", "scaled"), ("honeycomb", "hexagonal"),
     ("marbled", "veined"),
-)
+)  # fmt: skip
 PLAIN: Final = 0
 
-# A place is told as a phrase after the subject ("at the beach") and by its bare name ("beach").
+# A place is named by a phrase after the subject ("at the beach") and by its bare name ("beach").
 PLACES: Final[tuple[tuple[Words, Words], ...]] = (
     (("in a studio", "on a plain background", "on a plain backdrop"), ("studio", "plain background")),
     (("at the beach", "at the seaside", "on the sand"), ("beach", "seaside")),
@@ -82,7 +74,7 @@ PLACES: Final[tuple[tuple[Words, Words], ...]] = (
     (("on the road", "on a highway"), ("road", "highway")),
 )
 
-# A style is told before the subject ("a sketch of") and by its bare name ("sketch").
+# A style is named before the subject ("a sketch of") and by its bare name ("sketch").
 STYLES: Final[tuple[tuple[Words, Words], ...]] = (
     (("a photo of", "a photograph of"), ("photo", "photograph")),
     (("a sketch of", "a pencil drawing of"), ("sketch", "pencil drawing")),
@@ -94,16 +86,12 @@ STYLES: Final[tuple[tuple[Words, Words], ...]] = (
     (("a neon sign of", "a neon image of"), ("neon sign", "neon image")),
 )
 PHOTO, SKETCH, CARTOON, PAINTING, PIXELATED, BLURRY, SEPIA, NEON = range(8)
-COLORLESS_STYLES: Final = (SKETCH, SEPIA, NEON)  # the subject's color cannot be seen: it is never told
+COLORLESS_STYLES: Final = (SKETCH, SEPIA, NEON)  # the subject's color cannot be seen: it is never named
 COARSE_STYLES: Final = (PIXELATED, BLURRY)  # fine patterns cannot be seen: subjects stay plain
 
 COUNTS: Final[tuple[Words, ...]] = (
-    ("one", "a single"),
-    ("two", "a pair of"),
-    ("three",),
-    ("four",),
-    ("five",),
-)
+    ("one", "a single"), ("two", "a pair of"), ("three",), ("four",), ("five",)
+)  # fmt: skip
 
 KINDS: Final = (
     Kind("shape", ("shape", "figure"), 0.36, 0.80, 0.25),
@@ -120,153 +108,66 @@ KINDS: Final = (
 SHAPE, OBJECT, VEHICLE, ANIMAL, PERSON, FACE, LETTER, DIGIT, SURFACE, VIEW = range(10)
 
 SHAPES: Final = (
-    "circle",
-    "square",
-    "triangle",
-    "star",
-    "heart",
-    "diamond",
-    "cross",
-    "crescent",
-    "ring",
-    "arrow",
-    "hexagon",
-    "bolt",
-)
+    "circle", "square", "triangle", "star", "heart", "diamond", "cross", "crescent", "ring", "arrow",
+    "hexagon", "bolt",
+)  # fmt: skip
 OBJECTS: Final = (
-    "house",
-    "tree",
-    "cup",
-    "umbrella",
-    "chair",
-    "lamp",
-    "bottle",
-    "hat",
-    "flower",
-    "key",
-    "mushroom",
+    "house", "tree", "cup", "umbrella", "chair", "lamp", "bottle", "hat", "flower", "key", "mushroom",
     "clock",
-)
+)  # fmt: skip
 VEHICLES: Final = (
-    "car",
-    "truck",
-    "bus",
-    "van",
-    "tractor",
-    "ship",
-    "sailboat",
-    "plane",
-    "train",
-    "bicycle",
-    "helicopter",
+    "car", "truck", "bus", "van", "tractor", "ship", "sailboat", "plane", "train", "bicycle", "helicopter",
     "rocket",
-)
+)  # fmt: skip
 ANIMALS: Final = (
-    "dog",
-    "cat",
-    "bird",
-    "fish",
-    "rabbit",
-    "horse",
-    "elephant",
-    "snake",
-    "turtle",
-    "butterfly",
-    "duck",
+    "dog", "cat", "bird", "fish", "rabbit", "horse", "elephant", "snake", "turtle", "butterfly", "duck",
     "snail",
-)
+)  # fmt: skip
 ACTIONS: Final = ("standing", "running", "jumping", "sitting", "waving", "dancing")
 EMOTIONS: Final = ("happy", "sad", "angry", "surprised", "sleepy", "calm")
 LETTERS: Final = tuple("abcdefghijklmnopqrstuvwxyz")
 DIGITS: Final = tuple("0123456789")
 
 # The subject table: one row a drawable thing, in the order of kinds.
-SUBJECT_NAMES: Final = (
-    *SHAPES,
-    *OBJECTS,
-    *VEHICLES,
-    *ANIMALS,
-    *ACTIONS,
-    *EMOTIONS,
-    *LETTERS,
-    *DIGITS,
-    "surface",
-    "view",
-)
-KIND_SIZES: Final = (12, 12, 12, 12, len(ACTIONS), len(EMOTIONS), len(LETTERS), len(DIGITS), 1, 1)
+_OF_KIND: Final = (
+    SHAPES, OBJECTS, VEHICLES, ANIMALS, ACTIONS, EMOTIONS, LETTERS, DIGITS, ("surface",), ("view",)
+)  # fmt: skip
+SUBJECT_NAMES: Final = tuple(name for names in _OF_KIND for name in names)
+KIND_SIZES: Final = tuple(len(names) for names in _OF_KIND)
 KIND_FIRST: Final = tuple(sum(KIND_SIZES[:kind]) for kind in range(len(KIND_SIZES)))
 SUBJECT_KIND: Final = tuple(kind for kind, size in enumerate(KIND_SIZES) for _ in range(size))
 
 SYNONYMS: Final[dict[str, Words]] = {
-    "circle": ("disc",),
-    "square": ("block",),
-    "diamond": ("rhombus",),
-    "cross": ("plus sign",),
-    "crescent": ("half moon",),
-    "ring": ("hoop",),
-    "bolt": ("lightning bolt",),
-    "house": ("cottage", "home"),
-    "cup": ("mug",),
-    "umbrella": ("parasol",),
-    "lamp": ("desk lamp",),
-    "hat": ("top hat",),
-    "flower": ("blossom",),
-    "mushroom": ("toadstool",),
-    "clock": ("alarm clock",),
-    "car": ("automobile",),
-    "truck": ("lorry",),
-    "bus": ("coach",),
-    "van": ("minivan",),
-    "ship": ("boat",),
-    "sailboat": ("yacht",),
-    "plane": ("airplane", "aircraft"),
-    "train": ("locomotive",),
-    "bicycle": ("bike",),
-    "helicopter": ("chopper",),
-    "rocket": ("spaceship",),
-    "dog": ("puppy",),
-    "cat": ("kitten",),
-    "rabbit": ("bunny",),
-    "horse": ("pony",),
-    "turtle": ("tortoise",),
-}
-PLURALS: Final[dict[str, str]] = {
-    "cross": "crosses",
-    "bus": "buses",
-    "fish": "fish",
-    "butterfly": "butterflies",
-}
+    "circle": ("disc",), "square": ("block",), "diamond": ("rhombus",), "cross": ("plus sign",),
+    "crescent": ("half moon",), "ring": ("hoop",), "bolt": ("lightning bolt",), "house": ("cottage", "home"),
+    "cup": ("mug",), "umbrella": ("parasol",), "lamp": ("desk lamp",), "hat": ("top hat",),
+    "flower": ("blossom",), "mushroom": ("toadstool",), "clock": ("alarm clock",), "car": ("automobile",),
+    "truck": ("lorry",), "bus": ("coach",), "van": ("minivan",), "ship": ("boat",), "sailboat": ("yacht",),
+    "plane": ("airplane", "aircraft"), "train": ("locomotive",), "bicycle": ("bike",),
+    "helicopter": ("chopper",), "rocket": ("spaceship",), "dog": ("puppy",), "cat": ("kitten",),
+    "rabbit": ("bunny",), "horse": ("pony",), "turtle": ("tortoise",),
+}  # fmt: skip
+_PLURALS: Final = {"cross": "crosses", "bus": "buses", "fish": "fish", "butterfly": "butterflies"}
 
 
 def plural(word: str) -> str:
     """The plural of a noun of this world: `plural("bus")` is `"buses"`."""
-    return PLURALS.get(word, word + "s")
+    return _PLURALS.get(word, word + "s")
 
 
-def subject_id(name: str) -> int:
-    """The row of a subject by its canonical name; letters and digits by their sign.
+_NAMES: Final[dict[str, tuple[Words, ...]]] = {
+    "subject": tuple((name,) for name in SUBJECT_NAMES),
+    "color": tuple(color.words for color in COLORS),
+    "texture": TEXTURES,
+    "place": tuple(names for _, names in PLACES),
+    "style": tuple(names for _, names in STYLES),
+}
 
-    >>> SUBJECT_KIND[subject_id("star")] == SHAPE
+
+def row(factor: str, name: str) -> int:
+    """The row of a value in its factor's table; subjects by canonical name, places and styles by bare name.
+
+    >>> SUBJECT_KIND[row("subject", "star")] == SHAPE
     True
     """
-    return SUBJECT_NAMES.index(name)
-
-
-def place_id(name: str) -> int:
-    """The row of a place by its bare name."""
-    return next(i for i, (_, names) in enumerate(PLACES) if name in names)
-
-
-def style_id(name: str) -> int:
-    """The row of a style by its bare name."""
-    return next(i for i, (_, names) in enumerate(STYLES) if name in names)
-
-
-def color_id(name: str) -> int:
-    """The row of a color by any of its words."""
-    return next(i for i, color in enumerate(COLORS) if name in color.words)
-
-
-def texture_id(name: str) -> int:
-    """The row of a texture by any of its words."""
-    return next(i for i, words in enumerate(TEXTURES) if name in words)
+    return next(i for i, names in enumerate(_NAMES[factor]) if name in names)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dear.world.exact import column, fraction, noise, wave, zigzag
 from dear.world.scenes import Scenes
-from dear.world.styles import blur, luminance
+from dear.world.styles import blur, luminance, moved
 
 Look = Callable[[Tensor, Scenes, float], Tensor]
 
@@ -46,16 +46,6 @@ def _edges(pixels: Tensor) -> Tensor:
     across[..., :, 1:] = (gray[..., :, 1:] - gray[..., :, :-1]).abs()
     across[..., 1:, :] += (gray[..., 1:, :] - gray[..., :-1, :]).abs()
     return across
-
-
-def _moved(pixels: Tensor, right: Tensor, down: Tensor) -> Tensor:
-    """Every pixel from some pixels off (rounded, [1, side, side] or broadcastable), the border repeated."""
-    side = pixels.shape[-1]
-    axis = torch.arange(side, device=pixels.device)
-    columns = (axis.view(1, 1, -1) + right.round().long()).clamp(0, side - 1)
-    rows = (axis.view(1, -1, 1) + down.round().long()).clamp(0, side - 1)
-    index = (rows * side + columns).flatten(1).unsqueeze(1)
-    return pixels.flatten(2).gather(2, index.expand(len(pixels), 3, -1)).view_as(pixels)
 
 
 def fabric(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
@@ -93,7 +83,7 @@ def blueprint(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     """A technical drawing in slanted projection: pale lines over blue paper ruled with a grid."""
     rows = torch.arange(pixels.shape[-1], device=pixels.device, dtype=torch.float32)
     slant = (rows - (pixels.shape[-1] - 1) / 2) * (0.75 * strength)
-    pixels = _moved(pixels, slant.view(1, -1, 1), torch.zeros_like(slant).view(1, 1, -1))
+    pixels = moved(pixels, slant.view(1, -1, 1), torch.zeros_like(slant).view(1, 1, -1))
     x, y = _axes(pixels)
     line = (_edges(pixels) * 2.4 - 0.08).clamp(0, 1)
     rule = ((fraction(x * 8.0) < 0.12) | (fraction(y * 8.0) < 0.12)).float() * 0.14
@@ -117,7 +107,7 @@ def ripple(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     side = pixels.shape[-1]
     _, y = _axes(pixels)
     swing = wave(y * 5.0) * (strength * side * 0.05)
-    pixels = _moved(pixels.flip(2) if strength > 0 else pixels, swing, torch.zeros_like(swing))
+    pixels = moved(pixels.flip(2) if strength > 0 else pixels, swing, torch.zeros_like(swing))
     gray = luminance(pixels)
     water = torch.stack((gray * 0.55, gray * 0.90 + 0.06, gray * 0.80 + 0.08), dim=1)
     shine = (wave(y * 10.0 + 0.25) - 0.4).clamp_min(0) * 0.25 + _grain(scenes, side) * 0.03
@@ -144,7 +134,7 @@ def worn(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     side = pixels.shape[-1]
     x, _ = _axes(pixels)
     fold = zigzag(x * 2.5 + 0.1) * (strength * side * 0.06)
-    pixels = _moved(pixels, torch.zeros_like(fold), fold)
+    pixels = moved(pixels, torch.zeros_like(fold), fold)
     scratch = (0.06 - (fraction(x * 5.0 + _grain(scenes, side, 3) * 0.25) - 0.5).abs()).clamp_min(0) * 14.0
     stain = (_grain(scenes, side, 3) - 0.1).clamp_min(0) * 0.6
     faded = pixels * 0.6 + 0.24

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear import world
-from dear._io.files import write_json
+from dear._io.files import PathLike, write_json
+from dear._io.image_file import normalize
 from dear.clip.model import Clip
 from dear.heads.contributions import head_maps, head_outputs
 from dear.heads.discover import discover_roles
@@ -40,11 +40,9 @@ def held_out_scenes(number: int, seed: int = _SEED) -> world.Scenes:
 
 def batches(clip: Clip, scenes: world.Scenes) -> Iterator[Tensor]:
     """Normalized pixels of the scenes, rendered piece by piece on the backbone's device."""
-    mean = torch.tensor(clip.config.mean, device=clip.device).view(3, 1, 1)
-    std = torch.tensor(clip.config.std, device=clip.device).view(3, 1, 1)
     for start in range(0, len(scenes), _AT_ONCE):
         pixels = world.render(scenes[slice(start, start + _AT_ONCE)].to(clip.device))
-        yield (pixels.float() / 255 - mean) / std
+        yield normalize(pixels, clip.config.mean, clip.config.std)
 
 
 def image_features(clip: Clip, scenes: world.Scenes) -> Tensor:
@@ -52,16 +50,17 @@ def image_features(clip: Clip, scenes: world.Scenes) -> Tensor:
     return torch.cat([F.normalize(clip.encode_image(part), dim=-1).cpu() for part in batches(clip, scenes)])
 
 
-def factor_accuracies(
-    clip: Clip, number: int = 4000, tokenize: Callable[[Sequence[str]], Tensor] | None = None
-) -> dict[str, float]:
+def _text_features(clip: Clip, texts: list[str]) -> Tensor:
+    return F.normalize(clip.encode_text(texts).cpu(), dim=-1)
+
+
+def factor_accuracies(clip: Clip, number: int = 4000) -> dict[str, float]:
     """Zero-shot accuracy for each factor on held-out compositions; images that hide it do not count."""
     scenes = held_out_scenes(number)
     features, values = image_features(clip, scenes), scenes.factors()
     result = {}
     for name, (column, template, words) in PROMPTS.items():
-        texts = [template.replace("{}", word) for word in words]
-        prompts = F.normalize(clip.encode_text((tokenize or clip.tokenize)(texts)).cpu(), dim=-1)
+        prompts = _text_features(clip, [template.replace("{}", word) for word in words])
         shown = values[:, column] >= 0
         guess = (features[shown] @ prompts.T).argmax(dim=1)
         result[name] = float((guess == values[shown, column]).float().mean())
@@ -74,7 +73,8 @@ def composition_scenes(ways: int = 100, each: int = 20) -> tuple[world.Scenes, T
     pool = world.sample(ways * 400, rng, kinds=(vocabulary.SHAPE,), avoid_held_out=False)
     pool = pool[world.held_out(pool).nonzero()[:, 0]]
     seen: dict[tuple[int, int, int, int], int] = {}
-    for row, key in enumerate(zip(*(getattr(pool, f).tolist() for f in _COMPOSED), strict=True)):
+    composed = (pool.subject, pool.color, pool.texture, pool.place)
+    for row, key in enumerate(zip(*(values.tolist() for values in composed), strict=True)):
         if key not in seen and key[2] != vocabulary.PLAIN:
             seen[key] = row
     rows = torch.tensor(list(seen.values())[:ways]).repeat_interleave(each)
@@ -90,16 +90,10 @@ def composition_scenes(ways: int = 100, each: int = 20) -> tuple[world.Scenes, T
     return scenes, torch.arange(len(captions)).repeat_interleave(each), captions
 
 
-_COMPOSED = ("subject", "color", "texture", "place")
-
-
-def composition_accuracy(
-    clip: Clip, ways: int = 100, tokenize: Callable[[Sequence[str]], Tensor] | None = None
-) -> float:
+def composition_accuracy(clip: Clip, ways: int = 100) -> float:
     """Zero-shot accuracy among `ways` compositions never seen together in pretraining."""
     scenes, labels, captions = composition_scenes(ways)
-    prompts = F.normalize(clip.encode_text((tokenize or clip.tokenize)(captions)).cpu(), dim=-1)
-    guess = (image_features(clip, scenes) @ prompts.T).argmax(dim=1)
+    guess = (image_features(clip, scenes) @ _text_features(clip, captions).T).argmax(dim=1)
     return float((guess == labels).float().mean())
 
 
@@ -150,11 +144,9 @@ def mini_roles(clip: Clip, images: int = 2500) -> RoleMap:
     return discover_roles(clip, batches(clip, scenes), concepts="tags")
 
 
-def write_head_truth(
-    path: str | os.PathLike[str], clip: Clip, layers: Sequence[int], number: int = 2000
-) -> None:
+def write_head_truth(path: PathLike, clip: Clip, layers: Sequence[int]) -> None:
     """Write `head_truth` as JSON: per layer and head, the explained share of every concept."""
-    shares = head_truth(clip, layers, number)
+    shares = head_truth(clip, layers)
     heads = [
         {
             "layer": layer,

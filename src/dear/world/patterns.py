@@ -23,36 +23,11 @@ def _triangle(t: Tensor) -> Tensor:
     return 0.5 - (fraction(t) - 0.5).abs()
 
 
-def _striped(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
-    return _triangle(p) - 0.25
-
-
 def _dotted(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     row = (q * 1.1).floor()
     x = fraction(p + row * 0.5) - 0.5
     y = fraction(q * 1.1) - 0.5
     return 0.31 - root(x * x + y * y)
-
-
-def _checkered(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
-    return (_triangle(p * 0.7) - 0.25) * (_triangle(q * 0.7) - 0.25) * 8.0
-
-
-def _wavy(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
-    return _triangle(p * 0.9 + wave(q * 0.36) * 0.42) - 0.25
-
-
-def _zigzag(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
-    return (_triangle(p * 0.8 + zigzag(q * 0.55) * 0.5) - 0.25) * 0.8
-
-
-def _brick(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
-    row = q.floor()
-    return 0.1 - torch.minimum(_triangle(q), _triangle(p * 0.5 + row * 0.5) * 2.0)
-
-
-def _grid(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
-    return 0.13 - torch.minimum(_triangle(p * 0.9), _triangle(q * 0.9))
 
 
 def _speckled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
@@ -100,33 +75,32 @@ def _marbled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     return (0.11 - vein) * 1.2
 
 
-PATTERNS: tuple[Pattern | None, ...] = (
-    None,
-    _striped,
-    _dotted,
-    _checkered,
-    _wavy,
-    _zigzag,
-    _brick,
-    _grid,
-    _speckled,
-    _scaly,
-    _honeycomb,
-    _marbled,
-)
-_UPRIGHT = tuple(F.texture_id(name) for name in ("brick", "scaly"))
+PATTERNS: dict[str, Pattern] = {
+    "striped": lambda p, q, scenes: _triangle(p) - 0.25,
+    "dotted": _dotted,
+    "checkered": lambda p, q, scenes: (_triangle(p * 0.7) - 0.25) * (_triangle(q * 0.7) - 0.25) * 8.0,
+    "wavy": lambda p, q, scenes: _triangle(p * 0.9 + wave(q * 0.36) * 0.42) - 0.25,
+    "zigzag": lambda p, q, scenes: (_triangle(p * 0.8 + zigzag(q * 0.55) * 0.5) - 0.25) * 0.8,
+    "brick": lambda p, q, scenes: (
+        0.1 - torch.minimum(_triangle(q), _triangle(p * 0.5 + q.floor() * 0.5) * 2.0)
+    ),
+    "grid": lambda p, q, scenes: 0.13 - torch.minimum(_triangle(p * 0.9), _triangle(q * 0.9)),
+    "speckled": _speckled,
+    "scaly": _scaly,
+    "honeycomb": _honeycomb,
+    "marbled": _marbled,
+}
 
 
 def marks(texture: int, scenes: Scenes, side: int) -> Tensor | None:
     """float32 [b, side, side] in 0..1, how much of a pixel is mark; None where the texture is plain."""
-    pattern = PATTERNS[texture]
-    if pattern is None:
+    name = F.TEXTURES[texture][0]
+    if name == "plain":
         return None
     period = (6.6 + 2.6 * scenes.free("period")) * (side / 64)
-    many = scenes.count > 1
-    period = torch.where(many, period * 0.8, period)
+    period = torch.where(scenes.count > 1, period * 0.8, period)
     cos, sin = rotation((scenes.free("pattern_turn") - 0.5) * 0.34)
-    if texture not in _UPRIGHT:
+    if name not in ("brick", "scaly"):  # these stay upright
         swap = scenes.free("pattern_swap") < 0.5
         cos, sin = torch.where(swap, -sin, cos), torch.where(swap, cos, sin)
     axis = torch.arange(side, device=scenes.device, dtype=torch.float32) + 0.5
@@ -134,4 +108,4 @@ def marks(texture: int, scenes: Scenes, side: int) -> Tensor | None:
     shift_p, shift_q = scenes.free("pattern_x") * 4.0, scenes.free("pattern_y") * 4.0
     p = x * column(cos / period) + (y * column(sin / period) + column(shift_p))
     q = y * column(cos / period) - (x * column(sin / period) - column(shift_q))
-    return (pattern(p, q, scenes) * column(period) + 0.5).clamp_(0, 1)
+    return (PATTERNS[name](p, q, scenes) * column(period) + 0.5).clamp_(0, 1)

@@ -41,8 +41,7 @@ class Easel:
         """Fill everything from one color down to another."""
         t = (self.y / reach).clamp(0, 1)
         for channel in range(3):
-            tone = top[channel] + (bottom[channel] - top[channel]) * t
-            self.pixels[:, channel] = tone
+            self.pixels[:, channel] = top[channel] + (bottom[channel] - top[channel]) * t
 
     def paint(self, color: RGB | list[Tensor], weight: Tensor) -> None:
         """Lay a color over the image where `weight` [b, side, side] (or broadcastable) says."""
@@ -59,6 +58,15 @@ def _sun(easel: Easel, color: RGB) -> None:
     dx = easel.x - (0.1 + 0.8 * easel.free(5))
     dy = easel.y - (0.08 + 0.12 * easel.free(6))
     easel.paint(color, easel.edge(0.075 - root(dx * dx + dy * dy)))
+
+
+def _flecks(easel: Easel, columns: float, free: int, radius: float) -> tuple[Tensor, Tensor]:
+    """Discs in nine rows, each somewhere in its cell: a number for every cell, and where the discs are."""
+    x, y = easel.x * columns + easel.free(free) * 3.0, easel.y * 9.0 + easel.free(free + 1) * 3.0
+    cell = x.floor() * 0.618 + y.floor() * 0.733 + easel.free(free + 2)
+    dx = fraction(x) - 0.3 - 0.4 * fraction(cell * 3.7)
+    dy = fraction(y) - 0.3 - 0.4 * fraction(cell * 5.3)
+    return cell, easel.edge((radius - root(dx * dx + dy * dy)) / 9.0)
 
 
 def _studio(easel: Easel) -> None:
@@ -123,11 +131,8 @@ def _snow(easel: Easel) -> None:
         if depth == 0:
             spruce = zigzag(easel.x * 7.0 + easel.free(4)) * 0.5 + 0.5
             easel.paint((0.24, 0.38, 0.38), easel.edge(easel.y - hill + 0.11 * spruce - 0.02) * (1 - below))
-    x, y = easel.x * 9.0 + easel.free(5) * 3.0, easel.y * 9.0 + easel.free(6) * 3.0
-    cell = x.floor() * 0.618 + y.floor() * 0.733 + easel.free(7)
-    dx = fraction(x) - 0.3 - 0.4 * fraction(cell * 3.7)
-    dy = fraction(y) - 0.3 - 0.4 * fraction(cell * 5.3)
-    easel.paint((1.0, 1.0, 1.0), easel.edge((0.17 - root(dx * dx + dy * dy)) / 9.0))
+    _, flakes = _flecks(easel, 9.0, 5, 0.17)
+    easel.paint((1.0, 1.0, 1.0), flakes)
 
 
 def _city(easel: Easel) -> None:
@@ -221,13 +226,9 @@ def _meadow(easel: Easel) -> None:
     below = easel.edge(easel.y - horizon)
     easel.paint((0.45, 0.76, 0.26), below)
     easel.shade((easel.noise(1) - 0.5) * 0.16 * below)
-    x, y = easel.x * 8.0 + easel.free(2) * 3.0, easel.y * 9.0 + easel.free(3) * 3.0
-    cell = x.floor() * 0.618 + y.floor() * 0.733 + easel.free(4)
-    dx = fraction(x) - 0.3 - 0.4 * fraction(cell * 3.7)
-    dy = fraction(y) - 0.3 - 0.4 * fraction(cell * 5.3)
-    blossom = easel.edge((0.2 - root(dx * dx + dy * dy)) / 9.0) * below
+    cell, blossoms = _flecks(easel, 8.0, 2, 0.2)
     hue = fraction(cell * 2.9)
-    easel.paint([0.98 + 0.0 * hue, 0.55 + 0.45 * hue, 0.75 - 0.4 * hue], blossom)
+    easel.paint([0.98 + 0.0 * hue, 0.55 + 0.45 * hue, 0.75 - 0.4 * hue], blossoms * below)
 
 
 def _road(easel: Easel) -> None:
@@ -247,20 +248,10 @@ def _road(easel: Easel) -> None:
     easel.paint((0.98, 0.82, 0.25), easel.edge(0.006 + below * 0.05 - aside) * ground * dash)
 
 
+#: by row of `factors.PLACES`
 PAINTERS: tuple[Callable[[Easel], None], ...] = (
-    _studio,
-    _beach,
-    _forest,
-    _desert,
-    _snow,
-    _city,
-    _room,
-    _ocean,
-    _space,
-    _mountains,
-    _meadow,
-    _road,
-)
+    _studio, _beach, _forest, _desert, _snow, _city, _room, _ocean, _space, _mountains, _meadow, _road
+)  # fmt: skip
 
 
 def backdrop(place: int, scenes: Scenes, side: int) -> Tensor:

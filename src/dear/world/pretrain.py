@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear import world
+from dear._io.image_file import normalize
 from dear.clip.config import ClipConfig, TextConfig, VisionConfig
 from dear.clip.model import Clip
 from dear.errors import TrainingError
@@ -155,11 +156,8 @@ def _batch(
     recipe: PretrainRecipe, table: world.CaptionTable, rng: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalized pixels [B, 3, S, S], token ids [C, T], and which caption is true of which image [B, C]."""
-    device = table.ids.device
-    mean = torch.tensor(MINI.mean, device=device).view(1, 3, 1, 1)
-    std = torch.tensor(MINI.std, device=device).view(1, 3, 1, 1)
-    scenes = world.sample(recipe.batch, rng, device)
-    pixels = (world.render(scenes).float() / 255 - mean) / std
+    scenes = world.sample(recipe.batch, rng, table.ids.device)
+    pixels = normalize(world.render(scenes), MINI.mean, MINI.std)
     written = [table.captions(scenes, rng) for _ in range(recipe.captions)]
     ids = torch.cat([captions.ids for captions in written])[:, :CONTEXT]  # [C, T]
     mask = torch.cat([captions.mask for captions in written])  # [C, F]
@@ -179,8 +177,3 @@ class _Encoder(torch.nn.Module):
         text = self.clip.text
         rows = text.run(text.embed(ids), read=text.eot(ids)[:, None])
         return self.clip.visual(pixels), text.project(rows[:, 0])
-
-
-def recipe_record(recipe: PretrainRecipe) -> dict[str, object]:
-    """The recipe as plain values, for files and pages."""
-    return asdict(recipe)

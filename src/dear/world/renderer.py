@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from dear.world.exact import column, fraction, rotation
 from dear.world.patterns import marks
 from dear.world.places import backdrop
 from dear.world.scenes import Scenes
-from dear.world.styles import OUTLINE, restyle
+from dear.world.styles import OUTLINE, STYLES
 
 SIDE = 64
 _CPU_CHUNK = 512  # bounds the memory in use; many short operations would make two threads wait for each other
@@ -49,40 +50,35 @@ def groups(ids: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
             start += count
 
 
-@lru_cache(maxsize=8)
-def palette(device: str) -> Tensor:
-    """float32 [colors, 3 tones, 3]: body, first and second mark tone of every color."""
-    tones = [(color.rgb, *color.marks) for color in F.COLORS]
-    return torch.tensor(tones).to(device)
+class Tables(NamedTuple):
+    """Lookup tables on a device."""
+
+    palette: Tensor  #: float32 [colors, 3 tones, 3]: body, first and second mark tone of every color
+    sizes: Tensor  #: [counts], half sizes by count - 1
+    centers: Tensor  #: [counts, 5, 2]
+    outline: Tensor  #: [styles]
+    detailed: Tensor  #: bool [kinds], whether subjects of a kind have layers besides the body
+    paper: Tensor  #: [3], the light layer's tone
+    strokes: Tensor  #: [2, 3], the dark layer's tone on any color and on black
 
 
 @lru_cache(maxsize=8)
-def _layouts(device: str) -> tuple[Tensor, Tensor]:
-    """Half sizes [counts] and centers [counts, 5, 2], indexed by count - 1."""
-    sizes = torch.tensor([_LAYOUTS[count][0] for count in range(1, 6)])
+def tables(device: str) -> Tables:
+    """The tables, made once."""
     centers = torch.zeros(5, 5, 2)
     for count, (_, places) in _LAYOUTS.items():
         centers[count - 1, :count] = torch.tensor(places)
-    return sizes.to(device), centers.to(device)
-
-
-@lru_cache(maxsize=8)
-def _by_style(device: str) -> Tensor:
-    return torch.tensor(OUTLINE).to(device)
-
-
-@lru_cache(maxsize=8)
-def _detailed(device: str) -> Tensor:
-    """Bool [kinds]: whether subjects of a kind have layers besides the body."""
-    kinds = torch.arange(len(F.KINDS))
-    plain = torch.tensor([F.SHAPE, F.LETTER, F.DIGIT, F.SURFACE, F.VIEW])
-    return (~(kinds[:, None] == plain).any(1)).to(device)
-
-
-@lru_cache(maxsize=8)
-def _strokes(device: str) -> tuple[Tensor, Tensor]:
-    """The light layer's tone [3], and the dark layer's on any color and on black [2, 3]."""
-    return torch.tensor(_PAPER).to(device), torch.tensor((_INK, _CHALK)).to(device)
+    plain = (F.SHAPE, F.LETTER, F.DIGIT, F.SURFACE, F.VIEW)
+    found = Tables(
+        torch.tensor([(color.rgb, *color.marks) for color in F.COLORS]),
+        torch.tensor([half for half, _ in _LAYOUTS.values()]),
+        centers,
+        torch.tensor(OUTLINE),
+        torch.tensor([kind not in plain for kind in range(len(F.KINDS))]),
+        torch.tensor(_PAPER),
+        torch.tensor((_INK, _CHALK)),
+    )
+    return Tables(*(table.to(device) for table in found))
 
 
 @torch.no_grad()
@@ -111,7 +107,7 @@ def in_style(scenes: Scenes, pixels: Tensor) -> Tensor:
     """Finished images [B, 3, side, side] in 0..1, each in its scene's style."""
     result = torch.empty_like(pixels)
     for style, rows in groups(scenes.style, len(F.STYLES)):
-        result[rows] = restyle(style, pixels[rows], scenes[rows])
+        result[rows] = STYLES[style](pixels[rows], scenes[rows])
     return result
 
 
@@ -131,7 +127,7 @@ def compose(scenes: Scenes, tones: Tensor | None = None, background: Tensor | No
         background = torch.empty(len(scenes), 3, SIDE, SIDE, device=device)
         for place, rows in groups(scenes.place, len(F.PLACES)):
             background[rows] = backdrop(place, scenes[rows], SIDE)
-    coat = _coat(scenes, palette(str(device)) if tones is None else tones)
+    coat = _coat(scenes, tables(str(device)).palette if tones is None else tones)
     # The copies: most scenes have one, so the later rounds draw few.
     _stamp(background, coat, scenes, 0)
     several = (scenes.count > 1).nonzero().flatten()
@@ -155,7 +151,7 @@ def paste(pixels: Tensor, scenes: Scenes, corner: Tensor) -> None:
     half = torch.full_like(scenes.free("size"), SIDE / 4)
     right, low = (corner % 2).to(half), (corner // 2).to(half)
     where = (half, SIDE / 4 + right * SIDE / 2, SIDE / 4 + low * SIDE / 2)
-    _draw(pixels, _coat(scenes, palette(str(scenes.device))), scenes, where, 0)
+    _draw(pixels, _coat(scenes, tables(str(scenes.device)).palette), scenes, where, 0)
 
 
 def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
@@ -177,11 +173,10 @@ def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
 
 def _stamp(pixels: Tensor, coat: Tensor, scenes: Scenes, copy: int) -> None:
     """Draw one copy of every scene's subject onto `pixels` [b, 3, side, side]."""
-    sizes, centers = _layouts(str(scenes.device))
-    single = scenes.count == 1
-    size = scenes.free("size")
-    half = sizes[scenes.count - 1] * torch.where(single, 0.78 + 0.44 * size, 0.9 + 0.16 * size)
-    center = centers[scenes.count - 1, copy]  # [b, 2]
+    known, row = tables(str(scenes.device)), scenes.count - 1
+    single, size = scenes.count == 1, scenes.free("size")
+    half = known.sizes[row] * torch.where(single, 0.78 + 0.44 * size, 0.9 + 0.16 * size)
+    center = known.centers[row, copy]  # [b, 2]
     room = torch.where(single, (31.0 - half).clamp_min(0) * 0.9, 1.5)
     cx = 32.0 + center[:, 0] + (scenes.free("x") - 0.5) * 2.0 * room
     cy = 32.0 + center[:, 1] + (scenes.free("y") - 0.5) * 2.0 * room
@@ -194,7 +189,7 @@ def _draw(
     """Draw every scene's subject with half size and center `where`, each [b], in pixels."""
     half, cx, cy = where
     device = str(scenes.device)
-    sprites, kind = atlas(device), scenes.kind
+    known, sprites, kind = tables(device), atlas(device), scenes.kind
     # Copies lean a little differently; letters and figures stay upright enough to be read.
     turn = scenes.free("turn")
     lean = (turn if copy == 0 else fraction(turn + copy * 0.37)) - 0.5
@@ -218,11 +213,11 @@ def _draw(
 
     # Coverage of a pixel: half at the edge, falling over one pixel.
     slope, level = UNIT * half, 0.5 + 128 * UNIT * half
-    outline = level + _by_style(device)[scenes.style]
+    outline = level + known.outline[scenes.style]
     nearest = layers.amin(-1).float()
     ink = (column(outline) - nearest * column(slope)).clamp_(0, 1)
     ink *= column(torch.where(kind == F.SURFACE, 0.0, 0.62))
-    black = column(scenes.color == F.color_id("black"))
+    black = column(scenes.color == F.row("color", "black"))
     for channel in range(3):
         layer = pixels[:, channel]
         layer += (torch.where(black, _CHALK[channel], _INK[channel]) - layer) * ink
@@ -234,14 +229,13 @@ def _draw(
     shade = shade.clamp_(0.75, 1.25).unsqueeze(1)
     pixels += (coat * shade - pixels) * cover.unsqueeze(1)
 
-    rows = _detailed(device)[kind].nonzero().flatten()
+    rows = known.detailed[kind].nonzero().flatten()
     if len(rows):
         part, details = pixels[rows], layers[rows]
         tint = sprites.tints[scenes.subject[rows]]
         slope, level = column(slope[rows]), column(level[rows])
-        paper, ink_or_chalk = _strokes(device)
-        strokes = ink_or_chalk[black[rows].view(-1).long()]
-        for number, color in ((1, tint), (2, paper.expand_as(tint)), (3, strokes)):
+        strokes = known.strokes[black[rows].view(-1).long()]
+        for number, color in ((1, tint), (2, known.paper.expand_as(tint)), (3, strokes)):
             cover = (level - details[..., number].float() * slope).clamp_(0, 1)
             for channel in range(3):
                 layer = part[:, channel]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,26 +82,23 @@ class Scenes:
             kind,
             self.subject,
             self.color.masked_fill(view | hidden, ABSENT),
-            self.texture.masked_fill(view | ~tables.may_have_texture[kind], ABSENT),
+            self.texture.masked_fill(view | (tables.textured[kind] <= 0), ABSENT),
             self.place.masked_fill(surface, ABSENT),
-            (self.count - 1).masked_fill(~tables.may_be_many[kind], ABSENT),
+            (self.count - 1).masked_fill(tables.many[kind] <= 0, ABSENT),
             self.style,
         ]
         return torch.stack(values, dim=1)
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """Lookup tables on a device."""
+class _Tables(NamedTuple):
+    """Lookup tables on a device, by kind or by style."""
 
-    kind_of: Tensor
+    kind_of: Tensor  # by subject
     first: Tensor
     size: Tensor
     kind_edges: Tensor
     textured: Tensor
     many: Tensor
-    may_have_texture: Tensor
-    may_be_many: Tensor
     colorless: Tensor
     coarse: Tensor
     dull: Tensor
@@ -109,21 +107,19 @@ class _Tables:
 @lru_cache(maxsize=8)
 def _tables(device: str) -> _Tables:
     shares = torch.tensor([kind.share for kind in F.KINDS], dtype=torch.float64).cumsum(0)
-    style = torch.arange(len(F.STYLES))
-    tables = (
+    styles = range(len(F.STYLES))
+    found = _Tables(
         torch.tensor(F.SUBJECT_KIND),
         torch.tensor(F.KIND_FIRST),
         torch.tensor(F.KIND_SIZES),
         (shares / shares[-1])[:-1].float(),
         torch.tensor([kind.textured for kind in F.KINDS]),
         torch.tensor([kind.many for kind in F.KINDS]),
-        torch.tensor([kind.textured > 0 for kind in F.KINDS]),
-        torch.tensor([kind.many > 0 for kind in F.KINDS]),
-        (style[:, None] == torch.tensor(F.COLORLESS_STYLES)).any(1),
-        (style[:, None] == torch.tensor(F.COARSE_STYLES)).any(1),
-        (style[:, None] == torch.tensor((*F.COARSE_STYLES, F.NEON))).any(1),
+        torch.tensor([style in F.COLORLESS_STYLES for style in styles]),
+        torch.tensor([style in F.COARSE_STYLES for style in styles]),
+        torch.tensor([style in (*F.COARSE_STYLES, F.NEON) for style in styles]),
     )
-    return _Tables(*(table.to(device) for table in tables))
+    return _Tables(*(table.to(device) for table in found))
 
 
 def held_out(scenes: Scenes) -> Tensor:

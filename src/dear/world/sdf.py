@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import pairwise
 
 import torch
@@ -27,7 +28,6 @@ def _turn(x: Tensor, y: Tensor, cx: float, cy: float, degrees: float) -> tuple[T
 
 
 def _length(x: Tensor, y: Tensor) -> Tensor:
-    """Of a vector."""
     return root(x * x + y * y)
 
 
@@ -62,12 +62,11 @@ def box(cx: float, cy: float, width: float, height: float, round: float = 0.0, d
 
 def polygon(points: Sequence[Point], round: float = 0.0) -> Part:
     """A closed polygon (either orientation), optionally grown by a radius that rounds its corners."""
+    closed = [*points, points[0]]
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
-        nearest = torch.full_like(x, 1e9)
-        inside = torch.zeros_like(x, dtype=torch.bool)
-        for (ax, ay), (bx, by) in zip(points, [*points[1:], points[0]], strict=True):
-            nearest = torch.minimum(nearest, _segment(x, y, ax, ay, bx, by))
+        nearest, inside = _nearest(x, y, closed), torch.zeros_like(x, dtype=torch.bool)
+        for (ax, ay), (bx, by) in pairwise(closed):
             if ay != by:
                 crosses = (y < ay) != (y < by)
                 inside ^= crosses & (x < (bx - ax) * (y - ay) / (by - ay) + ax)
@@ -78,22 +77,18 @@ def polygon(points: Sequence[Point], round: float = 0.0) -> Part:
 
 def line(points: Sequence[Point], width: float) -> Part:
     """A stroke of full width along points, with round ends."""
-
-    def distance(x: Tensor, y: Tensor) -> Tensor:
-        nearest = torch.full_like(x, 1e9)
-        for (ax, ay), (bx, by) in pairwise(points):
-            nearest = torch.minimum(nearest, _segment(x, y, ax, ay, bx, by))
-        return nearest - width / 2
-
-    return distance
+    return lambda x, y: _nearest(x, y, points) - width / 2
 
 
-def _segment(x: Tensor, y: Tensor, ax: float, ay: float, bx: float, by: float) -> Tensor:
-    """The distance to a segment."""
-    dx, dy = bx - ax, by - ay
-    along = ((x - ax) * dx + (y - ay) * dy) / max(dx * dx + dy * dy, 1e-12)
-    along = along.clamp(0, 1)
-    return _length(x - ax - along * dx, y - ay - along * dy)
+def _nearest(x: Tensor, y: Tensor, points: Sequence[Point]) -> Tensor:
+    """The distance to the segments between points."""
+    nearest = torch.full_like(x, 1e9)
+    for (ax, ay), (bx, by) in pairwise(points):
+        dx, dy = bx - ax, by - ay
+        along = ((x - ax) * dx + (y - ay) * dy) / max(dx * dx + dy * dy, 1e-12)
+        along = along.clamp(0, 1)
+        nearest = torch.minimum(nearest, _length(x - ax - along * dx, y - ay - along * dy))
+    return nearest
 
 
 def arc_points(
@@ -116,51 +111,21 @@ def ring(cx: float, cy: float, radius: float, width: float) -> Part:
 
 def union(*parts: Part) -> Part:
     """What lies in any of the parts."""
-
-    def distance(x: Tensor, y: Tensor) -> Tensor:
-        result = parts[0](x, y)
-        for part in parts[1:]:
-            result = torch.minimum(result, part(x, y))
-        return result
-
-    return distance
+    return lambda x, y: reduce(torch.minimum, (part(x, y) for part in parts))
 
 
 def minus(whole: Part, *cuts: Part) -> Part:
     """The whole without the cuts."""
-
-    def distance(x: Tensor, y: Tensor) -> Tensor:
-        result = whole(x, y)
-        for cut in cuts:
-            result = torch.maximum(result, -cut(x, y))
-        return result
-
-    return distance
+    return lambda x, y: reduce(torch.maximum, (-cut(x, y) for cut in cuts), whole(x, y))
 
 
 def both(*parts: Part) -> Part:
     """What lies in all of the parts."""
-
-    def distance(x: Tensor, y: Tensor) -> Tensor:
-        result = parts[0](x, y)
-        for part in parts[1:]:
-            result = torch.maximum(result, part(x, y))
-        return result
-
-    return distance
+    return lambda x, y: reduce(torch.maximum, (part(x, y) for part in parts))
 
 
 def star_points(points: int, outer: float, inner: float, turn: float = 90.0) -> list[Point]:
     """The corners of a star with its first ray at `turn` degrees; `inner == outer` gives a polygon's."""
-    corners = []
-    for i in range(2 * points):
-        radius = outer if i % 2 == 0 else inner
-        angle = math.radians(turn + 180.0 * i / points)
-        corners.append((radius * math.cos(angle), radius * math.sin(angle)))
-    return corners
-
-
-def regular(sides: int, radius: float, turn: float = 90.0) -> list[Point]:
-    """The corners of a regular polygon."""
-    angles = [math.radians(turn + 360.0 * i / sides) for i in range(sides)]
-    return [(radius * math.cos(a), radius * math.sin(a)) for a in angles]
+    angles = [math.radians(turn + 180.0 * i / points) for i in range(2 * points)]
+    radii = [outer, inner] * points
+    return [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import torch
 from PIL import Image
@@ -16,10 +16,10 @@ from dear._io.image_file import Size, resize_crop, side_of
 from dear.data.images import Rows
 from dear.errors import DataError
 from dear.world import factors as F
-from dear.world.renderer import SIDE, compose, in_style, palette, paste, to_bytes
+from dear.world.renderer import SIDE, compose, in_style, paste, tables, to_bytes
 from dear.world.scenes import NUISANCES, Scenes, sample
-from dear.world.shortcuts import TEST
-from dear.world.tasks import Task, find_task
+from dear.world.shortcuts import TEST, PlantedShortcut
+from dear.world.tasks import WorldTask, find_task
 
 SPLITS: Final = ("train", "test")
 _CHUNK = 240  # images rendered at once; what an image looks like does not depend on it
@@ -41,17 +41,13 @@ class WorldImages(Rows):
     groups: tuple[str, ...] | None = field(default=None, repr=False)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        """The evaluation view.
-
-        Returns:
-            uint8 [b, 3, size, size]; images are 64 pixels wide, other sizes are bicubic enlargements.
-        """
+        """The evaluation view, uint8 [b, 3, size, size]; sizes other than 64 are bicubic enlargements."""
         side = side_of(size)
-        if side != SIDE:
+        if side == SIDE:
+            views = [self._square(int(index)) for index in indices]
+        else:
             views = [resize_crop(self.image(index), size) for index in indices]
-            return torch.stack(views) if views else torch.empty(0, 3, side, side, dtype=torch.uint8)
-        views = [self._square(int(index)) for index in indices]
-        return torch.stack(views) if views else torch.empty(0, 3, SIDE, SIDE, dtype=torch.uint8)
+        return torch.stack(views) if views else torch.empty(0, 3, side, side, dtype=torch.uint8)
 
     def image(self, index: int) -> Image.Image:
         """A whole image, RGB, 64 pixels wide and high."""
@@ -68,11 +64,6 @@ class WorldImages(Rows):
         return _chunk(self.name.removeprefix("world:"), split, number // _CHUNK)[number % _CHUNK]
 
 
-def check_task_name(name: str) -> None:
-    """Refuse a name that no task has."""
-    find_task(name)
-
-
 def task(name: str, split: str) -> WorldImages:
     """The images of a task.
 
@@ -84,41 +75,30 @@ def task(name: str, split: str) -> WorldImages:
     >>> len(images), images.classes[0], images.template
     (600, 'car', 'a photo of a {}.')
     """
-    check_task_name(name)
+    chosen = find_task(name)
     if split not in (*SPLITS, "all"):
         raise DataError(f"world:{name}: has the splits train, test and all, not {split!r}")
-    chosen = find_task(name)
-    labels: list[int] = []
-    domains: list[str] = []
-    groups: list[str] = []
-    places: list[tuple[str, int]] = []
-    for part in SPLITS if split == "all" else (split,):
-        for number, row in enumerate(_plan(chosen, part)):
-            labels.append(row.label)
-            domains.append(row.domain)
-            groups.append("" if chosen.shortcut is None else chosen.shortcut.words[row.value])
-            places.append((part, number))
+    parts = SPLITS if split == "all" else (split,)
+    rows = [(part, number, row) for part in parts for number, row in enumerate(_plan(chosen, part))]
+    shortcut = chosen.shortcut
     return WorldImages(
         f"world:{name}",
         chosen.classes,
         chosen.template,
-        torch.tensor(labels),
-        tuple(domains) if chosen.domains else None,
-        tuple(places),
-        None if chosen.shortcut is None else tuple(groups),
+        torch.tensor([row.label for _, _, row in rows]),
+        tuple(row.domain for _, _, row in rows) if chosen.domains else None,
+        tuple((part, number) for part, number, _ in rows),
+        None if shortcut is None else tuple(shortcut.words[row.value] for _, _, row in rows),
     )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Label, domain and (place of the) shortcut's value of an image."""
-
+class _Row(NamedTuple):
     label: int
     domain: str = "photo"
-    value: int = 0
+    value: int = 0  # place in the shortcut's values
 
 
-def _plan(task: Task, split: str) -> list[_Row]:
+def _plan(task: WorldTask, split: str) -> list[_Row]:
     """Label, domain and shortcut value of every image of a split, in order."""
     labels = range(len(task.classes))
     if task.shortcut is not None:
@@ -144,18 +124,18 @@ def scenes(name: str, split: str) -> Scenes:
     drawn = sample(len(plan), generator, kinds=task.kinds, avoid_held_out=False)
     labels = torch.tensor([row.label for row in plan])
     values = {"count": torch.ones_like(labels)}
-    values["style"] = torch.tensor([F.style_id(row.domain) for row in plan])
+    values["style"] = torch.tensor([F.row("style", row.domain) for row in plan])
     for factor in ("subject", "color", "texture", "place"):
         fixed = torch.tensor([-1 if (v := getattr(m, factor)) is None else v for m in task.meanings])[labels]
         values[factor] = torch.where(fixed >= 0, fixed, getattr(drawn, factor))
-    if task.shortcut is None:
-        return drawn.replace(**values)
-    if task.shortcut.factor == "letter":
-        return _apart(drawn.replace(**values))
-    values[task.shortcut.factor] = torch.tensor(task.shortcut.values)[
-        torch.tensor([row.value for row in plan])
-    ]
-    return drawn.replace(**values)
+    if task.shortcut is not None and task.shortcut.factor != "letter":
+        values[task.shortcut.factor] = _shortcut_values(task.shortcut, plan)
+    found = drawn.replace(**values)
+    return _apart(found) if task.shortcut is not None and task.shortcut.factor == "letter" else found
+
+
+def _shortcut_values(shortcut: PlantedShortcut, plan: Sequence[_Row]) -> Tensor:
+    return torch.tensor([shortcut.values[row.value] for row in plan])
 
 
 def _apart(drawn: Scenes) -> Scenes:
@@ -173,16 +153,6 @@ def _corner(drawn: Scenes) -> Tensor:
     return (drawn.free("style_0") * 4).long().clamp_max(3)
 
 
-def _letters(task: Task, split: str, part: slice, pixels: Tensor, drawn: Scenes) -> None:
-    """Paste each image's letter into a corner, white with a dark outline, in place."""
-    assert task.shortcut is not None
-    letters = torch.tensor(task.shortcut.values)[
-        torch.tensor([row.value for row in _plan(task, split)[part]])
-    ]
-    white, plain = torch.full_like(letters, F.color_id("white")), torch.full_like(letters, F.PLAIN)
-    paste(pixels, drawn.replace(subject=letters, color=white, texture=plain), _corner(drawn))
-
-
 @lru_cache(maxsize=256)
 @torch.no_grad()
 def _chunk(name: str, split: str, number: int) -> Tensor:
@@ -190,13 +160,16 @@ def _chunk(name: str, split: str, number: int) -> Tensor:
     task = find_task(name)
     rows = slice(number * _CHUNK, (number + 1) * _CHUNK)
     part = scenes(name, split)[rows]
-    tones = palette("cpu")
+    tones = tables("cpu").palette
     if task.clash:
         # Marks in the tones of the color five places on: a pairing that pretraining never draws.
         other = tones.roll(5, 0)[:, :1].expand(-1, 2, -1)
         tones = torch.cat((tones[:, :1], tones[:, 1:] + (other - tones[:, 1:]) * task.strength), dim=1)
     pixels = compose(part, tones)
     if task.shortcut is not None and task.shortcut.factor == "letter":
-        _letters(task, split, rows, pixels, part)
+        # A white letter with a dark outline in a corner.
+        letters = _shortcut_values(task.shortcut, _plan(task, split)[rows])
+        white, plain = (torch.full_like(letters, row) for row in (F.row("color", "white"), F.PLAIN))
+        paste(pixels, part.replace(subject=letters, color=white, texture=plain), _corner(part))
     pixels = in_style(part, pixels).clamp(0, 1)
     return to_bytes(task.look(pixels, part, task.strength))

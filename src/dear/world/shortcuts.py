@@ -50,14 +50,8 @@ class PlantedShortcut:
 
 
 def _shortcut(factor: str, concept: str, *words: str) -> PlantedShortcut:
-    find = {
-        "place": F.place_id,
-        "color": F.color_id,
-        "texture": F.texture_id,
-        "subject": F.subject_id,
-        "letter": F.subject_id,
-    }[factor]
-    return PlantedShortcut(factor, concept, tuple(find(word) for word in words), words)
+    table = "subject" if factor == "letter" else factor
+    return PlantedShortcut(factor, concept, tuple(F.row(table, word) for word in words), words)
 
 
 _PLACE = _shortcut("place", "Location", *PLACES)

@@ -30,6 +30,16 @@ def blur(pixels: Tensor, reach: int) -> Tensor:
     return pixels
 
 
+def moved(pixels: Tensor, right: Tensor, down: Tensor) -> Tensor:
+    """Every pixel from some pixels off (rounded, [b or 1, side, side] or less), the border repeated."""
+    side = pixels.shape[-1]
+    axis = torch.arange(side, device=pixels.device)
+    columns = (axis.view(1, 1, -1) + right.round().long()).clamp(0, side - 1)
+    rows = (axis.view(1, -1, 1) + down.round().long()).clamp(0, side - 1)
+    index = (rows * side + columns).flatten(1).unsqueeze(1)
+    return pixels.flatten(2).gather(2, index.expand(len(pixels), 3, -1)).view_as(pixels)
+
+
 def _slopes(channel: Tensor) -> Tensor:
     """How much a channel [b, k, side, side] changes to the right and downwards, together."""
     wide = functional.pad(channel, (0, 1, 0, 1), mode="replicate")
@@ -75,21 +85,11 @@ def _painting(pixels: Tensor, scenes: Scenes) -> Tensor:
     side = pixels.shape[-1]
     # Brush strokes: every pixel takes its color from a few pixels off, in a direction that varies slowly.
     reach = 3.0 * side / 64
-    dx = (
-        ((_grain(scenes, side, 2) - 0.5) * reach * 1.6 + (_grain(scenes, side, 1) - 0.5) * reach)
-        .round()
-        .long()
-    )
-    dy = ((noise(2, scenes.free("style_1"), scenes.free("style_0"), side) - 0.5) * reach * 1.6).round().long()
-    axis = torch.arange(side, device=pixels.device)
-    index = (axis.view(1, -1, 1) + dy).clamp(0, side - 1) * side + (axis.view(1, 1, -1) + dx).clamp(
-        0, side - 1
-    )
-    index = index.flatten(1).unsqueeze(1).expand(-1, 3, -1)
-    moved = pixels.flatten(2).gather(2, index).view_as(pixels)
-    moved = (moved * 7.0 + 0.5).floor() / 7.0
+    right = (_grain(scenes, side, 2) - 0.5) * reach * 1.6 + (_grain(scenes, side, 1) - 0.5) * reach
+    down = (noise(2, scenes.free("style_1"), scenes.free("style_0"), side) - 0.5) * reach * 1.6
+    strokes = (moved(pixels, right, down) * 7.0 + 0.5).floor() / 7.0
     bristle = _grain(scenes, side, 1) * 0.16 - 0.08
-    return moved * 0.94 + 0.04 + bristle.unsqueeze(1)
+    return strokes * 0.94 + 0.04 + bristle.unsqueeze(1)
 
 
 def _pixelated(pixels: Tensor, scenes: Scenes) -> Tensor:
@@ -126,19 +126,8 @@ def _neon(pixels: Tensor, scenes: Scenes) -> Tensor:
     return tube * 0.95 + glow * 1.1 + gray.unsqueeze(1) * 0.08 + 0.01
 
 
+#: by row of `factors.STYLES`
 STYLES: tuple[Callable[[Tensor, Scenes], Tensor], ...] = (
-    _photo,
-    _sketch,
-    _cartoon,
-    _painting,
-    _pixelated,
-    _blurry,
-    _sepia,
-    _neon,
-)
+    _photo, _sketch, _cartoon, _painting, _pixelated, _blurry, _sepia, _neon
+)  # fmt: skip
 OUTLINE = (0.5, 1.1, 1.7, 0.4, 0.5, 0.4, 0.6, 1.0)  # width of the subject's dark outline in pixels, by style
-
-
-def restyle(style: int, pixels: Tensor, scenes: Scenes) -> Tensor:
-    """The images in a style."""
-    return STYLES[style](pixels, scenes)

@@ -26,7 +26,7 @@ class Meaning:
 
 
 @dataclass(frozen=True)
-class Task:
+class WorldTask:
     """A classification task."""
 
     name: str  #: as in `world:NAME`
@@ -45,34 +45,47 @@ class Task:
     shortcut: PlantedShortcut | None = None
 
 
-def _subjects(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
-    return names, tuple(Meaning(subject=F.subject_id(name)) for name in names)
-
-
-def _emblems(*names: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
-    """Classes such as "red star"."""
-    pairs = [name.split() for name in names]
-    return names, tuple(Meaning(F.subject_id(shape), F.color_id(color)) for color, shape in pairs)
+def _classes(*names: str, factors: str = "subject") -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
+    """Classes named by a word for each of `factors`: "red star" by "color subject"."""
+    keys = factors.split()
+    rows = [zip(keys, name.split(), strict=True) for name in names]
+    return names, tuple(Meaning(**{key: F.row(key, word) for key, word in row}) for row in rows)
 
 
 def _compositions(*rows: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
     """Classes such as "striped teal star at the beach", from "striped teal star beach"."""
-    names, meanings = [], []
-    for row in rows:
-        texture, color, shape, place = row.split()
-        where = F.place_id(place)
-        names.append(f"{texture} {color} {shape} {F.PLACES[where][0][0]}")
-        meanings.append(Meaning(F.subject_id(shape), F.color_id(color), F.texture_id(texture), where))
-    return tuple(names), tuple(meanings)
+    _, meanings = _classes(*rows, factors="texture color subject place")
+    where = [F.PLACES[F.row("place", row.split()[-1])][0][0] for row in rows]
+    names = (f"{row.rpartition(' ')[0]} {place}" for row, place in zip(rows, where, strict=True))
+    return tuple(names), meanings
 
 
-_TEXTURES = (
+_PHOTO, _PHOTO_OF_PLACE = "a photo of a {}.", "a photo of the {}."
+_EVERYDAY = (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL)
+_TEXTURES = _classes(
     *("striped", "dotted", "brick", "scaly", "marbled", "plain"),
     *("wavy", "zigzag", "checkered", "grid", "honeycomb", "speckled"),
+    factors="texture",
 )
-_PLACES = (
+_EMBLEMS = _classes(
+    *("red star", "pink star", "blue heart", "purple heart", "green arrow", "teal arrow"),
+    *("yellow cross", "brown cross", "black ring", "gray ring"),
+    *("white circle", "yellow circle", "red hexagon", "brown hexagon", "teal square", "blue square"),
+    *("green bolt", "black bolt", "purple crescent", "pink crescent"),
+    factors="color subject",
+)
+_VEHICLES = _classes(
+    *("car", "van", "truck", "sailboat", "plane", "bicycle"),
+    *("bus", "train", "tractor", "ship", "helicopter", "rocket"),
+)
+_PLACES = _classes(
     *("beach", "forest", "city", "room", "mountains", "space"),
     *("desert", "snow", "ocean", "meadow", "road", "studio"),
+    factors="place",
+)
+_ANIMALS = _classes(
+    *("dog", "cat", "bird", "fish", "turtle", "butterfly"),
+    *("horse", "elephant", "rabbit", "duck", "snake", "snail"),
 )
 # Neighbors in a half differ in one factor only: each of the four decides some pair.
 _MIXED = _compositions(
@@ -89,102 +102,23 @@ _MIXED = _compositions(
     *("honeycomb red ring desert", "honeycomb red circle desert"),
     *("striped purple heart city", "striped purple heart space"),
 )
+_DOMAINS = _classes("star", "house", "car", "dog", "umbrella", "heart", "tree", "plane", "fish", "flower")
 
-
-def _make() -> dict[str, Task]:
-    photo = "a photo of a {}."
-    vehicles = _subjects(
-        *("car", "van", "truck", "sailboat", "plane", "bicycle"),
-        *("bus", "train", "tractor", "ship", "helicopter", "rocket"),
-    )
-    animals = _subjects(
-        *("dog", "cat", "bird", "fish", "turtle", "butterfly"),
-        *("horse", "elephant", "rabbit", "duck", "snake", "snail"),
-    )
-    emblems = _emblems(
-        *("red star", "pink star", "blue heart", "purple heart", "green arrow", "teal arrow"),
-        *("yellow cross", "brown cross", "black ring", "gray ring"),
-        *("white circle", "yellow circle", "red hexagon", "brown hexagon", "teal square", "blue square"),
-        *("green bolt", "black bolt", "purple crescent", "pink crescent"),
-    )
-    domains = _subjects("star", "house", "car", "dog", "umbrella", "heart", "tree", "plane", "fish", "flower")
-    textures = tuple(Meaning(texture=F.texture_id(name)) for name in _TEXTURES)
-    places = tuple(Meaning(place=F.place_id(name)) for name in _PLACES)
-    tasks = (
-        Task(
-            "textures",
-            "patterns printed on cloth, in clashing colors",
-            "{} texture.",
-            _TEXTURES,
-            textures,
-            (F.SURFACE, F.SHAPE),
-            fabric,
-            strength=0.48,
-            clash=True,
-        ),
-        Task(
-            "emblems",
-            "colored shapes as enamel badges",
-            photo,
-            *emblems,
-            (F.SHAPE,),
-            enamel,
-            strength=0.85,
-        ),
-        Task(
-            "vehicles",
-            "vehicles in slanted blueprints",
-            photo,
-            *vehicles,
-            (F.VEHICLE,),
-            blueprint,
-            strength=0.8,
-        ),
-        Task(
-            "scenes",
-            "places in false-color infrared, something in front",
-            "a photo of the {}.",
-            _PLACES,
-            places,
-            (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
-            infrared,
-            strength=0.62,
-        ),
-        Task(
-            "fauna",
-            "animals reflected in water",
-            photo,
-            *animals,
-            (F.ANIMAL,),
-            ripple,
-            strength=0.4,
-        ),
-        Task(
-            "mixed",
-            "texture, color, shape and place together, in mosaic",
-            photo,
-            *_MIXED,
-            (F.SHAPE,),
-            mosaic,
-            strength=0.76,
-        ),
-        Task(
-            "domains",
-            "ten subjects as photos, sketches, cartoons and paintings, all worn and folded",
-            "an image of a {}.",
-            *domains,
-            (F.SHAPE, F.OBJECT, F.VEHICLE, F.ANIMAL),
-            worn,
-            strength=0.9,
-            train=20,
-            test=15,
-            domains=("photo", "sketch", "cartoon", "painting"),
-        ),
-    )
-    return {task.name: task for task in tasks}
-
-
-TASKS: Final = _make()
+_TASKS: Final = (
+    WorldTask("textures", "patterns printed on cloth, in clashing colors", "{} texture.", *_TEXTURES,
+        (F.SURFACE, F.SHAPE), fabric, 0.48, clash=True),
+    WorldTask("emblems", "colored shapes as enamel badges", _PHOTO, *_EMBLEMS, (F.SHAPE,), enamel, 0.85),
+    WorldTask("vehicles", "vehicles in slanted blueprints", _PHOTO, *_VEHICLES, (F.VEHICLE,), blueprint, 0.8),
+    WorldTask("scenes", "places in false-color infrared, something in front", _PHOTO_OF_PLACE, *_PLACES,
+        _EVERYDAY, infrared, 0.62),
+    WorldTask("fauna", "animals reflected in water", _PHOTO, *_ANIMALS, (F.ANIMAL,), ripple, 0.4),
+    WorldTask("mixed", "texture, color, shape and place together, in mosaic", _PHOTO, *_MIXED, (F.SHAPE,),
+        mosaic, 0.76),
+    WorldTask("domains", "ten subjects as photos, sketches, cartoons and paintings, all worn and folded",
+        "an image of a {}.", *_DOMAINS, _EVERYDAY, worn, 0.9, train=20, test=15,
+        domains=("photo", "sketch", "cartoon", "painting")),
+)  # fmt: skip
+TASKS: Final = {task.name: task for task in _TASKS}
 
 
 def list_tasks() -> tuple[str, ...]:
@@ -196,7 +130,7 @@ def list_tasks() -> tuple[str, ...]:
     return tuple(TASKS)
 
 
-def find_task(name: str) -> Task:
+def find_task(name: str) -> WorldTask:
     """The task of that name, with a shortcut or without.
 
     >>> find_task("shortcut-place@0.9").shortcut.words[0]
@@ -209,10 +143,7 @@ def find_task(name: str) -> Task:
     shortcut = parse(name)
     if shortcut.classes == PLACES:
         about = "six places, in training each with a letter of its own"
-        places = tuple(Meaning(place=F.place_id(place)) for place in PLACES)
-        template = "a photo of the {}."
-        return Task(name, about, template, PLACES, places, (F.LETTER,), none, 0.0, shortcut=shortcut)
+        classes = _classes(*PLACES, factors="place")
+        return WorldTask(name, about, _PHOTO_OF_PLACE, *classes, (F.LETTER,), none, 0.0, shortcut=shortcut)
     about = f"six animals, in training each with its own {shortcut.factor}"
-    classes, animals = _subjects(*CLASSES)
-    template = "a photo of a {}."
-    return Task(name, about, template, classes, animals, (F.ANIMAL,), none, 0.0, shortcut=shortcut)
+    return WorldTask(name, about, _PHOTO, *_classes(*CLASSES), (F.ANIMAL,), none, 0.0, shortcut=shortcut)

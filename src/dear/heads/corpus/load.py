@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dear._io.files import read_text
-from dear._io.text import parse_json, unprintable
+from dear._io.text import Strict, decode, unprintable
 from dear.errors import DearError, InputError
 from dear.heads.corpus.build import Phrase, general
 
@@ -77,28 +77,27 @@ def load_corpus(name: str | os.PathLike[str] = "general") -> Corpus:
     return Corpus(path.stem, tuple(seen.values()))
 
 
+class _Entry(Strict, frozen=True):
+    phrase: str
+    concept: str | None = None
+
+
 def _lines(text: str, path: Path) -> Iterator[Phrase]:
     """The phrases of a user's file, checked line by line."""
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        phrase: object
-        concept: object
         if path.suffix == ".txt":
             phrase, _, concept = line.partition("\t")
         else:
             try:
-                entry = parse_json(line, f"{path}, line {number}", "corpus line")
+                entry = decode(line, _Entry, f"{path}, line {number}", "corpus line")
             except DearError as error:
                 raise InputError(str(error)) from None
-            if not isinstance(entry, dict) or not set(entry) <= {"phrase", "concept"}:
-                raise InputError(f'{path}, line {number}: must be {{"phrase": "…", "concept": "…"}}')
-            phrase, concept = entry.get("phrase"), entry.get("concept")
-        if not isinstance(phrase, str) or not phrase.strip() or len(phrase) > _LONGEST:
+            phrase, concept = entry.phrase, entry.concept or ""
+        if not phrase.strip() or len(phrase) > _LONGEST:
             raise InputError(f"{path}, line {number}: needs a phrase of 1 to {_LONGEST} characters")
-        if concept is not None and not isinstance(concept, str):
-            raise InputError(f"{path}, line {number}: the concept must be text")
-        phrase, concept = phrase.strip(), (concept or "").strip()
+        phrase, concept = phrase.strip(), concept.strip()
         if len(concept) > _LONGEST_CONCEPT or unprintable(phrase) or unprintable(concept):
             raise InputError(
                 f"{path}, line {number}: holds a control character, or a concept of more than "

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from dear.heads.corpus.build import Phrase, article
 from dear.world import factors as F
-from dear.world.templates import SLOT_SIZES, SLOTS, TEMPLATES, phrases
+from dear.world.templates import SLOTS, TEMPLATES, WORDS
 
 _FACTOR_CONCEPT = {
     F.COLOR: "Color",
@@ -48,17 +48,17 @@ def world() -> tuple[Phrase, ...]:
 def _all() -> Iterator[tuple[str, str]]:
     """(phrase, concept) of every wording that names one factor, repeats included."""
     for template in TEMPLATES:
-        slots = [part[1:-1] for part in template.parts if part.startswith("{") and part != "{a}"]
-        if len(slots) != 1 or template.text.startswith(("the {subject", "this is", "there is")):
+        if len(template.slots) != 1 or template.text.startswith(("the {subject", "this is", "there is")):
             continue
-        slot, factor = slots[0], SLOTS[slots[0]]
-        for value in range(SLOT_SIZES[factor]):
+        slot = template.slots[0]
+        factor = SLOTS[slot]
+        for value, words in enumerate(WORDS[slot]):
             concept = _concept(factor, value)
             if factor == F.SUBJECT and F.SUBJECT_KIND[value] not in template.kinds:
                 continue
             if factor == F.COUNT and template.many is not None and template.many != (value > 0):
                 continue
-            for word in phrases(slot, value):
+            for word in words:
                 text = template.text.replace(f"{{a}} {{{slot}}}", article(word)).replace(f"{{{slot}}}", word)
                 yield text.removesuffix("."), concept
 
