@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from dear.clip.model import Clip
 from dear.clip.tower import shared_copy
 from dear.errors import UsageError
-from dear.methods.base import Method
+from dear.methods.base import M
 from dear.methods.calibration import apply_scales
+from dear.methods.dear import DeAR
 from dear.runs.model import Model
 
 
@@ -46,7 +47,7 @@ def traceable_clip(clip: Clip) -> Clip:
     return twin.stand_for(original).use_fused(False)
 
 
-def traceable_method(method: Method) -> Method:
+def traceable_method(method: M) -> M:
     """A copy of `method` on a traceable backbone, with every cached tensor computed and fixed."""
     clip = traceable_clip(method.clip)
     twin = method.bound(clip) if clip.device == method.clip.device else method.copied_to(clip)
@@ -89,11 +90,9 @@ class Features(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        from dear.methods.dear import DeAR
-
         method = model.method
+        self.method: DeAR | None = None
         self.attributes: tuple[str, ...] = ()
-        self.method: Method | None = None
         if isinstance(method, DeAR):
             self.method = traceable_method(method)
             self.visual = self.method.clip.visual
@@ -111,9 +110,4 @@ class Features(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """The features, not of unit length."""
-        from dear.methods.dear import DeAR
-
-        if isinstance(self.method, DeAR):
-            return self.method.image_features(pixels)
-        feature: Tensor = self.visual(pixels)
-        return (feature,)
+        return (self.visual(pixels),) if self.method is None else self.method.image_features(pixels)
