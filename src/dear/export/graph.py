@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dear.clip.model import Clip
 from dear.clip.tower import shared_copy
 from dear.errors import UsageError
-from dear.methods.base import M
+from dear.methods.base import Method
 from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
 from dear.runs.model import Model
@@ -47,7 +47,7 @@ def traceable_clip(clip: Clip) -> Clip:
     return twin.stand_for(original).use_fused(False)
 
 
-def traceable_method(method: M) -> M:
+def traceable_method(method: Method) -> Method:
     """A copy of `method` on a traceable backbone, with every cached tensor computed and fixed."""
     clip = traceable_clip(method.clip)
     twin = method.bound(clip) if clip.device == method.clip.device else method.copied_to(clip)
@@ -94,8 +94,9 @@ class Features(nn.Module):
         self.method: DeAR | None = None
         self.attributes: tuple[str, ...] = ()
         if isinstance(method, DeAR):
-            self.method = traceable_method(method)
-            self.visual = self.method.clip.visual
+            copied = traceable_method(method)
+            assert isinstance(copied, DeAR)
+            self.method, self.visual = copied, copied.clip.visual
             self.attributes = tuple(method.attributes)
         elif method.mergeable:
             self.visual = traceable_clip(method.merge()).visual
