@@ -103,7 +103,7 @@ def test_the_studio_trains_the_same(
 ) -> None:
     trainer = Trainer(StudioState(dear.load("mini"), None, dear.open_data(photos, "test"), tmp_path))
     trainer.start(Spec().changed(data=str(photos), **settings(name)))
-    assert trainer.wait(120).state == "finished", trainer.watched.message
+    assert trainer.wait(120).state == "finished", trainer.status.message
     assert trainer.run is not None
     same(Model.load(trained[name]), Model.load(trainer.run))
     assert read_config(trainer.run).key == read_config(trained[name]).key

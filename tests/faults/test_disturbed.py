@@ -21,7 +21,7 @@ from tiny import mixed_roles, tiny_clip, token_ids
 
 from dear._io.files import write_atomic
 from dear._io.memory import given_back
-from dear.bench.engines import leave_with_parent
+from dear.bench.engines import exit_with_parent
 from dear.data import open_data
 from dear.errors import DearError, InputError, OutOfMemory
 from dear.heads.corpus.build import Phrase
@@ -255,7 +255,7 @@ def test_training_learns_though_its_caller_only_wants_answers(photos, tmp_path):
 
 
 def _worker(path: Path) -> None:
-    leave_with_parent()
+    exit_with_parent()
     path.write_text(str(os.getpid()))
     time.sleep(60)
 

@@ -68,7 +68,7 @@ def test_roles_come_with_the_share_that_heads_explain(family: str) -> None:
     share = decompose(clip, pixels).explained
     assert share is not None
     assert roles.evidence["linear_share"] == pytest.approx(float(share.mean()), abs=1e-3)
-    said = " ".join(finding.sentence for finding in map_quality(roles, HeadEvidence()))
+    said = " ".join(sentence for sentence, _ in map_quality(roles, HeadEvidence()))
     assert "split among heads" in said
     assert "exact" not in said
 

@@ -31,7 +31,7 @@ from dear.report.run_page import run_page
 from dear.studio.classify import Verdict, verdicts_html
 from dear.studio.compare import compare
 from dear.studio.heads import HeadView, describe_html, map_html
-from dear.studio.training import Watched, status_html
+from dear.studio.training import TrainingStatus, status_html
 from dear.workflows.examine import examine
 from dear.workflows.head_evidence import measure_heads
 
@@ -260,7 +260,7 @@ def test_the_studio() -> None:
     answers = {MARKUP[0]: tuple((name, 0.1) for name in MARKUP)}
     harmless(verdicts_html([Verdict(name, image, answers, {}, name) for name in MARKUP]), "article")
     for name in MARKUP:
-        harmless(status_html(Watched("failed", name)))
+        harmless(status_html(TrainingStatus("failed", name)))
     roles = hostile_roles()
     harmless(map_html(roles))
     role = roles[3, 0]

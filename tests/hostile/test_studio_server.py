@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("gradio", reason="the extra `studio` is not installed")
 
-from dear.studio.app import OwnServerOnly
+from dear.studio.app import LocalOnly
 
 
 def answer(local: bool, **headers: str) -> tuple[int, dict[bytes, bytes]]:
@@ -23,7 +23,7 @@ def answer(local: bool, **headers: str) -> tuple[int, dict[bytes, bytes]]:
         sent.append(message)
 
     scope = {"type": "http", "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
-    asyncio.run(OwnServerOnly(app, local=local)(scope, None, send))
+    asyncio.run(LocalOnly(app, local=local)(scope, None, send))
     return sent[0]["status"], dict(sent[0]["headers"])
 
 

@@ -24,7 +24,7 @@ def test_the_page_shows_images_by_class_and_value(tmp_path: Path) -> None:
     assert next(iter(own.images)).startswith("dog: beach in ")
     assert all(image.lines[1][1].startswith("group ") for images in own.images.values() for image in images)
     assert own.map is not None
-    gray = [cell for _, cells in own.map.rows for cell in cells if cell.color == "#ececec"]
+    gray = [cell for _, cells in own.map.rows for cell in cells if cell["color"] == "#ececec"]
     assert len(gray) == 48 - len(found.findings[0].heads)
     rows = {row[0]: row[1:] for row in own.table.rows}
     assert sum(map(int, rows["dog"])) == 6

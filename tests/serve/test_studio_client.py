@@ -20,7 +20,7 @@ from dear.runs.model import Model
 from dear.serve.app import make_app
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
-from dear.studio.classify import ask_service, check_service
+from dear.studio.service_client import ask_service, check_service
 
 KEY = "key-for-the-studio-1"
 

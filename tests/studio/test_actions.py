@@ -31,8 +31,8 @@ from dear.studio.classify import (
     which_to_trust,
 )
 from dear.studio.compare import FROZEN, compare_models, model_names
-from dear.studio.heads import Viewer, describe_html, first_key, map_html, overlay, parse_key
-from dear.studio.search import ImageSearch
+from dear.studio.heads import HeadViewer, describe_html, first_key, map_html, overlay, parse_key
+from dear.studio.retrieve import ImageSearch
 from dear.studio.state import Stopped, open_state
 from dear.studio.training import Trainer
 
@@ -82,7 +82,7 @@ def test_the_map_has_a_button_a_head_with_its_role_in_words():
 
 
 def test_a_head_is_shown_with_images_and_its_attention(tmp_path):
-    viewer = Viewer(state(tmp_path))
+    viewer = HeadViewer(state(tmp_path))
     key = first_key(roles())
     view = viewer.view(key)
     assert view.role == roles()[key]
@@ -94,7 +94,7 @@ def test_a_head_is_shown_with_images_and_its_attention(tmp_path):
 
 def test_other_images_of_the_studio_are_looked_at_anew(tmp_path):
     opened = state(tmp_path)
-    viewer, key = Viewer(opened), first_key(roles())
+    viewer, key = HeadViewer(opened), first_key(roles())
     before = viewer.view(key).most_names
     opened.images = open_data("world:textures", "test").subset(range(0, 300, 10))
     after = viewer.view(key).most_names
@@ -270,10 +270,10 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
     trainer.start(plan)
     with pytest.raises(UsageError, match="running"):
         trainer.start(plan)
-    while trainer.watched.step < 1 and trainer.watched.busy:
+    while trainer.status.step < 1 and trainer.status.busy:
         time.sleep(0.02)
     trainer.stop()
-    stopped = trainer.watched
+    stopped = trainer.status
     assert stopped.state == "stopped", stopped.message
     assert 0 < stopped.step < stopped.steps
     trainer.resume()
@@ -319,7 +319,7 @@ def test_nothing_to_train_on_is_a_sentence(tmp_path):
             trainer.start(plan)
     with pytest.raises(UsageError, match="no stopped training"):
         trainer.resume()
-    assert trainer.watched.state == "idle"
+    assert trainer.status.state == "idle"
     with pytest.raises(UsageError, match="cannot be named"):
         Trainer(state(tmp_path, local=False)).start(training(str(tmp_path)))
 

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,7 +21,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 from studio_state import images, state  # noqa: E402
 from test_actions import cell_file  # noqa: E402
 
-from dear.studio.app import private_folder, serving_state  # noqa: E402
+from dear.studio.app import serving_state  # noqa: E402
 from dear.studio.state import examples  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -40,7 +41,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def url():
-    with private_folder() as folder, serving_state(state(folder), max_upload_mb=1) as address:
+    with TemporaryDirectory() as folder, serving_state(state(Path(folder)), max_upload_mb=1) as address:
         yield address
 
 
@@ -265,8 +266,8 @@ def take_screenshots(folder):
         )
 
     folder.mkdir(parents=True, exist_ok=True)
-    with private_folder() as private, browser() as opened:
-        own = state(private, trained=False)
+    with TemporaryDirectory() as private, browser() as opened:
+        own = state(Path(private), trained=False)
         own.images = examples()
         own.find_model()
         with serving_state(own) as address:

@@ -8,7 +8,7 @@ import pytest
 from studio_state import state
 
 from dear.errors import InputError, UsageError
-from dear.studio.why import where_html, why_html
+from dear.studio.classify import where_html, why_html
 
 
 def test_the_first_image_is_explained_among_the_given_classes(tmp_path: Path) -> None:

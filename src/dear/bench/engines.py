@@ -25,9 +25,8 @@ from dear.bench.store import CellEngine, Report
 from dear.errors import DearError, UsageError
 from dear.train.run import Paused
 
-Work = Callable[
-    [dict[str, Any], dict[str, Any]], Mapping[str, Any]
-]  #: (cell, environment) -> result, plain JSON
+#: (cell, environment) -> result, plain JSON
+Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]
 
 
 def compute(cell: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
@@ -58,23 +57,15 @@ def attempt(work: Work, cell: dict[str, Any], environment: dict[str, Any]) -> di
         return {"error": {"type": type(error).__name__, "message": message, "trace": trace}}
 
 
-def outcome(cell: Cell, answer: Mapping[str, Any]) -> Outcome:
-    """What an answer of `attempt` says of a cell."""
-    return Outcome(cell, answer.get("result"), answer.get("error"))
-
-
-def died(cell: Cell, how: str) -> Outcome:
+def _worker_lost(cell: Cell, how: str) -> Outcome:
     """A cell whose process was lost."""
     return Outcome(cell, error={"type": "WorkerDied", "message": how, "trace": ""})
 
 
 class Local:
-    """This machine: one cell after the other in this process, or in several processes at a time.
+    """This machine: one cell after the other in this process, or in `workers` processes at a time.
 
-    Args:
-        work: computes one cell.
-        workers: processes; 1 computes here.
-        retries: how often a cell is tried again whose process died (killed, out of memory).
+    A cell whose process died (killed, out of memory) is tried again `retries` times.
     """
 
     def __init__(self, work: Work, workers: int = 1, retries: int = 1) -> None:
@@ -86,7 +77,7 @@ class Local:
         """Compute every cell and report each once."""
         if self.workers == 1:
             for cell in cells:
-                report(outcome(cell, attempt(self.work, cell.document(), environment.plain())))
+                report(Outcome(cell, **attempt(self.work, cell.document(), environment.plain())))
             return
         waiting = iter(cells)
         while lost := self._compute(waiting, environment, report, min(self.workers, len(cells) or 1)):
@@ -112,7 +103,7 @@ class Local:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 whole = [future for future in done if not isinstance(future.exception(), BrokenProcessPool)]
                 for future in whole:
-                    report(outcome(running.pop(future), future.result()))
+                    report(Outcome(running.pop(future), **future.result()))
                 if len(whole) < len(done):
                     return list(running.values())
 
@@ -121,23 +112,15 @@ class Local:
         for _ in range(self.retries):
             if not self._compute(iter([cell]), environment, report, 1):
                 return
-        report(died(cell, f"its process died {self.retries + 1} times"))
+        report(_worker_lost(cell, f"its process died {self.retries + 1} times"))
 
 
 class OnRay:
     """A Ray cluster, or a Ray started on this machine: cells as tasks with CPU and GPU resources.
 
-    A killed worker loses the cell it was computing, which Ray starts again elsewhere.
-
-    Args:
-        work: computes one cell; importable on every node.
-        address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
-        cpus: CPUs a cell takes.
-        gpus: GPUs a cell takes; parts of one are allowed.
-        retries: how often a cell is started again whose worker died.
-
-    Raises:
-        UsageError: Ray is not installed.
+    A killed worker loses the cell it was computing, which Ray starts again elsewhere. `work` must be
+    importable on every node; `address` is that of a running cluster ("auto", "ray://host:10001"), None starts
+    one here; a cell may take a part of a GPU.
     """
 
     def __init__(
@@ -153,16 +136,15 @@ class OnRay:
         with cluster.connected(self.address):
             for number, answer, lost in cluster.run_tasks(attempt, tasks, self.cpus, self.gpus, self.retries):
                 cell = cells[number]
-                report(died(cell, lost) if lost else outcome(cell, answer))
+                report(_worker_lost(cell, lost) if lost else Outcome(cell, **answer))
 
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Processes of our own that end with this block, whatever they are doing."""
     before = set(mp.active_children())
-    pool = ProcessPoolExecutor(
-        workers, mp.get_context("spawn"), initializer=leave_with_parent
-    )  # forks may hang
+    spawn = mp.get_context("spawn")  # forks may hang
+    pool = ProcessPoolExecutor(workers, spawn, initializer=exit_with_parent)
     try:
         yield pool
     finally:
@@ -190,7 +172,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this process when the one that started it has ended, even if that one was killed."""
     parent = mp.parent_process()
 
@@ -211,16 +193,7 @@ def make_engine(
     cpus: float = 1,
     gpus: float | None = None,
 ) -> CellEngine:
-    """An engine by name: "local" or "ray".
-
-    Args:
-        name: the engine.
-        work: computes one cell.
-        workers: processes of the local engine; one by default.
-        address: of a Ray cluster.
-        cpus: CPU cores per cell on Ray.
-        gpus: GPUs per cell on Ray; none by default.
-    """
+    """An engine by name: "local" with a number of workers, "ray" with an address and a cell's share."""
     if name == "local":
         for option, value in (("an address", address), ("a share of GPUs", gpus)):
             if value is not None:

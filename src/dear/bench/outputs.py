@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from dear._io.files import write_atomic
 from dear.bench.ablations import Study, Variant
@@ -17,7 +19,17 @@ from dear.bench.store import Grid
 from dear.bench.tables import Line, Result, Sheet, shown_names, text, variant_names, write_tables
 from dear.errors import RunError
 from dear.report import results_plots as plots
-from dear.report.results_page import results_page
+from dear.report.page import Table, render
+
+TERMS = {
+    "base": "trained classes: the half of the classes that was trained on",
+    "novel": "new classes: the other half, whose names alone are known",
+    "HM": "harmonic mean of base and novel accuracy; high only when both are",
+    "shots": "training images per class",
+    "± ": "sample standard deviation over seeds",
+    "zeroshot": "the frozen backbone, not trained at all",
+}
+"""Words of the results page."""
 
 
 def stored_in(grid: Grid, cells: Sequence[Cell]) -> list[tuple[Cell, Result]]:
@@ -39,18 +51,9 @@ def write_protocol(
         raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
     found = find_protocol(protocol)
     sheet = found.table(found.gather(results))
-    written = write_tables([sheet], grid.folder, stem=protocol)
-    page = grid.folder / f"{protocol}.html"
-    html = results_page(
-        f"Results: {sheet.title.lower()}",
-        f"{len(results)} cells; every result can be traced to a file in cells/.",
-        figures_of(results),
-        [(sheet, texts_of(sheet))],
-        _facts(results, command),
-        failed,
-    )
-    write_atomic(page, html)
-    return [*written, page]
+    lead = f"{len(results)} cells; every result can be traced to a file in cells/."
+    words = {"title": f"Results: {sheet.title.lower()}", "lead": lead, "failed": failed or {}}
+    return _write(grid, protocol, [sheet], figures_of(results), results, command, words)
 
 
 def write_studies(
@@ -75,18 +78,43 @@ def write_studies(
         figures.append((study.title, study.question, plots.bars(plain, "hm")))
     if not sheets:
         raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
-    written = write_tables(sheets, grid.folder, stem="ablations")
-    page = grid.folder / "ablations.html"
-    html = results_page(
-        "Ablations",
-        f"{len(studies)} studies; base-to-novel, harmonic mean of base and novel accuracy.",
-        figures,
-        [(sheet, texts_of(sheet)) for sheet in sheets],
-        _facts(everything, command),
-        failed,
+    lead = f"{len(studies)} studies; base-to-novel, harmonic mean of base and novel accuracy."
+    words = {"title": "Ablations", "lead": lead, "failed": failed or {}}
+    return _write(grid, "ablations", sheets, figures, everything, command, words)
+
+
+def _write(
+    grid: Grid,
+    stem: str,
+    sheets: Sequence[Sheet],
+    figures: Shown,
+    results: Sequence[tuple[Cell, Result]],
+    command: str,
+    words: Mapping[str, Any],
+) -> list[Path]:
+    """Write the tables and the page with figures, tables and how the results came about."""
+    written = write_tables(sheets, grid.folder, stem)
+    tables = [(sheet.title, page_table(sheet), sheet.notes) for sheet in sheets]
+    facts = _facts(results, command)
+    page = grid.folder / f"{stem}.html"
+    write_atomic(
+        page, render("results.html", terms=TERMS, figures=figures, tables=tables, facts=facts, **words)
     )
-    write_atomic(page, html)
     return [*written, page]
+
+
+def page_table(sheet: Sheet) -> Table:
+    """The table for a page: published rows are marked, groups of rows are separated."""
+    rows, classes, before = [], [], None
+    for row in sheet.rows:
+        new_group = len(row.labels) > 1 and before is not None and row.labels[0] != before
+        before = row.labels[0]
+        classes.append(" ".join((["published"] if row.published else []) + (["first"] if new_group else [])))
+        *names, last = row.labels
+        label = f"{last} (published)" if row.published else last
+        rows.append((*names, label, *(text(entry) for entry in row.entries)))
+    columns = (*sheet.labels, *sheet.columns)
+    return Table(columns, tuple(rows), labels=len(sheet.labels), classes=tuple(classes))
 
 
 def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str, float]]:
@@ -96,20 +124,16 @@ def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str
     """
     found: dict[str, dict[str, list[float]]] = {}
     shown, names = shown_names(cell.dataset for cell, _ in results), variant_names([c for c, _ in results])
-    with_weights = [(c, r["facts"]["fusion_weights"]) for c, r in results if _has_weights(r)]
+    weighed = [(cell, result.get("facts", {}).get("fusion_weights")) for cell, result in results]
+    with_weights = [(cell, weights) for cell, weights in weighed if weights]
     several = len({names[cell.key] for cell, _ in with_weights}) > 1
     for cell, weights in with_weights:
         title = shown[cell.dataset] + (f", {names[cell.key]}" if several else "")
         for token, weight in weights.items():
             found.setdefault(title, {}).setdefault(token, []).append(weight)
     return {
-        title: {token: math.fsum(values) / len(values) for token, values in tokens.items()}
-        for title, tokens in found.items()
+        title: {token: fmean(values) for token, values in tokens.items()} for title, tokens in found.items()
     }
-
-
-def _has_weights(result: Result) -> bool:
-    return bool(result.get("facts", {}).get("fusion_weights"))
 
 
 def figures_of(results: Sequence[tuple[Cell, Result]]) -> Shown:
@@ -121,11 +145,6 @@ def figures_of(results: Sequence[tuple[Cell, Result]]) -> Shown:
         sentence = "Mean over seeds; a row sums to 1, and equal weights would be the same everywhere."
         figures.append(("Fusion weights", sentence, plots.fusion_heat_map(weights)))
     return figures
-
-
-def texts_of(sheet: Sheet) -> list[list[str]]:
-    """The entries of a table as text, row by row."""
-    return [[text(entry) for entry in row.entries] for row in sheet.rows]
 
 
 def _facts(results: Sequence[tuple[Cell, Result]], command: str) -> dict[str, str]:

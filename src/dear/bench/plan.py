@@ -92,14 +92,7 @@ def plan(protocol: str, request: Request) -> list[Cell]:
     request.check(request.methods)
     shots = found.shots if request.shots is None else tuple(request.shots)
     methods = [_method(name) for name in request.methods]
-    planner = _Planner(found, request)
-    return [
-        planner.cell(kind, dataset, seed, count, setting, variant)
-        for dataset, setting in found.settings(request)
-        for kind, variant in methods
-        for count in shots
-        for seed in request.seeds
-    ]
+    return _Planner(found, request).cells(methods, shots)
 
 
 def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]]]:
@@ -114,18 +107,7 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
     if len(shots) > 1:
         raise UsageError(f"a study compares its variants at one number of shots; got {len(shots)}")
     planner = _Planner(found, request)
-    return [
-        (
-            variant,
-            [
-                planner.cell(kind, dataset, seed, count, setting, variant)
-                for dataset, setting in found.settings(request)
-                for count in shots
-                for seed in request.seeds
-            ],
-        )
-        for variant in study.variants
-    ]
+    return [(variant, planner.cells([(kind, variant)], shots)) for variant in study.variants]
 
 
 def _method(name: str) -> tuple[type[Method], Variant]:
@@ -143,6 +125,16 @@ class _Planner:
         self.protocol, self.request = protocol, request
         self._trained: dict[str, dict[str, Any]] = {}
         self._tested: dict[str, str] = {}
+
+    def cells(self, methods: Sequence[tuple[type[Method], Variant]], shots: Sequence[int]) -> list[Cell]:
+        """The cells of all datasets, methods, shots and seeds."""
+        return [
+            self.cell(kind, dataset, seed, count, setting, variant)
+            for dataset, setting in self.protocol.settings(self.request)
+            for kind, variant in methods
+            for count in shots
+            for seed in self.request.seeds
+        ]
 
     def cell(
         self,

@@ -42,12 +42,7 @@ def starting_roles(clip: Clip, file: str | None) -> RoleMap | None:
 
 
 class Session:
-    """Computes one cell.
-
-    Args:
-        cell: what to compute.
-        environment: where data and backbone are.
-    """
+    """Computes one cell where its data and backbone are."""
 
     def __init__(self, cell: Cell, environment: Environment) -> None:
         self.cell, self.environment = cell, environment
@@ -99,11 +94,9 @@ class Session:
         return found
 
     def fit(self, pool: Pool, keep: bool = False) -> Model:
-        """Train the cell's method; its size and time are recorded.
+        """Train the cell's method on images of `pool`; its size and time are recorded.
 
-        Args:
-            pool: what its images are drawn from.
-            keep: cache the adapter for other protocols, and take theirs.
+        With `keep` the adapter is cached for other protocols, and theirs are taken.
         """
         job = prepare(self.cell.spec, self.draw(pool), drawn=True, clip=self.clip, roles=self.roles())
         self.record["epochs"] = job.recipe.epochs

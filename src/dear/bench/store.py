@@ -107,11 +107,7 @@ class Summary:
 
 
 class Grid:
-    """The folder of a grid: `cells/*.json`, `cells/*.error.json` and `draws/*.jsonl`.
-
-    Args:
-        folder: made when the first cell is written.
-    """
+    """The folder of a grid: `cells/*.json`, `cells/*.error.json` and `draws/*.jsonl`."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -176,16 +172,9 @@ class Grid:
         engine: CellEngine,
         watch: Callable[[Outcome | None, int, int], None] = lambda outcome, done, total: None,
     ) -> Summary:
-        """Compute the cells that are missing and write each the moment it is done.
+        """Compute the cells that are missing and write each the moment it is done; repeated ones count once.
 
-        Args:
-            cells: what the grid should hold; repeated ones count once.
-            environment: where data and backbone are.
-            engine: who computes.
-            watch: called with (outcome, done, total); outcome is None for the first call.
-
-        Returns:
-            What was there already, computed and failed.
+        `watch` is called with (outcome, done, total); outcome is None for the first call.
         """
         summary, missing = Summary(), []
         wanted = list(dict.fromkeys(cells))

@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def figure(values: Sequence[float]) -> Figure:
     >>> figure([0.5, 0.7])
     Figure(mean=0.6, std=0.1414..., seeds=2)
     """
-    mean = math.fsum(values) / len(values)
+    mean = statistics.fmean(values)
     if len(values) == 1:
         return Figure(mean)
     spread = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
@@ -74,10 +75,7 @@ def gather(
 ) -> list[Line]:
     """Lines of cells of one protocol, in the order in which they come.
 
-    Args:
-        results: cells with their results.
-        column_of: the protocol's (dataset, column) under which a value of a cell is shown.
-        names: name of the method or variant by cell key.
+    `column_of` is the protocol's; `names` has the name of the method or variant by cell key.
     """
     results = list(results)
     shown = shown_names(
@@ -127,9 +125,8 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
                 continue
             values = {**known, **_drawn(cell)}
             words = ", ".join(
-                f"{'recipe ' if part == 'recipe' and name in options else ''}{name}={values.get(key)}"
+                f"{'recipe ' if key[0] == 'recipe' and key[1] in options else ''}{key[1]}={values.get(key)}"
                 for key in differing
-                for part, name in [key]
             )
             names[cell.key] = f"{method} ({words})" if words else method
     return names
@@ -196,8 +193,7 @@ def average(lines: Sequence[Line], name: str = "Average") -> Line:
         seeds = set.intersection(*(set(line.seeds(column)) for line in lines))
         if seeds:
             values[column] = {
-                seed: math.fsum(line.seeds(column)[seed] for line in lines) / len(lines)
-                for seed in sorted(seeds)
+                seed: statistics.fmean(line.seeds(column)[seed] for line in lines) for seed in sorted(seeds)
             }
     first = lines[0]
     return Line(first.method, first.mode, name, first.shots, values)
@@ -348,7 +344,7 @@ def latex(sheet: Sheet) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def write_tables(sheets: list[Sheet], folder: Path, stem: str) -> list[Path]:
+def write_tables(sheets: Sequence[Sheet], folder: Path, stem: str) -> list[Path]:
     """Write sheets as `STEM.md`, and each as CSV and LaTeX; returns the files."""
     written = [folder / f"{stem}.md"]
     write_atomic(written[0], "\n".join(markdown(sheet) for sheet in sheets))

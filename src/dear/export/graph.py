@@ -17,6 +17,7 @@ from dear.clip.tower import shared_copy
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.calibration import apply_scales
+from dear.methods.dear import DeAR
 from dear.runs.model import Model
 
 
@@ -89,14 +90,13 @@ class Features(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        from dear.methods.dear import DeAR
-
         method = model.method
+        self.method: DeAR | None = None
         self.attributes: tuple[str, ...] = ()
-        self.method: Method | None = None
         if isinstance(method, DeAR):
-            self.method = traceable_method(method)
-            self.visual = self.method.clip.visual
+            copied = traceable_method(method)
+            assert isinstance(copied, DeAR)
+            self.method, self.visual = copied, copied.clip.visual
             self.attributes = tuple(method.attributes)
         elif method.mergeable:
             self.visual = traceable_clip(method.merge()).visual
@@ -111,9 +111,4 @@ class Features(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """The features, not of unit length."""
-        from dear.methods.dear import DeAR
-
-        if isinstance(self.method, DeAR):
-            return self.method.image_features(pixels)
-        feature: Tensor = self.visual(pixels)
-        return (feature,)
+        return (self.visual(pixels),) if self.method is None else self.method.image_features(pixels)

@@ -130,6 +130,12 @@ class PrecisionRow:
     random: float  #: by as many random heads, mean over draws
     chance: float
 
+    @property
+    def ways(self) -> dict[str, float]:
+        """The shares by way, as the figure names them."""
+        shares = (self.by_heads, self.whole, self.random, self.chance)
+        return dict(zip(("heads", "whole feature", "random heads", "chance"), shares, strict=True))
+
 
 @dataclass(frozen=True)
 class RetrievalFacts:

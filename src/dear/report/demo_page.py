@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from dear._io.files import write_atomic
 from dear.heads.audit import SHORTCUT
-from dear.heads.names import KIND_TITLES, KINDS
 from dear.report import figures
 from dear.report.demo_facts import (
     AccuracyRow,
@@ -16,9 +15,8 @@ from dear.report.demo_facts import (
     RetrievalFacts,
     ShortcutFacts,
     TaskFacts,
-    TruthRow,
 )
-from dear.report.headmap import KIND_MEANINGS, head_map
+from dear.report.headmap import head_map, kind_meanings
 from dear.report.page import MODE_TERMS, Table, percent, render
 from dear.report.run_facts import Compared
 from dear.report.run_page import gallery
@@ -53,17 +51,28 @@ def demo_page(facts: DemoFacts) -> str:
         facts=facts,
         terms=TERMS,
         tiles=_tiles(facts),
-        kinds={KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS},
+        kinds=kind_meanings(),
         map=head_map(facts.roles),
-        truth=_truth(facts.truth),
+        truth=Table(
+            ("attribute", "heads with this role", "explained in these heads", "explained in all other heads"),
+            tuple(
+                (row.concept, str(row.heads), percent(row.own), percent(row.others)) for row in facts.truth
+            ),
+        ),
         tasks=[_task(task) for task in facts.tasks],
         shortcut=_shortcut(facts.shortcut),
         concepts=_concepts(facts.shortcut),
         now_right=_changed(facts.shortcut.compared)["fixed"],
         focus=_focus(facts.focus),
-        focus_figure=figures.accuracy_bars({"one image per place": _focus_bars(facts.focus)}),
+        focus_figure=figures.accuracy_bars(
+            {
+                "one image per place": dict(
+                    zip(("whole feature", "heads", "random heads"), facts.focus.means.values(), strict=True)
+                )
+            }
+        ),
         precision=_precision(facts.retrieval),
-        precision_figure=_precision_figure(facts.retrieval),
+        precision_figure=figures.accuracy_bars({row.concept: row.ways for row in facts.retrieval.rows}),
     )
 
 
@@ -72,49 +81,25 @@ def _tiles(facts: DemoFacts) -> list[tuple[str, str]]:
     tiles = []
     if facts.truth:
         best = max(facts.truth, key=lambda row: row.own - row.others)
-        tiles.append(
-            (
-                percent(best.own),
-                f"of what the {best.heads} {best.concept} heads add is explained by the image's "
-                f"{best.concept.lower()}; other heads: {percent(best.others)}",
-            )
-        )
+        words = f"of what the {best.heads} {best.concept} heads add is explained by the image's "
+        words += f"{best.concept.lower()}; other heads: {percent(best.others)}"
+        tiles.append((percent(best.own), words))
     for task in facts.tasks:
-        tiles.append(
-            (
-                percent(task.used.harmonic_mean),
-                f"harmonic mean on {task.name} after adaptation; zero-shot: "
-                f"{percent(task.rows[0].harmonic_mean)}",
-            )
-        )
+        words = f"harmonic mean on {task.name} after adaptation; zero-shot: "
+        words += percent(task.rows[0].harmonic_mean)
+        tiles.append((percent(task.used.harmonic_mean), words))
     before, after = (part["worst_group"] for part in (facts.shortcut.untouched, facts.shortcut.repaired))
     tiles.append(
         (percent(after), f"in the worst group without the shortcut's heads; before: {percent(before)}")
     )
     whole, focused, _ = facts.focus.means.values()
-    tiles.append(
-        (
-            percent(focused),
-            f"from one image per place, with the {facts.focus.role} heads; without: {percent(whole)}",
-        )
-    )
+    words = f"from one image per place, with the {facts.focus.role} heads; without: {percent(whole)}"
+    tiles.append((percent(focused), words))
     if facts.retrieval.rows:
         top = max(facts.retrieval.rows, key=lambda row: row.by_heads - row.random)
-        tiles.append(
-            (
-                percent(top.by_heads),
-                f"of the images found by the {top.concept} heads are right; by random heads: "
-                f"{percent(top.random)}",
-            )
-        )
+        words = f"of the images found by the {top.concept} heads are right; by random heads: "
+        tiles.append((percent(top.by_heads), words + percent(top.random)))
     return tiles
-
-
-def _truth(rows: Sequence[TruthRow]) -> Table:
-    return Table(
-        ("attribute", "heads with this role", "explained in these heads", "explained in all other heads"),
-        tuple((row.concept, str(row.heads), percent(row.own), percent(row.others)) for row in rows),
-    )
 
 
 def _task(task: TaskFacts) -> dict[str, object]:
@@ -222,33 +207,11 @@ def _focus(facts: FocusFacts) -> Table:
     )
 
 
-def _focus_bars(facts: FocusFacts) -> dict[str, float]:
-    names = ("whole feature", "heads", "random heads")
-    return dict(zip(names, facts.means.values(), strict=True))
-
-
 def _precision(facts: RetrievalFacts) -> Table:
     return Table(
         ("alike in", "by its heads", "by the whole feature", "by as many random heads", "chance"),
         tuple(
-            (
-                f"{row.concept} ({row.heads} heads)",
-                *(percent(value) for value in (row.by_heads, row.whole, row.random, row.chance)),
-            )
+            (f"{row.concept} ({row.heads} heads)", *(percent(value) for value in row.ways.values()))
             for row in facts.rows
         ),
-    )
-
-
-def _precision_figure(facts: RetrievalFacts) -> object:
-    return figures.accuracy_bars(
-        {
-            row.concept: {
-                "heads": row.by_heads,
-                "whole feature": row.whole,
-                "random heads": row.random,
-                "chance": row.chance,
-            }
-            for row in facts.rows
-        }
     )

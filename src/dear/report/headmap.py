@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dear.heads.names import KIND_TITLES, KINDS
@@ -21,59 +21,48 @@ KIND_MEANINGS = {
 
 
 @dataclass(frozen=True)
-class HeadCell:
-    """One head of the map."""
-
-    key: str  #: "12-7"
-    text: str  #: concept, or kind
-    short: str  #: three letters, for narrow screens
-    bits: str  #: Concept Entropy, empty where it was not measured
-    title: str  #: layer, head and role in words
-    phrases: str
-    color: str
-    ink: str
-
-
-@dataclass(frozen=True)
-class LegendEntry:
-    """One line of the legend."""
-
-    text: str
-    color: str
-    count: int
-    meaning: str
-
-
-@dataclass(frozen=True)
 class HeadMap:
     """The map: rows of cells, the last layer first, as images of networks are drawn."""
 
     heads: int
-    rows: tuple[tuple[int, tuple[HeadCell, ...]], ...]
-    legend: tuple[LegendEntry, ...]
+    rows: tuple[tuple[int, tuple[dict[str, str], ...]], ...]  #: (layer, cells)
+    legend: tuple[tuple[str, str, int], ...]  #: (text, color, heads)
 
 
-def head_map(roles: RoleMap) -> HeadMap:
-    """The component's values for a role map.
+def head_map(roles: RoleMap, only: Collection[tuple[int, int]] | None = None) -> HeadMap:
+    """The component's values for a role map; with `only`, all other heads are gray and there is no legend.
 
     >>> head_map(RoleMap.table2()).rows[0][0]
     12
     """
     colors = colors_of(roles)
     short = short_names([_text(role) for _, role in roles])
-    rows = tuple(
-        (layer, tuple(_cell((layer, head), roles[layer, head], colors, short) for head in range(roles.heads)))
-        for layer in reversed(roles.layers)
-    )
-    counts = roles.counts()
-    core = Counter(role.concept for _, role in roles if role.kind == "core")
-    legend = [LegendEntry(f"Core: {name}", colors[name], core[name], "") for name in roles.core]
-    legend += [
-        LegendEntry(KIND_TITLES[kind], KIND_COLORS[kind], counts[kind], KIND_MEANINGS[kind])
-        for kind in KINDS
-        if kind != "core"
-    ]
-    return HeadMap(roles.heads, rows, tuple(legend))
+
+    def cell(layer: int, head: int) -> dict[str, str]:
+        role = roles[layer, head]
+        color = colors[str(role.concept)] if role.kind == "core" else KIND_COLORS[role.kind]
+        gray = only is not None and (layer, head) not in only
+        return {
+            "key": f"{layer}-{head}",
+            "text": _text(role),
+            "short": short[_text(role)],  # for narrow screens
+            "bits": "" if role.entropy is None else f"{role.entropy:.1f}",  # Concept Entropy
+            "title": f"layer {layer}, head {head}: {role_title(role)}",
+            "phrases": "; ".join(role.phrases[:5]),
+            "color": "#ececec" if gray else color,
+            "ink": "#666666" if gray else ink_on(color),
+        }
+
+    rows = [(layer, tuple(cell(layer, head) for head in range(roles.heads))) for layer in roles.layers[::-1]]
+    counts, core = roles.counts(), Counter(role.concept for _, role in roles if role.kind == "core")
+    legend = [(f"Core: {name}", colors[name], core[name]) for name in roles.core]
+    legend += [(KIND_TITLES[kind], KIND_COLORS[kind], counts[kind]) for kind in KINDS if kind != "core"]
+    return HeadMap(roles.heads, tuple(rows), () if only is not None else tuple(legend))
+
+
+def kind_meanings() -> dict[str, str]:
+    """What each kind of head does, by its title."""
+    return {KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS}
 
 
 def colors_of(roles: RoleMap) -> dict[str, str]:
@@ -99,18 +88,3 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 def _text(role: Role) -> str:
     return role.concept or {"generalization": "general"}.get(role.kind, role.kind)
-
-
-def _cell(key: tuple[int, int], role: Role, colors: dict[str, str], short: dict[str, str]) -> HeadCell:
-    color = colors[str(role.concept)] if role.kind == "core" else KIND_COLORS[role.kind]
-    text = _text(role)
-    return HeadCell(
-        key=f"{key[0]}-{key[1]}",
-        text=text,
-        short=short[text],
-        bits="" if role.entropy is None else f"{role.entropy:.1f}",
-        title=f"layer {key[0]}, head {key[1]}: {role_title(role)}",
-        phrases="; ".join(role.phrases[:5]),
-        color=color,
-        ink=ink_on(color),
-    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+import plotly.graph_objects as go
 
 INK, FAINT = "#1f2933", "#e4e7eb"
 

@@ -6,14 +6,13 @@ import base64
 import functools
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import plotly.graph_objects as go
+import plotly.io
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL.Image import Image, Resampling
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MODE_TERMS = {
     "fused": "the class token and all other learned tokens score together",
@@ -84,8 +83,6 @@ class Figures:
 
     def html(self, figure: go.Figure, text: str) -> Markup:
         """A figure as HTML; `text` says in words what it shows."""
-        import plotly.io
-
         self._count += 1
         inner = plotly.io.to_html(
             figure,

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
 from dear.report.look import FAINT, INK, PALETTE, apply_style
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from dear.bench.tables import Figure, Line
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -50,8 +51,6 @@ def _spreads(there: Sequence[tuple[object, Figure]]) -> list[float | None]:
 
 def bars(lines: Sequence[Line], column: str) -> go.Figure:
     """One group of bars per dataset, one bar per method; `column` is a key of HEADINGS."""
-    import plotly.graph_objects as go
-
     figure = go.Figure()
     for number, (name, own) in enumerate(_series(lines).items()):
         found = [(line.dataset, line.figure(column)) for line in own]
@@ -77,8 +76,6 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
 
     The first method's points carry the datasets' names.
     """
-    import plotly.graph_objects as go
-
     figure = go.Figure()
     for hm in range(10, 100, 10):
         base = [hm / 2 + 0.25 + 0.25 * step for step in range(int((100 - hm / 2 - 0.25) / 0.25) + 1)]
@@ -126,8 +123,6 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
 
 def shot_curves(lines: Sequence[Line]) -> go.Figure:
     """Accuracy against shots (logarithmic): one panel per dataset, one curve per method."""
-    from plotly.subplots import make_subplots
-
     datasets = list(dict.fromkeys(line.dataset for line in lines))
     wide = min(3, len(datasets))
     tall = -(-len(datasets) // wide)
@@ -160,13 +155,7 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
 
 
 def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """Learned fusion weights: one row per dataset, one column for the class token and one per attribute.
-
-    Args:
-        weights: dataset -> token -> weight; each row sums to 1.
-    """
-    import plotly.graph_objects as go
-
+    """Learned fusion weights by dataset: a column for the class token and one per attribute."""
     tokens = list(dict.fromkeys(token for row in weights.values() for token in row))
     names = [short_name(name) for name in weights]
     values = [[row.get(token) for token in tokens] for row in weights.values()]
@@ -194,7 +183,5 @@ def fusion_heat_map(weights: Mapping[str, Mapping[str, float]]) -> go.Figure:
 
 def _series(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """Lines by the name of their series, in order."""
-    series: dict[str, list[Line]] = {}
-    for line in lines:
-        series.setdefault(series_name(line), []).append(line)
-    return series
+    names = dict.fromkeys(series_name(line) for line in lines)
+    return {name: [line for line in lines if series_name(line) == name] for name in names}

@@ -40,14 +40,6 @@ class HeadEvidence:
     plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class QualityNote:
-    """One sentence about the quality of a map; `doubtful` ones are marked."""
-
-    sentence: str
-    doubtful: bool = False
-
-
 def specialization_notice(roles: RoleMap) -> str:
     """A sentence where most heads have no attribute of their own; else empty."""
     mixed = hardly_specialized(roles)
@@ -56,83 +48,58 @@ def specialization_notice(roles: RoleMap) -> str:
     )
 
 
-def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[QualityNote]:
-    """How good a map is, in sentences, from what its discovery and this page measured.
+def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]]:
+    """How good a map is, from what its discovery and this page measured: sentences, and which are doubtful.
 
-    >>> map_quality(RoleMap.table2(), HeadEvidence())[0].doubtful
-    True
+    >>> map_quality(RoleMap.table2(), HeadEvidence())[0]
+    ('This map does not say on which images it was made, so its quality is unknown.', True)
     """
-    found: list[QualityNote] = []
+    found: list[tuple[str, bool]] = []
     count = roles.evidence.get("image_count")
     if not count:
-        found.append(
-            QualityNote("This map does not say on which images it was made, so its quality is unknown.", True)
-        )
+        found.append(("This map does not say on which images it was made, so its quality is unknown.", True))
     elif count < ENOUGH_IMAGES:
-        found.append(
-            QualityNote(
-                f"It was made from {count:,} images. With fewer than {ENOUGH_IMAGES:,} varied images, "
-                "another set of images would give other roles to many heads.",
-                True,
-            )
+        sentence = (
+            f"It was made from {count:,} images. With fewer than {ENOUGH_IMAGES:,} varied images, "
+            "another set of images would give other roles to many heads."
         )
+        found.append((sentence, True))
     else:
-        found.append(QualityNote(f"It was made from {count:,} images."))
-    found += _stability(roles.evidence.get("stability"))
+        found.append((f"It was made from {count:,} images.", False))
+    stability = roles.evidence.get("stability")  # what a bootstrap over images found
+    share = stability.get("share") if isinstance(stability, Mapping) else stability
+    if isinstance(share, int | float):
+        sentence = f"{percent(float(share))} of the heads keep their role when the images are drawn again."
+        found.append((sentence, share < 0.7))
     explained = roles.evidence.get("explained") or {}
     shares = [float(value) for row in explained.values() for value in row]
     if shares:
         mean = sum(shares) / len(shares)
-        found.append(
-            QualityNote(
-                f"The phrases explain {percent(mean)} of the variance of a head on average.", mean < 0.3
-            )
+        sentence = f"The phrases explain {percent(mean)} of the variance of a head on average."
+        found.append((sentence, mean < 0.3))
+    linear = roles.evidence.get("linear_share")  # of towers with attention pooling
+    if isinstance(linear, int | float):
+        sentence = (
+            f"This tower pools by attention: {percent(float(linear))} of the image feature is split among "
+            "heads; the rest passes the pooling MLP and belongs to none, so what heads do is known to that "
+            "extent only."
         )
-    found += _linear_share(roles.evidence.get("linear_share"))
+        found.append((sentence, linear < 0.5))
     counts = roles.counts()
     shielded = counts["other"] + counts["generalization"]
-    found.append(
-        QualityNote(
-            f"{shielded} of {len(roles)} heads are shielded from new tokens and {counts['core']} read only "
-            "the token of their own attribute."
-            + ("" if shielded else " A map that shields nothing keeps nothing."),
-            shielded == 0,
-        )
-    )
-    return found + _ablation(evidence)
-
-
-def _linear_share(share: Any) -> list[QualityNote]:
-    """How much of the feature was split among heads, for towers with attention pooling."""
-    if not isinstance(share, int | float):
-        return []
     sentence = (
-        f"This tower pools by attention: {percent(float(share))} of the image feature is split among heads; "
-        "the rest passes the pooling MLP and belongs to none, so what heads do is known to that extent only."
+        f"{shielded} of {len(roles)} heads are shielded from new tokens and {counts['core']} read only "
+        "the token of their own attribute."
     )
-    return [QualityNote(sentence, share < 0.5)]
-
-
-def _stability(stability: Any) -> list[QualityNote]:
-    """What a bootstrap over images found, where the map has it."""
-    share = stability.get("share") if isinstance(stability, Mapping) else stability
-    if not isinstance(share, int | float):
-        return []
-    sentence = f"{percent(float(share))} of the heads keep their role when the images are drawn again."
-    return [QualityNote(sentence, share < 0.7)]
-
-
-def _ablation(evidence: HeadEvidence) -> list[QualityNote]:
-    """Whether the core heads matter more than random ones, where labels were given."""
+    sentence += "" if shielded else " A map that shields nothing keeps nothing."
+    found.append((sentence, shielded == 0))
     core = [row for row in evidence.roles if row["kind"] == "core" and not row["concept"]]
-    if not core or evidence.accuracy is None:
-        return []
-    cost = 100 * (evidence.accuracy - core[0]["accuracy"])
-    control = 100 * (evidence.accuracy - core[0]["control"])
-    return [
-        QualityNote(
+    if core and evidence.accuracy is not None:  # labels were given
+        cost = 100 * (evidence.accuracy - core[0]["accuracy"])
+        control = 100 * (evidence.accuracy - core[0]["control"])
+        sentence = (
             f"Replacing the {core[0]['heads']} core heads by their mean costs {cost:.1f} points of zero-shot "
-            f"accuracy; as many random heads of the same layers cost {control:.1f}.",
-            cost <= control,
+            f"accuracy; as many random heads of the same layers cost {control:.1f}."
         )
-    ]
+        found.append((sentence, cost <= control))
+    return found

@@ -13,7 +13,7 @@ from dear._io.files import write_atomic
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
-from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, role_title
+from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, kind_meanings, role_title
 from dear.report.page import Table, percent, render
 from dear.report.roles_facts import HeadEvidence, map_quality, specialization_notice
 
@@ -58,7 +58,7 @@ def roles_page(
         notice=specialization_notice(roles),
         map=head_map(roles),
         counts=", ".join(f"{roles.counts()[kind]} {KIND_TITLES[kind]}" for kind in KINDS),
-        kinds={KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS},
+        kinds=kind_meanings(),
         quality=map_quality(roles, evidence),
         next_steps=next_steps or {},
         concepts=_concepts(roles, evidence),

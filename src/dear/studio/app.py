@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,10 +20,15 @@ from dear._io.memory import given_back
 from dear.errors import UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import asset, render
-from dear.studio import tabs_look, tabs_work
-from dear.studio.classify import check_service
 from dear.studio.parts import Samples
+from dear.studio.service_client import check_service
 from dear.studio.state import StudioState, open_state
+from dear.studio.tabs.audit import audit_tab
+from dear.studio.tabs.classify import classify_tab
+from dear.studio.tabs.compare import compare_tab
+from dear.studio.tabs.heads import heads_tab
+from dear.studio.tabs.retrieve import retrieve_tab
+from dear.studio.tabs.train import train_tab
 from dear.studio.training import Trainer
 
 # The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
@@ -33,12 +37,10 @@ _POLICY = (
     b"style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' data: blob:; "
     b"font-src 'self' data:; worker-src 'self' blob:; frame-ancestors 'none'; form-action 'self'"
 )
+_FOREIGN = b"This studio answers pages of this computer only; start it with --host to serve others."
 
 
-_STRANGE = b"This studio answers pages of this computer only; start it with --host to serve others."
-
-
-class OwnServerOnly:
+class LocalOnly:
     """ASGI middleware that protects a local studio from other pages.
 
     Pages may load nothing from other servers. A local studio refuses requests whose Host is another name (DNS
@@ -48,7 +50,7 @@ class OwnServerOnly:
     def __init__(self, app: Callable[..., Awaitable[None]], local: bool = True) -> None:
         self.app, self.local = app, local
 
-    def is_strange(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def is_foreign(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether Host or Origin are no addresses, or, for a local studio, those of another page."""
         given = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
         try:
@@ -60,9 +62,9 @@ class OwnServerOnly:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Refuse requests from elsewhere, and add the policy to every answer."""
-        if scope["type"] == "http" and self.is_strange(scope["headers"]):
+        if scope["type"] == "http" and self.is_foreign(scope["headers"]):
             await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": _STRANGE})
+            await send({"type": "http.response.body", "body": _FOREIGN})
             return
 
         async def answer(message: Any) -> None:
@@ -86,17 +88,17 @@ def build(state: StudioState, trainer: Trainer | None = None) -> Any:
         header = gr.HTML(header_html(state), elem_id="studio-header")
         with gr.Tabs():
             with gr.Tab("Heads", id="heads"):
-                fill_heads, heads = tabs_look.heads_tab(state)
+                fill_heads, heads = heads_tab(state)
             with gr.Tab("Classify", id="classify"):
-                classify = tabs_look.classify_tab(state, samples, version)
+                classify = classify_tab(state, samples, version)
             with gr.Tab("Retrieve", id="retrieve"):
-                retrieve = tabs_look.retrieve_tab(state, samples, version)
+                retrieve = retrieve_tab(state, samples, version)
             with gr.Tab("Audit", id="audit"):
-                audited = tabs_look.audit_tab(state)
+                audited = audit_tab(state)
             with gr.Tab("Train", id="train"):
-                trained = tabs_work.train_tab(state, trainer or Trainer(state), page)
+                trained = train_tab(state, trainer or Trainer(state), page)
             with gr.Tab("Compare", id="compare"):
-                compare = tabs_work.compare_tab(state)
+                compare = compare_tab(state)
         parts = (classify, retrieve, audited, compare)
         outputs = [version, header, *(one for part in parts for one in part.components)]
 
@@ -159,36 +161,21 @@ def serving(
 ) -> Iterator[str]:
     """Serve the studio; yields its address. Afterwards the server is closed and its folder deleted.
 
-    Args:
-        run: run folder of an adapted model; None: the embedded backbone and examples.
-        backbone: instead of the run's own, or without a run.
-        data: images to look at.
-        host: address to listen on; other than this computer's own, visitors cannot name folders.
-        port: to listen on; 0 finds a free one.
-        max_upload_mb: larger uploads are refused.
-        device: where to compute.
-        service: address of an adapter of a running service, whose answers the Classify tab shows, too.
+    Without `run` and `backbone` it shows the embedded backbone and examples. Where `host` is not this
+    computer's own, visitors cannot name folders. Port 0 finds a free one. `service` is the address of an
+    adapter of a running service, whose answers the Classify tab shows, too.
     """
     if not 1 <= max_upload_mb <= 1000:
         raise UsageError(f"max_upload_mb = {max_upload_mb}: choose between 1 and 1000")
     if not 0 <= port <= 65535:
         raise UsageError(f"port = {port}: choose between 1 and 65535, or 0 for a free one")
     address = None if service is None else check_service(service)
-    with private_folder() as folder:
-        state = open_state(folder, run, backbone, data, device, local=is_local(host))
+    # a folder for this user only (mode 700)
+    with tempfile.TemporaryDirectory(prefix="dear-studio-", ignore_cleanup_errors=True) as folder:
+        state = open_state(Path(folder), run, backbone, data, device, local=is_local(host))
         state.service = address
         with serving_state(state, host, port, max_upload_mb) as url:
             yield url
-
-
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder for this user only, deleted afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="dear-studio-"))  # mode 700
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -233,7 +220,7 @@ def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:
             theme=gr.themes.Default(primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]),
             css=style,
             app_kwargs={
-                "middleware": [Middleware(OwnServerOnly, local=is_local(host))],
+                "middleware": [Middleware(LocalOnly, local=is_local(host))],
                 "docs_url": None,
                 "redoc_url": None,
             },

@@ -12,7 +12,6 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import UsageError
 from dear.heads.ablate import collect
-from dear.heads.names import CONCEPTS
 from dear.heads.values import find_concept
 from dear.heads.without import role_map, ways_to_remove
 from dear.report.page import Thumbnail, render, thumbnail
@@ -23,7 +22,6 @@ from dear.workflows.audit_evidence import evidence
 from dear.workflows.audit_model import without
 
 SHOTS = 16  #: images per class that are looked at
-CHOICES = CONCEPTS
 
 
 class Auditor:
@@ -99,7 +97,8 @@ class Auditor:
 
 def audit_html(found: Audit) -> str:
     """The verdict and its evidence."""
-    return render("studio/audit.html", facts=evidence(found), concept=evidence(found).concepts[0])
+    facts = evidence(found)
+    return render("studio/audit.html", facts=facts, concept=facts.concepts[0])
 
 
 def answers_html(concept: str, images: Sequence[Thumbnail], without_it: bool = True) -> str:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import json
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from PIL import Image
@@ -22,14 +14,18 @@ from dear._io.progress import Progress
 from dear.errors import InputError, UsageError
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
+from dear.report.explain_page import heat
 from dear.report.page import render, thumbnail
 from dear.runs.batches import image_set, pixels_for
+from dear.runs.explain import Explainer
 from dear.runs.model import Model
+from dear.runs.where import where
+from dear.studio.service_client import Ranked, ask_service
 from dear.studio.state import StudioState
 from dear.workflows.examine import recommended_modes
+from dear.workflows.explain import page_facts, seen
 
-_SECONDS = 30.0
-Ranked = tuple[tuple[str, float], ...]  #: class names with probabilities, likeliest first
+Named = tuple[str, Image.Image]  #: an image with its name
 
 MOST_IMAGES, MOST_CLASSES = 24, 1000
 TITLES = {
@@ -49,7 +45,7 @@ class Verdict:
     name: str  #: of the image
     image: Image.Image  #: itself
     #: model or mode -> (class, probability), likeliest first
-    answers: Mapping[str, tuple[tuple[str, float], ...]]
+    answers: Mapping[str, Ranked]
     #: class token, attribute with heads of its own, or all other attributes -> its part of the margin of the
     #: fused answer over the runner-up; empty where no attribute has heads
     shares: Mapping[str, float]
@@ -71,13 +67,13 @@ def parse_classes(text: str) -> list[str]:
     return names
 
 
-def open_uploads(paths: Sequence[str]) -> list[tuple[str, Image.Image]]:
+def open_uploads(paths: Sequence[str]) -> list[Named]:
     """The images of uploaded files, with their names."""
     if not paths:
         raise InputError("choose an image first: drop one, take one with the camera, or click an example")
     if len(paths) > MOST_IMAGES:
         raise InputError(f"{len(paths)} images at once are too many; choose at most {MOST_IMAGES}")
-    found: list[tuple[str, Image.Image]] = []
+    found: list[Named] = []
     for path in paths:
         name = Path(path).name
         try:
@@ -88,7 +84,7 @@ def open_uploads(paths: Sequence[str]) -> list[tuple[str, Image.Image]]:
     return found
 
 
-def _check_total(images: Sequence[tuple[str, Image.Image]]) -> None:
+def _check_total(images: Sequence[Named]) -> None:
     """Refuse images that are too large together."""
     if sum(image.width * image.height for _, image in images) > MAX_PIXELS:
         raise InputError(
@@ -96,7 +92,7 @@ def _check_total(images: Sequence[tuple[str, Image.Image]]) -> None:
         )
 
 
-def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]], list[str]]:
+def readable_uploads(paths: Sequence[str]) -> tuple[list[Named], list[str]]:
     """The images of the uploaded files that can be read, and a sentence for each other file."""
     try:
         return open_uploads(paths), []
@@ -119,27 +115,18 @@ def readable_uploads(paths: Sequence[str]) -> tuple[list[tuple[str, Image.Image]
 @torch.no_grad()
 def classify(
     state: StudioState,
-    images: Sequence[tuple[str, Image.Image]],
+    images: Sequence[Named],
     classes: Sequence[str],
     template: str,
     top: int = 3,
     progress: Progress | None = None,
     reject: float | None = None,
 ) -> list[Verdict]:
-    """Classify images with the frozen and the adapted model.
+    """Classify images with the frozen and the adapted model, among any classes.
 
-    Args:
-        state: the studio's state.
-        images: names and images.
-        classes: any class names; the adapter is put on them.
-        template: prompt with `{}`.
-        top: answers kept of each model.
-        progress: called with what is being done.
-        reject: share of images of trained classes that may be refused; None refuses none.
+    `reject` is the share of images of trained classes that may be refused; None refuses none.
     """
-    trained = state.find_model(progress)
-    same = tuple(classes) == trained.classes and template == trained.template
-    model = trained if same else trained.with_classes(classes, template)
+    model = _on_classes(state.find_model(progress), classes, template)
     limits = {} if reject is None else {mode: model.threshold(reject, mode) for mode in model.modes}
     opened = [image for _, image in images]
     logits = {"zero-shot": model.frozen().logits(opened)["default"]}
@@ -177,7 +164,12 @@ def classify(
     return verdicts
 
 
-def _best(logits: torch.Tensor, classes: Sequence[str], top: int) -> tuple[tuple[str, float], ...]:
+def _on_classes(model: Model, classes: Sequence[str], template: str) -> Model:
+    same = tuple(classes) == model.classes and template == model.template
+    return model if same else model.with_classes(classes, template)
+
+
+def _best(logits: torch.Tensor, classes: Sequence[str], top: int) -> Ranked:
     best = logits.float().softmax(dim=-1).topk(min(top, len(classes)))
     return tuple((classes[c], p) for c, p in zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
@@ -195,13 +187,9 @@ def share_rows(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
 def verdicts_html(
     verdicts: Sequence[Verdict], trusted: str = "", advice: str = "", complaints: Sequence[str] = ()
 ) -> str:
-    """The answers as cards: an image, and a column per model or mode with bars.
+    """The answers as cards: an image, and a column with bars per model or mode, the trusted one marked.
 
-    Args:
-        verdicts: the answers.
-        trusted: the mode to trust, which is marked.
-        advice: a sentence that says why.
-        complaints: sentences about files that could not be read.
+    `advice` says why it is trusted; `complaints` are sentences about files that could not be read.
     """
     cards = [
         {
@@ -232,45 +220,24 @@ def which_to_trust(model: Model, classes: Sequence[str]) -> tuple[str, str]:
     return new, f"Trust “{TITLES.get(new, new)}”: {why}."
 
 
-def check_service(address: str) -> str:
-    """The address of an adapter of a service, as `http://127.0.0.1:8000/v1/models/pets`."""
-    parts = urlsplit(address)
-    path = parts.path.rstrip("/")
-    if parts.scheme not in ("http", "https") or not parts.netloc or "/v1/models/" not in path:
-        raise UsageError(
-            f"service = {address!r}: give the address of an adapter, such as "
-            "http://127.0.0.1:8000/v1/models/pets"
-        )
-    return f"{parts.scheme}://{parts.netloc}{path}"
+def why_html(state: StudioState, images: Sequence[Named], classes: Sequence[str], template: str) -> str:
+    """The adapted model's answer for the first image, explained."""
+    image = _first(images)
+    model = _on_classes(state.find_model(), classes, template)
+    explainer = Explainer(model, state.images, state.roles)
+    facts = page_facts(explainer, explainer.explain([image]), [image]).images[0]
+    return render("studio/why.html", one=facts)
 
 
-def ask_service(
-    address: str, images: Sequence[Image.Image], classes: Sequence[str], top: int
-) -> list[Ranked]:
-    """The service's answers for images among some classes. Its key is read from the environment: DEAR_KEY."""
-    body = {"images": [_png(image) for image in images], "classes": list(classes), "top": top}
-    headers = {"Content-Type": "application/json"}
-    if os.environ.get("DEAR_KEY"):
-        headers["Authorization"] = f"Bearer {os.environ['DEAR_KEY']}"
-    request = urllib.request.Request(f"{address}/classify", json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as reply:
-            answers: Any = json.load(reply)["answers"]
-        return [tuple((one["name"], float(one["probability"])) for one in a["classes"]) for a in answers]
-    except urllib.error.HTTPError as error:
-        raise InputError(f"the service at {address} refuses: {_sentence(error)}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"the service at {address} does not answer ({error})") from None
+def where_html(state: StudioState, images: Sequence[Named], phrase: str) -> str:
+    """Where the frozen backbone sees a phrase in the first image."""
+    image = _first(images)
+    found = where(state.clip.plain, image, phrase)
+    shown = heat(seen(image, state.find_model()), found, f"where {phrase} is", ("name", phrase))
+    return render("studio/gallery.html", title=f"Where is {phrase.strip()}?", images=(shown,))
 
 
-def _sentence(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return f"status {error.code}"
-
-
-def _png(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.convert("RGB").save(file, "PNG", compress_level=1)
-    return base64.b64encode(file.getvalue()).decode()
+def _first(images: Sequence[Named]) -> Image.Image:
+    if not images:
+        raise InputError("classify an image first; the panel explains the first one")
+    return images[0][1]

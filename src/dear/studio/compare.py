@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dear._io.progress import Progress, silent
 from dear.bench.cells import Cell
-from dear.bench.outputs import figures_of, texts_of
+from dear.bench.outputs import figures_of, page_table
 from dear.bench.plan import PROTOCOLS
 from dear.bench.store import read_cell
 from dear.bench.tables import Result, Sheet
@@ -18,13 +18,11 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, DearError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import Table, percent, render
-from dear.report.results_page import sheet_table
 from dear.report.run_facts import Compared
 from dear.report.run_page import changed_classes, gallery, spread_rows
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
-from dear.studio.search import check_folder
-from dear.studio.state import StudioState
+from dear.studio.state import StudioState, check_folder
 from dear.workflows.examine import recommended_modes
 
 if TYPE_CHECKING:
@@ -87,8 +85,7 @@ def compare(files: Sequence[Path]) -> dict[str, Shown]:
 
 def sheet_html(sheet: Sheet) -> str:
     """A table of results; published rows are marked."""
-    table = sheet_table(sheet, texts_of(sheet))
-    return render("studio/sheet.html", title=sheet.title, table=table, notes=sheet.notes)
+    return render("studio/sheet.html", title=sheet.title, table=page_table(sheet), notes=sheet.notes)
 
 
 def model_names(state: StudioState) -> list[str]:
@@ -101,12 +98,8 @@ def compare_models(
 ) -> str:
     """The comparison as HTML.
 
-    Args:
-        state: the studio's state.
-        first: name of a model, or a run folder on this computer.
-        second: the same.
-        data: labeled images, as for `open_data`; empty: the images of the studio.
-        progress: called with what is being done.
+    Models are names or run folders on this computer; `data` is as for `open_data`, or empty for the images of
+    the studio.
     """
     if not first or not second or first == second:
         raise UsageError("choose two different models to compare")

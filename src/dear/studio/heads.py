@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,24 +10,25 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from dear._io.image_file import square
 from dear._io.progress import Progress, silent
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.batches import batches
 from dear.heads.explain import activating_images, attention_maps
-from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import Role, RoleMap
-from dear.report.headmap import KIND_MEANINGS, head_map, role_title
+from dear.report.headmap import KIND_MEANINGS, head_map, kind_meanings, role_title
 from dear.report.page import render
 from dear.report.roles_facts import specialization_notice
-from dear.studio.state import StudioState, gallery_html, name_of, pixels_of
+from dear.runs.batches import image_set, pixels_for
+from dear.studio.state import StudioState, gallery_html, name_of
 
 Key = tuple[int, int]
 _LOOKED_AT, _SHOWN = 400, 6
 
 
-class Viewer:
+class HeadViewer:
     """Computes what the tab shows; the images run through the backbone once."""
 
     def __init__(self, state: StudioState) -> None:
@@ -42,7 +42,8 @@ class Viewer:
             roles = self.state.find_roles(progress)
             every = self.state.images
             if self._cached is None or self._cached[0] is not roles or self._looked_at is not every:
-                some = every.subset(_spread(len(every), _LOOKED_AT))
+                count = min(len(every), _LOOKED_AT)
+                some = every.subset([place * len(every) // count for place in range(count)])
                 report = progress or silent
                 collected = collect(
                     self.state.clip,
@@ -75,8 +76,9 @@ class Viewer:
     def look(self, key: Key, image: Image.Image) -> Image.Image:
         """Where a head looks in a given image."""
         self.state.find_roles()[key]  # raises for a head that does not exist
+        clip = self.state.clip
         return overlay(
-            image, attention_maps(self.state.clip, pixels_of(self.state.clip, [image]), [key])[0, 0].cpu()
+            image, attention_maps(clip, pixels_for(clip, image_set([image]), [0]), [key])[0, 0].cpu()
         )
 
 
@@ -96,8 +98,6 @@ class HeadView:
 
 def overlay(image: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
     """An image's center square with an attention map [h, w] over it: bright and warm where the head looks."""
-    from dear._io.image_file import square
-
     base = np.asarray(square(image, side), dtype=np.float32) / 255  # [side, side, 3]
     share = (look / look.max().clamp(min=1e-12)).clamp(0, 1).sqrt()  # one patch often leads by far
     small = Image.fromarray((255 * share).round().to(torch.uint8).numpy())
@@ -134,10 +134,8 @@ def first_key(roles: RoleMap) -> Key:
 def map_html(roles: RoleMap, chosen: Key | None = None) -> str:
     """The map as a table of buttons that carry `data-head`, with a legend; arrow keys move between them."""
     name = "" if chosen is None else f"{chosen[0]}-{chosen[1]}"
-    kinds = {KIND_TITLES[kind]: KIND_MEANINGS[kind] for kind in KINDS}
-    return render(
-        "studio/map.html", map=head_map(roles), chosen=name, kinds=kinds, notice=specialization_notice(roles)
-    )
+    values = {"map": head_map(roles), "kinds": kind_meanings(), "notice": specialization_notice(roles)}
+    return render("studio/map.html", chosen=name, **values)
 
 
 def describe_html(view: HeadView) -> str:
@@ -166,9 +164,3 @@ def galleries_html(view: HeadView) -> list[str]:
         gallery_html(title, list(zip(images, names, strict=True)), what)
         for title, what, images, names in parts
     ]
-
-
-def _spread(total: int, most: int) -> Sequence[int]:
-    """At most `most` numbers below `total`, evenly apart."""
-    count = min(total, most)
-    return [place * total // count for place in range(count)]

@@ -8,6 +8,7 @@ import io
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeVar, cast
 
@@ -24,6 +25,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MOST_VISITORS = 1000
 
 
+@dataclass(frozen=True)
+class TabUpdate:
+    """Components of a tab that change when the studio takes another model, and their new values."""
+
+    components: list[Any]
+    values: Callable[[], list[Any]]
+
+
 def errors_as_message(function: F) -> F:
     """Show errors that a person can correct as a sentence on the page; others go to the terminal."""
 
@@ -34,32 +43,17 @@ def errors_as_message(function: F) -> F:
         except gr.Error:
             raise
         except Exception as error:
-            raise _sentence(error) from None
+            title = "Stopped" if isinstance(error, Stopped) else "That did not work"
+            sentence = escape(_sentence(error))
+            raise gr.Error(sentence, title=title, duration=20, print_exception=False) from None
 
     return cast(F, wrapped)
 
 
-def _sentence(error: Exception) -> Any:
-    title = "Stopped" if isinstance(error, Stopped) else "That did not work"
-    sentence = escape(_plain_sentence(error))
-    return gr.Error(sentence, title=title, duration=20, print_exception=False)
-
-
-def _plain_sentence(error: Exception) -> str:
-    if isinstance(error, Stopped):
-        return "Stopped."
-    if isinstance(error, DearError):
-        return str(error)
-    traceback.print_exception(error)
-    return "An error inside dear; the terminal has the details."
-
-
-def errors_as_output(function: F, empty: Callable[[str], list[Any]]) -> F:
+def errors_as_output(function: F, empty: Callable[[str], list[Any]] = lambda problem: [problem]) -> F:
     """As `errors_as_message`, but the sentence replaces the answers that are shown.
 
-    Args:
-        function: gives a list of outputs.
-        empty: the outputs for an error, from HTML that says what is wrong.
+    `empty` gives the outputs for an error, from HTML that says what is wrong.
     """
 
     @functools.wraps(function)
@@ -67,9 +61,18 @@ def errors_as_output(function: F, empty: Callable[[str], list[Any]]) -> F:
         try:
             return function(*args, **options)
         except Exception as error:
-            return empty(render("studio/problem.html", sentence=_plain_sentence(error)))
+            return empty(render("studio/problem.html", sentence=_sentence(error)))
 
     return cast(F, wrapped)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, Stopped):
+        return "Stopped."
+    if isinstance(error, DearError):
+        return str(error)
+    traceback.print_exception(error)
+    return "An error inside dear; the terminal has the details."
 
 
 class Work:
@@ -139,16 +142,16 @@ class Samples:
 
     def __init__(self, state: StudioState, count: int = 12) -> None:
         self.state, self.count = state, count
-        self._kept: dict[int, list[tuple[Image.Image, str]]] = {}
+        self._cached: dict[int, list[tuple[Image.Image, str]]] = {}
 
     def at(self, version: int) -> list[tuple[Image.Image, str]]:
         """Images spread over those that are, or were, of the studio."""
-        if version not in self._kept:
+        if version not in self._cached:
             images = self.state.images
             count = min(self.count, len(images))
             chosen = [(place * 2 + 1) * len(images) // (2 * count) for place in range(count)]
-            self._kept[version] = [(images.image(i), name_of(images, i)) for i in chosen]
-        return self._kept[version]
+            self._cached[version] = [(images.image(i), name_of(images, i)) for i in chosen]
+        return self._cached[version]
 
     def shown(self, version: int) -> list[tuple[str, str]]:
         """The same as files, for gradio's gallery; the names are the alternative texts."""

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data import halves, open_data
 from dear.data.images import ImageSet
-from dear.errors import DearError
+from dear.errors import DataError, DearError, UsageError
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
 from dear.report.page import Thumbnail, render, thumbnail
@@ -115,17 +114,24 @@ class StudioState:
                 del self.models[next(iter(self.models))]
 
 
-def pixels_of(clip: Clip, images: Sequence[Image.Image]) -> Tensor:
-    """Normalized pixels of images, [n, 3, S, S], where the backbone computes."""
-    return torch.stack([clip.preprocess(image) for image in images]).to(clip.device)
-
-
 def name_of(images: ImageSet, index: int) -> str:
     """What to call an image: its file, or its class where it lies in no file."""
     key = images.key(index)
     if not Path(key).suffix and len(images.classes) > 1:
         return images.classes[int(images.labels[index])]
     return Path(key).name
+
+
+def check_folder(state: StudioState, name: str) -> Path:
+    """A folder of this computer that the page's visitor may name."""
+    if not state.local:
+        raise UsageError(
+            "this studio is open to other computers, so folders of this one cannot be named here"
+        )
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        raise DataError(f"{name}: is not a folder on this computer")
+    return path
 
 
 def gallery_html(title: str, images: Sequence[tuple[Image.Image, str]], what: str = "") -> str:
@@ -142,16 +148,7 @@ def open_state(
     device: str = "cpu",
     local: bool = True,
 ) -> StudioState:
-    """The state at the start: a run folder, a backbone, or the embedded backbone and its examples.
-
-    Args:
-        folder: private folder for runs and uploads.
-        run: run folder of an adapted model.
-        backbone: instead of the run's own, or without a run.
-        data: images to look at, as for `dear.open_data`.
-        device: where to compute.
-        local: the page may name folders of this computer.
-    """
+    """The state at the start: a run folder, a backbone, or the embedded backbone and its examples."""
     if run is None:
         clip = load(backbone or "mini", device=device)
         images = open_data(data, "all") if data else examples()
@@ -169,16 +166,15 @@ def examples(each: int = _EACH) -> ImageSet:
     """Images of several tasks of the attribute world as one set."""
     from dear.data.images import ListedImages
 
-    items: list[Image.Image] = []
-    names: list[str] = []
-    for name in EXAMPLES:
-        task = open_data(name, "test")
-        for index in range(0, len(task), max(1, len(task) // each)):
-            items.append(task.image(index))
-            names.append(task.classes[int(task.labels[index])])
+    drawn = [
+        (task.image(index), task.classes[int(task.labels[index])])
+        for task in (open_data(name, "test") for name in EXAMPLES)
+        for index in range(0, len(task), max(1, len(task) // each))
+    ]
+    items, names = zip(*drawn, strict=True)
     classes = tuple(dict.fromkeys(names))
     labels = torch.tensor([classes.index(name) for name in names])
-    return ListedImages(tuple(items), labels, classes, name="examples of the attribute world")
+    return ListedImages(items, labels, classes, name="examples of the attribute world")
 
 
 def _own_images(run: str) -> ImageSet:

@@ -1,4 +1,4 @@
-"""The Train tab: one training at a time, in a thread of its own, watched, stopped and resumed."""
+"""The Train tab: one training at a time, in a thread of its own, status, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from dear.report.page import render
 from dear.runs.folder import FILES
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.studio.search import check_folder
-from dear.studio.state import StudioState
+from dear.studio.state import StudioState, check_folder
 from dear.train.fit import fit
 from dear.train.focus import check_focus
 from dear.train.labels import label_sentence
@@ -41,7 +40,7 @@ ROLE_CHOICES = (AUTOMATIC, DISCOVER, MIXED)
 
 
 @dataclass
-class Watched:
+class TrainingStatus:
     """The state of a training, for display."""
 
     state: str = "idle"  #: "idle", "running", "stopped", "finished" or "failed"
@@ -63,7 +62,7 @@ class Trainer:
 
     def __init__(self, state: StudioState) -> None:
         self.state = state
-        self.watched = Watched()
+        self.status = TrainingStatus()
         self.run: Path | None = None
         self.spec: Spec | None = None
         self.roles = AUTOMATIC
@@ -74,12 +73,9 @@ class Trainer:
         self._number = 0
 
     def start(self, spec: Spec, roles: str = AUTOMATIC, owner: str = "") -> None:
-        """Begin a new training.
+        """Begin a new training; `roles` is one of `ROLE_CHOICES`, or a role map file.
 
-        Args:
-            spec: what to train; an empty backbone is the one of the studio.
-            roles: one of `ROLE_CHOICES`, or a role map file.
-            owner: the visitor who begins it.
+        An empty backbone in `spec` is the one of the studio.
         """
         if not 1 <= int(spec.recipe.get("epochs", 1)) <= 200 or not 0 <= spec.shots <= 10_000:
             raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
@@ -96,7 +92,7 @@ class Trainer:
         """Continue the training that was stopped."""
         with self.state.lock:
             self._refuse_second()
-            if self.spec is None or self.watched.state != "stopped":
+            if self.spec is None or self.status.state != "stopped":
                 raise UsageError("there is no stopped training to resume; start one")
             self._launch(*self._open(self.spec), resume=True)
 
@@ -110,16 +106,16 @@ class Trainer:
         """Whether this visitor may stop the training: its owner, or anybody at this computer."""
         return self.state.local or visitor == self.owner
 
-    def wait(self, seconds: float) -> Watched:
+    def wait(self, seconds: float) -> TrainingStatus:
         """The state after `seconds`, or as soon as the training ends."""
         if self._thread is not None:
             self._thread.join(seconds)
-        return self.watched
+        return self.status
 
     def download(self) -> Path:
         """The finished run as one zip file."""
         with self.state.lock:  # no other training can begin meanwhile
-            if self.run is None or self.watched.state != "finished" or self.spec is None:
+            if self.run is None or self.status.state != "finished" or self.spec is None:
                 raise RunError("there is no finished run to download yet")
             memory = io.BytesIO()
             with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -132,7 +128,7 @@ class Trainer:
             return path
 
     def _refuse_second(self) -> None:
-        if self.watched.busy:
+        if self.status.busy:
             raise UsageError("a training is running; stop it first, or wait until it is done")
 
     def _check_choices(self, spec: Spec, roles: str) -> None:
@@ -160,10 +156,10 @@ class Trainer:
         return images, test.subset(range(0, len(test), step)) if len(test) else None
 
     def _launch(self, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
-        before = self.watched
-        self.watched = Watched("running", "Getting ready …")
+        before = self.status
+        self.status = TrainingStatus("running", "Getting ready …")
         if resume:
-            self.watched.accuracy = before.accuracy
+            self.status.accuracy = before.accuracy
         self._stop.clear()
         self._thread = threading.Thread(
             target=self._work, args=(images, test, resume), name="dear-training", daemon=True
@@ -171,30 +167,30 @@ class Trainer:
         self._thread.start()
 
     def _work(self, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
-        watched = self.watched
+        status = self.status
         try:
-            model = self._train(images, test, resume, watched)
+            model = self._train(images, test, resume, status)
         except Paused:
-            watched.state = "stopped"
-            watched.message = (
-                f"Stopped after step {watched.step} of {watched.steps}. Resume continues from there."
+            status.state = "stopped"
+            status.message = (
+                f"Stopped after step {status.step} of {status.steps}. Resume continues from there."
             )
         except DearError as error:
-            watched.state, watched.message = "failed", str(error)
+            status.state, status.message = "failed", str(error)
         except Exception:  # a fault of ours: the page says so, the terminal gets the trace
             traceback.print_exc()
-            watched.state, watched.message = "failed", "An error inside dear; the terminal has the details."
+            status.state, status.message = "failed", "An error inside dear; the terminal has the details."
         else:
             title = model.method.title
             self.state.use(model, f"{title} trained here on {images.name}", test or images)
             labels = label_sentence(model.metrics.get("labels"))
-            watched.message = f"Done after {watched.steps} steps. The other tabs use this model now."
-            watched.message += f" Notice: {labels}." if labels else ""
-            watched.state = "finished"
+            status.message = f"Done after {status.steps} steps. The other tabs use this model now."
+            status.message += f" Notice: {labels}." if labels else ""
+            status.state = "finished"
 
-    def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, watched: Watched) -> Model:
+    def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, status: TrainingStatus) -> Model:
         if self._job is None:
-            self._job = self._prepare(images, watched)
+            self._job = self._prepare(images, status)
         job = self._job
         method, epochs = job.method, job.recipe.epochs
         began, first = time.monotonic(), -1
@@ -202,40 +198,40 @@ class Trainer:
         def log(step: int, steps: int, line: Mapping[str, float | int]) -> None:
             nonlocal first
             first = step - 1 if first < 0 else first
-            watched.step, watched.steps = step, steps
-            if line and (not watched.lines or watched.lines[-1]["step"] != line["step"]):
-                watched.lines.append(dict(line))
+            status.step, status.steps = step, steps
+            if line and (not status.lines or status.lines[-1]["step"] != line["step"]):
+                status.lines.append(dict(line))
             if test is not None and step * epochs % steps == 0:
-                watched.message = f"Step {step} of {steps}, measuring accuracy …"
-                watched.accuracy.append((step, Model(method).evaluate(test).accuracy))
+                status.message = f"Step {step} of {steps}, measuring accuracy …"
+                status.accuracy.append((step, Model(method).evaluate(test).accuracy))
             left = (time.monotonic() - began) / (step - first) * (steps - step)
-            watched.message = f"Step {step} of {steps}, about {left:.0f} s left."
+            status.message = f"Step {step} of {steps}, about {left:.0f} s left."
 
         def progress(stage: str, done: int, total: int | None) -> None:
             if stage == "calibration":
-                watched.message = f"Calibrating the probabilities, {done}% …"
+                status.message = f"Calibrating the probabilities, {done}% …"
 
         return fit(job, self.run, resume=resume, log=log, progress=progress, stop=self._stop.is_set)
 
-    def _prepare(self, images: ImageSet, watched: Watched) -> Job:
+    def _prepare(self, images: ImageSet, status: TrainingStatus) -> Job:
         """The training with its backbone and role map."""
         spec, clip = self.spec, self.state.clip
         assert spec is not None
         if spec.backbone and spec.backbone != clip.name:
-            watched.message = f"Loading the backbone {spec.backbone} …"
+            status.message = f"Loading the backbone {spec.backbone} …"
             clip = load(spec.backbone, device=str(clip.device))
         roles = None
         if find_method(spec.method).uses_roles or spec.focus is not None:
             roles = self._roles(
-                clip, images if not spec.shots else few_shot(images, spec.shots, spec.seed), watched
+                clip, images if not spec.shots else few_shot(images, spec.shots, spec.seed), status
             )
 
         def progress(stage: str, done: int, total: int | None) -> None:
-            watched.message = f"Getting ready: {stage} {done}" + (f" of {total}" if total else "")
+            status.message = f"Getting ready: {stage} {done}" + (f" of {total}" if total else "")
 
         return prepare(spec, images, clip=clip, roles=roles, progress=progress)
 
-    def _roles(self, clip: Clip, images: ImageSet, watched: Watched) -> RoleMap | None:
+    def _roles(self, clip: Clip, images: ImageSet, status: TrainingStatus) -> RoleMap | None:
         """The role map that was chosen; None: as `dear adapt` finds one."""
         if self.roles == MIXED:
             vision = clip.config.vision
@@ -248,13 +244,13 @@ class Trainer:
         def progress(stage: str, done: int, total: int | None) -> None:
             if self._stop.is_set():
                 raise UsageError("stopped while the roles were being found; start again")
-            watched.message = f"Finding the roles of the heads: {stage} {done}" + (
+            status.message = f"Finding the roles of the heads: {stage} {done}" + (
                 f" of {total}" if total else ""
             )
 
         return discover_roles(clip, images, concepts="tags", progress=progress)
 
 
-def status_html(watched: Watched) -> str:
+def status_html(status: TrainingStatus) -> str:
     """The state of the training as HTML, also for screen readers."""
-    return render("studio/status.html", watched=watched)
+    return render("studio/status.html", status=status)

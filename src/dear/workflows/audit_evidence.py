@@ -10,11 +10,10 @@ from PIL import Image
 
 from dear.data.images import ImageSet, values_of
 from dear.heads.audit import Finding
-from dear.heads.roles import RoleMap
 from dear.photos.properties import PROPERTIES
 from dear.photos.shortcuts import Shortcut
 from dear.report.audit_page import AuditFacts, ConceptEvidence, PhotoEvidence
-from dear.report.headmap import HeadMap, head_map
+from dear.report.headmap import head_map
 from dear.report.page import Table, Thumbnail, percent, thumbnail
 from dear.workflows.audit import Audit
 from dear.workflows.audit_photos import PhotoAudit
@@ -184,26 +183,10 @@ def _concept(found: Audit, finding: Finding, suspected: bool) -> ConceptEvidence
     if found.roles is not None and finding.heads:
         names = ", ".join(f"layer {layer} head {head}" for layer, head in finding.heads)
         heads = f"{len(finding.heads)} heads have the role {about.concept}: {names}. The others are gray."
-        marked = _marked(found.roles, finding)
+        marked = head_map(found.roles, only=finding.heads)
     return replace(
         plain, images=_by_class(found, finding), changed=_changed(found, finding), map=marked, heads=heads
     )
-
-
-def _marked(roles: RoleMap, finding: Finding) -> HeadMap:
-    """The map with every head gray but those of the concept."""
-    drawn, chosen = head_map(roles), {f"{layer}-{head}" for layer, head in finding.heads}
-    rows = tuple(
-        (
-            layer,
-            tuple(
-                cell if cell.key in chosen else replace(cell, color="#ececec", ink="#666666")
-                for cell in cells
-            ),
-        )
-        for layer, cells in drawn.rows
-    )
-    return replace(drawn, rows=rows, legend=())
 
 
 def _by_class(found: Audit, finding: Finding) -> dict[str, tuple[Thumbnail, ...]]:

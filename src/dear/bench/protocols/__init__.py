@@ -67,13 +67,7 @@ class Protocol(ABC):
         return None
 
     def column_of(self, cell: Cell, column: str, shown: Mapping[str, str]) -> tuple[str, str]:
-        """(dataset, column) under which a value of a cell is shown.
-
-        Args:
-            cell: the cell.
-            column: the column of its result.
-            shown: name of each dataset in tables.
-        """
+        """(dataset, column) under which a column of a cell's result is shown; `shown` names datasets."""
         return shown[cell.dataset], column
 
     def gather(

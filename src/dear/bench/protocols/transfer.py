@@ -34,13 +34,7 @@ class TransferSetting(Setting, frozen=True, kw_only=True):
 
 
 class Transfer(Protocol):
-    """Accuracy on the source and on each target.
-
-    Args:
-        name: of the protocol.
-        title: heading of its table.
-        targets: datasets tested on where the user names none.
-    """
+    """Accuracy on the source and on each target; `targets` are those where the user names none."""
 
     setting: ClassVar[type[Setting]] = TransferSetting
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from PIL import Image
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
-from dear.studio.state import StudioState, name_of
+from dear.studio.state import StudioState, check_folder, name_of
 from dear.workflows.retrieve import gallery_features, gallery_of, rank
 
 MOST = 20_000
@@ -30,8 +28,7 @@ class ImageSearch:
         name = folder.strip()
         if not name:
             return self.state.images
-        check_folder(self.state, name)
-        found = gallery_of(Path(name).expanduser())
+        found = gallery_of(check_folder(self.state, name))
         if len(found) > MOST:
             raise DataError(f"{name}: holds {len(found):,} images; the studio searches up to {MOST:,}")
         return found
@@ -69,15 +66,3 @@ class ImageSearch:
         features = gallery_features(model, images, reading)
         self._cached = (model, folder, images, features)
         return images, features
-
-
-def check_folder(state: StudioState, name: str) -> Path:
-    """A folder of this computer that the page's visitor may name."""
-    if not state.local:
-        raise UsageError(
-            "this studio is open to other computers, so folders of this one cannot be named here"
-        )
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        raise DataError(f"{name}: is not a folder on this computer")
-    return path

@@ -1,0 +1,91 @@
+"""The tab Heads: the map of heads, and what one head does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from dear.studio.classify import open_uploads
+from dear.studio.heads import HeadViewer, describe_html, first_key, galleries_html, map_html, parse_key
+from dear.studio.parts import Work, errors_as_output, visitor_of
+from dear.studio.state import StudioState, gallery_html
+
+_CLICK = """
+element.addEventListener('click', (event) => {
+  const button = event.target.closest('button[data-head]');
+  if (!button) return;
+  const pressed = element.querySelectorAll('button[aria-pressed=true]');
+  pressed.forEach((other) => other.setAttribute('aria-pressed', 'false'));
+  button.setAttribute('aria-pressed', 'true');
+  trigger('select', {value: button.dataset.head, index: 0});
+});
+element.addEventListener('keydown', (event) => {
+  const button = event.target.closest('button[data-head]');
+  const step = {ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [1, 0], ArrowDown: [-1, 0]}[event.key];
+  if (!button || !step) return;
+  const [layer, head] = button.dataset.head.split('-').map(Number);
+  const next = element.querySelector(`button[data-head="${layer + step[0]}-${head + step[1]}"]`);
+  if (next) { next.focus(); event.preventDefault(); }
+});
+"""
+
+
+def heads_tab(state: StudioState) -> tuple[Callable[..., list[Any]], list[Any]]:
+    """Build the tab. Returns the function that fills it, and its outputs."""
+    viewer, work = HeadViewer(state), Work()
+    chosen = gr.State("")
+    gr.Markdown(
+        "Each cell is one attention head. Choose one (mouse, or Tab and the arrow keys) to see what it does."
+    )
+    grid = gr.HTML("<p>Looking at the heads …</p>", js_on_load=_CLICK, elem_id="heads-map")
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
+            about = gr.HTML(elem_id="head-about", elem_classes=["dear-room"])
+            work.button("heads")
+        with gr.Column(scale=3, min_width=280):
+            most = gr.HTML(elem_id="head-most")
+            seen = gr.HTML(elem_id="head-attention")
+            with gr.Accordion("Images that activate it least", open=False):
+                least = gr.HTML(elem_id="head-least")
+    with gr.Accordion("Where does it look in my image?", open=False), gr.Row():
+        own = gr.File(label="An image", file_count="single", elem_id="look-file")
+        looked = gr.HTML(elem_id="look-answer")
+
+    def show(key_text: str, progress: Any, visitor: str) -> list[Any]:
+        callback = work.callback(progress, visitor)
+        roles = state.find_roles(callback)
+        key = parse_key(key_text, roles) if key_text else first_key(roles)
+        view = viewer.view(key, callback)
+        return [f"{key[0]}-{key[1]}", describe_html(view), *galleries_html(view)]
+
+    def begin(request: gr.Request, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008 (gradio's way)
+        first = show("", progress, visitor_of(request))
+        roles = state.find_roles()
+        return [map_html(roles, parse_key(first[0], roles)), *first]
+
+    def select(
+        event: gr.SelectData,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        return show(str(event.value), progress, visitor_of(request))
+
+    def look(path: str | None, key_text: str) -> list[Any]:
+        if not path:
+            return [""]
+        roles = state.find_roles()
+        key = parse_key(key_text, roles) if key_text else first_key(roles)
+        name, image = open_uploads([path])[0]
+        return [gallery_html(f"Where head {key[0]}-{key[1]} looks", [(viewer.look(key, image), name)])]
+
+    outputs = [chosen, about, most, seen, least]
+    grid.select(
+        errors_as_output(select, lambda problem: ["", problem, "", "", ""]),
+        None,
+        outputs,
+        show_progress_on=[about],
+    )
+    gr.on([own.change, chosen.change], errors_as_output(look), [own, chosen], looked)
+    return errors_as_output(begin, lambda problem: [problem, "", "", "", "", ""]), [grid, *outputs]
