@@ -260,7 +260,11 @@ def _pickled(path: Path) -> _Weights:
     if not isinstance(value, Mapping) or not value:
         raise CheckpointError(f"{path}: holds no state dict (named tensors)")
     tensors = {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
-    odd = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
+    odd = [
+        name
+        for name, tensor in tensors.items()
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized
+    ]
     if odd:
         raise CheckpointError(f"{path}: tensor {odd[0]!r} is sparse, quantized or empty; no CLIP's is")
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -269,11 +273,6 @@ def _pickled(path: Path) -> _Weights:
     return _Weights(
         tensors, activation_unknown=wrapped
     )  # OpenCLIP's training runs wrap theirs; OpenAI's files do not
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is a block of numbers in memory, as all of a CLIP's are."""
-    return tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
 
 
 def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:

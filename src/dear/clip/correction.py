@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,6 +48,11 @@ class Correction:
             values = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
             digest.update(np.ascontiguousarray(values, dtype="<f4").tobytes())
         object.__setattr__(self, "digest", f"sha256:{digest.hexdigest()}")
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Plain values that tell it from others, without its tensors."""
+        return {"note": self.note, "heads": [list(head) for head in self.heads], "digest": self.digest}
 
     @property
     def foldable(self) -> bool:

@@ -105,7 +105,8 @@ def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) ->
     """Compare names, shapes and kinds with the table."""
     expected = {entry.source: entry for entry in table}
     missing = [name for name in expected if name not in tensors]
-    surplus = [name for name in tensors if name not in expected and not _is_note(name)]
+    notes = [name for name in tensors if name in _NOT_WEIGHTS or name.endswith(_NOT_WEIGHT_ENDINGS)]
+    surplus = [name for name in tensors if name not in expected and name not in notes]
     misshapen, strange = [], []
     for name, entry in expected.items():
         if name not in tensors:
@@ -128,10 +129,6 @@ def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) ->
     ]
     if faults:
         raise CheckpointError(f"{source}: the tensors do not fit this CLIP: {'; '.join(faults)}")
-
-
-def _is_note(name: str) -> bool:
-    return name in _NOT_WEIGHTS or name.endswith(_NOT_WEIGHT_ENDINGS)
 
 
 def some(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.clip.edit import Edit, LayerEdit, Record
+from dear.clip.edit import Edit, Record
 from dear.clip.tower import Block, Stretch, take_rows
 from dear.errors import UsageError
 
@@ -72,19 +72,15 @@ def without_heads(tower: VisionTower, run: Callable[[Stretch], Tensor], given: S
             outputs = outputs * left[..., None].to(outputs.dtype)
         block = tower.blocks[layer - 1]
         assert isinstance(block, Block)
-        weight = _output_weight(block, None if edit is None else edit.layers.get(layer))
+        weight, change = block.attn.o.weight, None if edit is None else edit.layers.get(layer)
+        if change is not None and change.added is not None and "attn.o.weight" in change.added:
+            weight = weight + change.added["attn.o.weight"]
         weight = weight[:, head * width : (head + 1) * width]  # [D, d]
         added = added + outputs.to(added.dtype) @ weight.to(added.dtype).T
     wide = rows.to(added.dtype)
     spread = (wide.var(dim=-1, keepdim=True, unbiased=False) + tower.ln_post.eps).sqrt()
     rest = wide - added
     return (rest - rest.mean(dim=-1, keepdim=True) + spread).to(rows.dtype)
-
-
-def _output_weight(block: Block, change: LayerEdit | None) -> Tensor:
-    """The output projection [D, D] of a layer under its change."""
-    extra = None if change is None or change.added is None else change.added.get("attn.o.weight")
-    return block.attn.o.weight if extra is None else block.attn.o.weight + extra
 
 
 def _survives(edit: Edit, layer: int, last: int) -> float:

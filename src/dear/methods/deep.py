@@ -21,16 +21,11 @@ def depth_of(given: int | None, layers: int, share: float = 0.75, option: str = 
     return depth
 
 
-def visual_prompts(clip: Clip, tokens: Tensor) -> Edit:
-    """The edit that brings tokens [layers, T, D] in at layers 1, 2, ...; after the last they flow on.
+def prompted_images(clip: Clip, embedded: Tensor, tokens: Tensor) -> Tensor:
+    """Image features [B, E] of embedded patches [B, N, D] with tokens [layers, T, D] at layers 1, 2, ...
 
-    The first layer's tokens pass the norm before the blocks, as the patches do.
+    The first layer's tokens pass the norm before the blocks, as the patches do; the last ones flow on.
     """
     layers = {1: LayerEdit(tokens=clip.visual.before(tokens[0]))}
     layers |= {layer: LayerEdit(tokens=own) for layer, own in enumerate(tokens[1:], start=2)}
-    return Edit(layers, count=tokens.shape[-2])
-
-
-def prompted_images(clip: Clip, embedded: Tensor, tokens: Tensor) -> Tensor:
-    """Image features [B, E] of embedded patches [B, N, D] with visual prompts [layers, T, D]."""
-    return clip.visual.features_from(embedded, edit=visual_prompts(clip, tokens))
+    return clip.visual.features_from(embedded, edit=Edit(layers, count=tokens.shape[-2]))

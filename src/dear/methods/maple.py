@@ -50,9 +50,6 @@ class MaPLe(Method):
     def texts(self) -> Tensor:
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
-    def _tokens(self) -> Tensor:
-        """The visual tokens [J, T, D]."""
-        return torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
-
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        return prompted_images(self.clip, frozen[0], self._tokens())
+        tokens = torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
+        return prompted_images(self.clip, frozen[0], tokens)  # [J, T, D]

@@ -117,7 +117,9 @@ class ContextPrompts:
         if count < 0:
             raise UsageError(f"a context of {count} vectors cannot be; give 0 or more")
         self.count = count
-        self.words = words if words and _length(prompts.clip, words) >= count else ""
+        self.words = words
+        if words and int(prompts.clip.text.word_count(prompts.clip.tokenize([words]))[0]) < count:
+            self.words = ""
         lead = self.words or " ".join("X" * count)
         sentences = [f"{lead} {tail.replace('{}', name)}" for name in prompts.classes]
         ids = prompts.clip.tokenize(sentences) if prompts.given is None else prompts.given
@@ -170,8 +172,3 @@ class ContextPrompts:
         placed = {**tokens, 1: tokens[1] + tower.positions[at : at + self.count]}
         edit = Edit({layer: LayerEdit(tokens=own) for layer, own in placed.items()}, count=self.count, at=at)
         return tower.project(tower.run(rows, edit=edit, read=end[:, None])[:, 0])
-
-
-def _length(clip: Clip, words: str) -> int:
-    """How many tokens the words are."""
-    return int(clip.text.word_count(clip.tokenize([words]))[0])

@@ -29,13 +29,6 @@ class RPOConfig(Options):
     noise: float = 0.1  #: length of the random vector added at the start
 
 
-def readonly_mask(heads: int, tokens: int) -> BlockMask:
-    """Extra tokens read the originals; nobody reads extra tokens."""
-    see = torch.zeros(heads, 1 + tokens, 1 + tokens, dtype=torch.bool)
-    see[:, :, 0] = True
-    return BlockMask(see)
-
-
 def edit_of(clip_layers: int, tokens: Tensor, mask: Tensor | BlockMask) -> Edit:
     """Tokens that enter at layer 1 and flow on, under one mask in all layers."""
     layers = {layer: LayerEdit(mask=mask) for layer in range(2, clip_layers + 1)}
@@ -55,7 +48,9 @@ class RPO(Method):
     def build(self, generator: torch.Generator) -> None:
         """Prompts [K, D] of each tower."""
         count = self.config.prompts
-        self.mask = readonly_mask(self.clip.config.vision.heads, count)
+        visible = torch.zeros(self.clip.config.vision.heads, 1 + count, 1 + count, dtype=torch.bool)
+        visible[:, :, 0] = True  # prompts read the originals; nobody reads prompts
+        self.mask = BlockMask(visible)
 
         def around(start: Tensor) -> Tensor:
             noise = F.normalize(normal(generator, count, len(start)), dim=-1)

@@ -30,10 +30,6 @@ class TwoStageConfig(Options):
     first_stage: Annotated[float, Meta(gt=0, lt=1)] = 0.6
 
 
-def _is_norm(parameter: str) -> bool:
-    return parameter.startswith("ln_")
-
-
 class TwoStage(Method):
     """Trained norms, then a trained classifier."""
 
@@ -50,7 +46,9 @@ class TwoStage(Method):
         """Additions to the norms, all zero; the classifier [trained classes, E]; which stage it is."""
         sides = {"image": self.clip.config.vision.layers, "text": self.clip.config.text.layers}
         self.changes = {
-            side: LayerChanges(side, range(1, layers + 1), _is_norm, projection=False)
+            side: LayerChanges(
+                side, range(1, layers + 1), lambda name: name.startswith("ln_"), projection=False
+            )
             for side, layers in sides.items()
         }
         for changes in self.changes.values():

@@ -56,11 +56,8 @@ class ZeroShot(Method):
 
     def _ensemble(self) -> Tensor:
         """Unit mean over prompts of unit text features, [C, E]."""
-        features = [self.prompts.frozen]
-        for template in self.config.templates:
-            features.append(
-                unit(self.clip.encode_text([fill_template(template, name) for name in self.classes]))
-            )
+        ways = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
+        features = [self.prompts.frozen, *(unit(self.clip.encode_text(way)) for way in ways)]
         return unit(torch.stack(features).mean(dim=0))
 
     def merge(self) -> Clip:

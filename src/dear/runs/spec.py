@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Meta
 
 from dear._io.text import PRINTABLE, Strict, Whole
-from dear.clip.correction import Correction
 from dear.data.images import ImageSet, Source, content_digest
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
@@ -156,7 +155,7 @@ class Spec(Strict, frozen=True):
             fingerprint=clip.fingerprint,
             roles_digest=None if used is None else roles_digest(used),
             allow_other_roles=method.allow_other_roles,
-            correction=_described(clip.correction),
+            correction=None if clip.correction is None else clip.correction.described,
         )
 
     def changed(self, **changes: Any) -> Spec:
@@ -227,14 +226,3 @@ class Spec(Strict, frozen=True):
         """What to load as the backbone: the path it was loaded from, while it exists; else its name."""
         path = self.backbone_path
         return Path(path) if path and os.path.isabs(path) and os.path.exists(path) else self.backbone
-
-
-def _described(correction: Correction | None) -> dict[str, Any] | None:
-    """The correction's part of a Spec; None: there is none."""
-    if correction is None:
-        return None
-    return {
-        "note": correction.note,
-        "heads": [list(head) for head in correction.heads],
-        "digest": correction.digest,
-    }

@@ -57,7 +57,10 @@ class EditedFeatures:
 
     def subset(self, rows: Tensor) -> EditedFeatures:
         """The same of some images, bool [n]."""
-        original, *copies = (_rows(each, rows) for each in (self.original, *self.copies))
+        original, *copies = (
+            Collected(each.features[rows], each.outputs[rows], each.maps, each.layers)
+            for each in (self.original, *self.copies)
+        )
         return EditedFeatures(original, tuple(copies), self.labels[rows], self.toward)
 
     def shift(self) -> tuple[Tensor, Tensor]:
@@ -71,10 +74,6 @@ class EditedFeatures:
         return [
             (layer, head) for layer in self.original.layers for head in range(self.original.outputs.shape[2])
         ]
-
-
-def _rows(images: Collected, rows: Tensor) -> Collected:
-    return Collected(images.features[rows], images.outputs[rows], images.maps, images.layers)
 
 
 def directions_removed(seen: EditedFeatures, kinds: Sequence[str], count: int) -> Repair:
@@ -147,19 +146,14 @@ def choose(seen: EditedFeatures, kinds: Sequence[str]) -> EditChoice:
         else (len(edit_heads(seen)), random_heads_removed)
     )
     drawn = [_trial(seen, partial(remove, kinds=kinds, count=count, seed=seed)) for seed in range(DRAWS)]
-    return EditChoice(way, directions, trials, _mean(drawn))
+    accuracy, moved = np.mean([(one.accuracy, one.moved) for one in drawn], axis=0).tolist()
+    return EditChoice(way, directions, trials, Trial(accuracy, moved))
 
 
 def _best(trials: Mapping[str, Trial], nothing: Trial) -> str:
     """The first, in order of simplicity, of those that count as best."""
     harm = {name: one.moved + max(0.0, nothing.accuracy - one.accuracy) for name, one in trials.items()}
     return next(name for name in trials if harm[name] <= min(harm.values()) + CLOSE)
-
-
-def _mean(found: Sequence[Trial]) -> Trial:
-    return Trial(
-        float(np.mean([one.accuracy for one in found])), float(np.mean([one.moved for one in found]))
-    )
 
 
 def _trial(seen: EditedFeatures, remove: Any = None, copies: bool = False) -> Trial:
