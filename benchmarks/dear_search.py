@@ -4,9 +4,10 @@
         --device cuda --jobs 14 --seconds 400 --csv search.csv
 
 `variants.json` maps a name to changes of a preset of DeAR (`--preset`): options, fields of the training
-recipe under "recipe", and "roles" ("uniform:mixed", "shuffled:1"). The answer is the cosine with
-`w f_cls + (1 - w) fused`; one training gives the accuracies of every w, 0 being the mode `fused`, and those
-of `(1 - s) fused + s frozen feature` (column `frozen`: s). `--scores` keeps the cosines of every test image
+recipe under "recipe", and "roles" ("uniform:mixed", "shuffled:1"). The answer is the cosine with `w f_cls +
+(1 - w) fused`; one training gives the accuracies of every w, 0 being the mode `fused`, and those of `(1 - s)
+fused + s frozen feature` (column `frozen`: s), all less the training images' mean. A last row, "..., nothing
+learned", has the frozen model's answer less that mean. `--scores` keeps the cosines of every test image
 (`dear_classes.py` reads them). The real datasets need `--data-root` (folders of tables), `--small` and
 `--roles`, as in fair_table.py. Decoded images are kept in `--keep`. benchmarks/results/dear_search.csv holds
 means over seeds, its changes are to `quick`; strong_table.csv has `strong` itself, one row per training.
@@ -144,13 +145,14 @@ def cell(
             pixels = normalize(part.to(clip.device), clip.config.mean, clip.config.std)
             f_cls, f_attr = (unit(f) for f in whole.image_features(pixels))
             frozen = unit(clip.encode_image(pixels)).to(f_attr.dtype)
-            found.append(torch.stack([f_cls.to(f_attr.dtype), whole._mixed(f_cls, f_attr), frozen]))
-        features = torch.cat(found, dim=1).float()  # [3, n, E]
-        own, fused, frozen = features @ whole.texts().float().T  # [n, C] each
+            own, other = (whole.centered(f.to(f_attr.dtype), whole.image_mean) for f in (f_cls, frozen))
+            found.append(torch.stack([own, whole._mixed(f_cls, f_attr), other, frozen]))
+        features = torch.cat(found, dim=1).float()  # [4, n, E]
+        own, fused, frozen = features[:3] @ whole.texts().float().T  # [n, C] each
     right = {(w, 0.0): accuracies(w * own + (1 - w) * fused, labels, half) for w in WEIGHTS}
     right |= {(0.0, s): accuracies(s * frozen + (1 - s) * fused, labels, half) for s in FROZEN}
+    centered, zero_shot = features[2:] @ whole.prompts.frozen.float().T
     if place["scores"]:
-        zero_shot = features[2] @ whole.prompts.frozen.float().T
         scores = {"class": own, "fused": fused, "frozen": frozen, "zero_shot": zero_shot}
         known = {"labels": labels.cpu(), "half": half, "classes": list(test.classes)}
         name = f"{dataset}-{variant}-{seed}.pt".replace(":", "-").replace(" ", "_")
@@ -159,10 +161,12 @@ def cell(
     times = {"train_s": round(trained - started, 2), "train_cpu_s": round(cpu, 2)}
     times |= {"whole_s": round(time.perf_counter() - began, 2)}
     alpha = {"alpha_class": round(method.fusion_weights()["class"], 4)}
-    return [
+    rows = [
         {**facts, "weight": weight, "frozen": share, **found, **alpha, **times}
         for (weight, share), found in right.items()
     ]
+    own = {"variant": f"{variant}, nothing learned", "weight": 0.0, "frozen": 0.0}
+    return [*rows, {**rows[0], **own, **accuracies(centered, labels, half)}]
 
 
 def accuracies(scores: torch.Tensor, labels: torch.Tensor, half: int) -> dict[str, float]:

@@ -3,9 +3,10 @@
     python benchmarks/strong_table.py datasets
     python benchmarks/strong_table.py roles
 
-Reads benchmarks/results: `dear_search.csv` (variant "v100 f.02" is `strong`; means of seeds 1 and 2 on an
-H200), `strong_table.csv` (`dear_search.py` with `strong` and with changed roles on a CPU, a row per training
-and weight) and `fair_table.csv` (the others). A mean counts every training once.
+Reads benchmarks/results: `strong_table.csv` (`dear_search.py` with `strong`, with changed options and with
+changed roles on a CPU, a row per training and weight), `dear_search.csv` (variant "v100 f.02" is `strong`
+with center = 0; means of seeds 1 and 2 on an H200) and `fair_table.csv` (the others). A mean counts every
+training once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from statistics import mean
 RESULTS = Path(__file__).parent / "results"
 REAL = ("Caltech101", "DescribableTextures", "EuroSAT", "OxfordPets")
 WORLD = tuple(f"world:{name}" for name in ("textures", "scenes", "vehicles", "emblems", "fauna", "mixed"))
+ROLES = ("uniform", "shuffled")
 FIGURES = ("base", "novel", "hm", "joint")
 OTHERS = {
     "zero-shot": ("zeroshot", "default"),
@@ -57,13 +59,23 @@ def on_cpu(variant: str, dataset: str) -> dict[str, Figures]:
 
 
 def strong(dataset: str) -> list[Figures]:
-    """Every training of `strong`: two seeds of the H200 where they were run there, the others on a CPU."""
+    """Every training of `strong`."""
+    return list(on_cpu("strong", dataset).values())
+
+
+def nothing_learned(dataset: str) -> list[Figures]:
+    """The frozen model less the mean of each training set."""
+    return list(on_cpu("strong, nothing learned", dataset).values())
+
+
+def not_centered(dataset: str) -> list[Figures]:
+    """`strong` with center = 0: two seeds of the H200 where they were run there, the others on a CPU."""
     gpu = [
         numbers(row)
         for row in read("dear_search.csv")
         if (row["variant"], row["dataset"]) == ("v100 f.02", dataset) and float(row["weight"]) == 0
     ]
-    cpu = on_cpu("strong", dataset)
+    cpu = on_cpu("center 0", dataset)
     return [*gpu, *gpu, *(own for seed, own in cpu.items() if not gpu or seed not in ("1", "2"))]
 
 
@@ -78,7 +90,9 @@ def datasets() -> None:
             if (row["method"], row["mode"], row["dataset"]) == (method, mode, dataset)
         ]
 
-    columns = {"**`strong`**": strong} | {name: of(*key) for name, key in OTHERS.items()}
+    columns: dict[str, Callable[[str], list[Figures]]] = {"**`strong`**": strong}
+    columns |= {"`center` 0": not_centered, "zero-shot, centered": nothing_learned}
+    columns |= {name: of(*key) for name, key in OTHERS.items()}
     print("| dataset | " + " | ".join(columns) + " |")
     print("|---|" + "---:|" * len(columns))
     for title, group in (("six world tasks", WORLD), ("four real datasets", REAL)):
@@ -98,7 +112,7 @@ def datasets() -> None:
 def roles() -> None:
     """`strong` with the measured roles, with all heads mixed and with shuffled roles, on the same seeds."""
     rows = read("strong_table.csv")
-    variants = [name for name in dict.fromkeys(row["variant"] for row in rows) if ":" in name]
+    variants = [name for name in dict.fromkeys(row["variant"] for row in rows) if name.split(":")[0] in ROLES]
     tasks = [name for name in (*WORLD, *REAL) if any(on_cpu(variant, name) for variant in variants)]
     print("| roles | " + " | ".join(task.removeprefix("world:") for task in tasks) + " |")
     print("|---|" + "---:|" * len(tasks))

@@ -73,7 +73,8 @@ def test_a_mixed_batch_answers_as_each_alone() -> None:
 
 def test_an_explanation_takes_the_vote_of_the_heads_apart() -> None:
     model = build()
-    model.focus_mean.zero_()  # else its part of the score is in `rest`, as of every focus
+    for mean in (model.focus_mean, model.image_mean):
+        mean.zero_()  # else their parts of the score, the same for every image, are in `rest`
     parts = trace(model, images(), "fused").parts(each_class(model))
     torch.testing.assert_close(parts.total().T, model.logits(images(), "fused"), rtol=1e-6, atol=1e-6)
     assert parts.rest.abs().max() < 1e-4

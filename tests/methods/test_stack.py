@@ -26,6 +26,7 @@ OPTIONS = [
     {"early_tokens": 2, "early_layer": 3, "token_start": "free"},
     {"early_tokens": 3, "early_layer": 2, "early_beta": 0.4},
     {"early_tokens": 3, "early_layer": 2, "early_beta": 0.9},
+    {"center": 0.6},
 ]
 
 
@@ -38,7 +39,7 @@ def dear_adapters(count: int = 4, clip=None, **options) -> list[DeAR]:
         model = build_method("dear", clip, names, roles=mixed_roles(), seed=number, **options)
         generator = torch.Generator().manual_seed(number)
         with torch.no_grad():
-            for p in model.parameters():
+            for p in (*model.parameters(), *model.buffers()):
                 p.add_((torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.3).to(p.device))
         found.append(model)
     return found

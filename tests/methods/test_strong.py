@@ -13,6 +13,7 @@ from dear.clip import Clip, ClipConfig
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import MMRL, DeAR, Purify, build_method, find_method
+from dear.methods.base import Batch
 from dear.runs.recipe import Recipe
 from dear.train.loop import optimizer_of, rates_of
 
@@ -136,6 +137,41 @@ def test_trained_and_new_classes_are_scored_alike() -> None:
         torch.testing.assert_close(
             other.logits(images(), mode)[:, 1:], alone.logits(images(), mode), rtol=0, atol=1e-12
         )
+
+
+def prepared(**options) -> DeAR:
+    """With tensors that are no longer those of the start, and means over seven images."""
+    model = build(**options)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.1)
+    labels = torch.tensor([0, 2, 1, 2])
+    model.prepare(lambda augment: iter([Batch(images(), labels), Batch(images(3, seed=8), labels[:3])]))
+    return model
+
+
+def test_the_mean_of_the_training_images_is_taken_off_every_feature() -> None:
+    """Written out: the score of a class falls by the mean image's score, more for classes it is close to."""
+    plain, model, share = prepared(center=0.0), prepared(center=0.4), 0.4
+    frozen = model.clip.encode_image(torch.cat([images(), images(3, seed=8)]))
+    mean = torch.nn.functional.normalize(frozen, dim=1).mean(dim=0)
+    pixels = images(5, seed=2)
+    bias = share * model.clip.logit_scale * mean @ model.texts().T
+    for mode in model.modes:
+        expected = plain.logits(pixels, mode) - bias
+        torch.testing.assert_close(model.logits(pixels, mode), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.votes(pixels).sum(dim=1), model.logits(pixels), rtol=0, atol=1e-6)
+    new = model.with_classes(["fir"], ids=token_ids((4,), seed=5))
+    assert torch.equal(new.image_mean, model.image_mean)
+
+
+def test_training_sees_the_answer_that_is_given() -> None:
+    model, labels = prepared(), torch.tensor([0, 2, 1, 2])
+    parts = model.loss(images(), labels).parts
+    for part, mode in (("ce", "fused"), ("ce_class", "decoupled")):
+        expected = torch.nn.functional.cross_entropy(model.logits(images(), mode), labels)
+        torch.testing.assert_close(parts[part], expected, rtol=0, atol=1e-9)
 
 
 def test_early_tokens_are_gone_where_attribute_tokens_enter() -> None:

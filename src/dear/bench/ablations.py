@@ -161,6 +161,7 @@ STRONG = Study(
         _strong("text beta = beta", {"text_beta": None}),
         _strong("cross-entropy on fused logits alone", {"class_ce": 0.0}),
         _strong("no early tokens", {"early_tokens": 0}),
+        _strong("features as they are", {"center": 0.0}),
         _strong("one rate for tokens", {"token_rate": 1.0, "early_rate": 1.0}),
         _strong("one rate for text tokens", {"text_rate": 1.0}),
         _strong("one rate for the fusion weights", {"alpha_rate": 1.0, "lambda_fusion": 0.7}),

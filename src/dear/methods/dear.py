@@ -11,7 +11,8 @@ Departures: none that is known in the preset `paper`; the authors published no c
 a choice, P_attr starts as a copy of CLIP's projection, isolation works both ways, one set of tokens serves
 all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `strong`, depart further
 (docs/strong.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
-from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast.
+from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast;
+image features are compared with texts after the mean frozen feature of the training images is taken off.
 
 The step does only work whose result is used: the layers before the first token are the same for the frozen
 and the adapted pass and run once without gradient; the text tower's layers before J are constant for a task;
@@ -177,6 +178,8 @@ class DeARConfig(Options):
     text_rate: Positive = 3.0  #: the same for the text tokens
     projection_rate: Positive = 0.5  #: the same for P_attr
     alpha_rate: Positive = 100.0  #: the same for v, whose softmax is alpha
+    #: share of the training images' mean feature that is taken off every image feature before it is compared
+    center: Share = 1.0
     focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
     focus_share: Share = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
 
@@ -202,6 +205,7 @@ PRESETS = {
         "attribute tokens that start from the class token alone: 0.6 of the time of strong",
         options={
             "early_tokens": 0,
+            "center": 0.0,
             "beta": 0.2,
             "class_ce": 0.7,
             "lambda_fusion": 0.7,
@@ -215,6 +219,7 @@ PRESETS = {
         options={
             "token_start": "free",
             "early_tokens": 0,
+            "center": 0.0,
             "beta": 0.9,
             "text_beta": None,
             "class_ce": 0.0,
@@ -254,6 +259,7 @@ class DeAR(Method):
     Config: ClassVar[type] = DeARConfig
     config: DeARConfig
     focus_mean: Tensor | None  #: of the training images [E]; None without a focus
+    image_mean: Tensor | None  #: frozen unit feature, mean of the training images [E]; None without `center`
 
     def build(self, generator: torch.Generator) -> None:
         """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
@@ -306,8 +312,8 @@ class DeAR(Method):
         if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
             v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
         self.v = self.learn(v, config.alpha_rate)
-        mean = torch.zeros(self.clip.config.embed_dim).to(self.v) if config.focus else None
-        self.register_buffer("focus_mean", mean)
+        for name, needed in (("focus_mean", config.focus), ("image_mean", config.center)):
+            self.register_buffer(name, self.v.new_zeros(self.clip.config.embed_dim) if needed else None)
         if config.early_tokens:
             sets = (self.entry - self.first, config.early_tokens, vision.width)
             self.early_tokens = self.learn(normal(generator, *sets), config.early_rate)
@@ -380,10 +386,15 @@ class DeAR(Method):
 
     @torch.no_grad()
     def prepare(self, batches: Batches) -> None:
-        """Take the mean over the training images of what the heads of a focus contribute."""
+        """Take means over the training images: of the frozen feature, of what the heads of a focus add."""
+        if self.focus_mean is None and self.image_mean is None:
+            return
+        found = torch.cat([features_of(self.clip, batch) for batch in batches(False)])
+        images, focus = found.tensor_split([self.clip.config.embed_dim], dim=1)
+        if self.image_mean is not None:
+            self.image_mean.copy_(unit(images.to(self.image_mean.dtype)).mean(dim=0))
         if self.focus_mean is not None:
-            terms = torch.cat([features_of(self.clip, batch) for batch in batches(False)])
-            self.focus_mean.copy_(terms[:, self.clip.config.embed_dim :].mean(dim=0))
+            self.focus_mean.copy_(focus.mean(dim=0))
 
     def stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
         """With a focus, also what its heads contribute to the frozen image feature [B, E]."""
@@ -445,20 +456,30 @@ class DeAR(Method):
 
     # -- logits and loss --------------------------------------------------------------------------
 
+    def centered(self, features: Tensor, mean: Tensor | None, share: float = 1.0) -> Tensor:
+        """Image features [..., E] without `center` times `share` of the training images' mean."""
+        return features if mean is None else features - share * self.config.center * mean.to(features.dtype)
+
+    @property
+    def own_share(self) -> float:
+        """The weight of class token and attributes together: what a focus leaves them."""
+        return 1 - self.config.focus_share if self.config.focus else 1.0
+
     def _mixed(self, f_cls: Tensor, others: Tensor) -> Tensor:
         """The image side of the fused logits, [B, E], from unit features (eq. 17-19).
 
         The weighted sum of cosines with w_c is the product of w_c and the weighted sum: one matrix product.
         """
         weights = self.weights(self.v)
-        return weights[0] * f_cls + torch.einsum("a,bae->be", weights[1:], others)
+        mixed = weights[0] * f_cls + torch.einsum("a,bae->be", weights[1:], others)
+        return self.centered(mixed, self.image_mean, self.own_share)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""
         f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
-        texts, mixed = self.cached("texts", self.texts), self._mixed(f_cls, f_attr)
-        scale = self.clip.logit_scale
-        return {"fused": scale * mixed @ texts.T, "decoupled": scale * f_cls @ texts.T}
+        texts, scale = self.cached("texts", self.texts), self.clip.logit_scale
+        images = {"fused": self._mixed(f_cls, f_attr), "decoupled": self.centered(f_cls, self.image_mean)}
+        return {mode: scale * own @ texts.T for mode, own in images.items()}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16).
@@ -478,7 +499,8 @@ class DeAR(Method):
         parts = {"ce": ce, "fusion": fusion}
         total = (1 - share) * ce + config.lambda_fusion * fusion
         if share > 0:
-            parts["ce_class"] = F.cross_entropy(scale * f_cls @ texts.T, labels)
+            own = self.centered(f_cls, self.image_mean)
+            parts["ce_class"] = F.cross_entropy(scale * own @ texts.T, labels)
             total = total + share * parts["ce_class"]
         if config.lambda_reg > 0:
             parts["reg_image"] = distance(f_cls, frozen[-1])
@@ -503,6 +525,8 @@ class DeAR(Method):
         """What each of `voters` adds to the fused logits, [B, 1 + V, C]."""
         f_cls, others = self._adapted(self.inference_stage(pixels.to(self.clip.device)))
         features = unit(torch.cat([f_cls[:, None].to(others.dtype), others], dim=1))  # [B, 1 + V, E]
+        own, focus = features.tensor_split([1 + len(self.attributes)], dim=1)
+        features = torch.cat([self.centered(own, self.image_mean), focus], dim=1)
         cosines = features @ self.cached("texts", self.texts).T
         return self.clip.logit_scale * self.weights(self.v)[:, None] * cosines
 

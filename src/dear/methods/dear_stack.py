@@ -35,6 +35,7 @@ def stack_key(model: DeAR) -> Hashable:
             "dear", model.first, model.entry, len(model.attributes), tuple(model.tokens.shape),
             model.tokens.dtype, config.early_tokens, config.early_beta, config.beta, config.token_start,
             config.projection, learned, masks.digest(), bool(config.focus), config.focus_share,
+            config.center,
         )  # fmt: skip
         model.__dict__["_stack_key"] = cached
     return cached
@@ -66,7 +67,12 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     given = (*frozen, *early, *projections, *changes, *focus)
     f_cls, mixed = run(key, suffix, tokens, v, *given)  # [B, E] each
     texts = [_texts(model) for model in models]
-    chosen = f_cls if mode == "decoupled" else mixed
+    found = [model.image_mean for model in models if model.image_mean is not None]
+    center = torch.stack(found) if found else None  # [B, E]
+    if mode == "decoupled":
+        chosen = first.centered(f_cls, center)
+    else:
+        chosen = first.centered(mixed, center, first.own_share)
     logits = first.clip.logit_scale * _products(_padded(texts), chosen)  # [B, C]
     return [row[: len(own)] for row, own in zip(logits, texts, strict=True)]
 
