@@ -7,6 +7,7 @@ imported after all.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,11 @@ def import_torch() -> None:
         return
     for name in _LEFT_OUT:
         sys.modules[name] = ModuleType(name)
+    gc.disable()  # nothing of what an import makes is garbage
     try:
         import torch
     finally:
+        gc.enable()
         for name in _LEFT_OUT:
             del sys.modules[name]
     for name in _LEFT_OUT:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.clip import hub
 from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
-from dear.clip.identity import fingerprint, identity, visual_state
+from dear.clip.identity import fingerprint, identity, other_state, stamp, visual_state
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, UsageError, reason_of
 
@@ -50,7 +50,9 @@ def load(
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise UsageError(f"dtype {dtype} cannot hold a CLIP; use float32, bfloat16 or float16")
     name, path = locate(source)
+    before = stamp(path)
     clip = build(read_checkpoint(path, activation), name, device, dtype)
+    clip.files = before
     if not path.is_relative_to(EMBEDDED) and os.path.exists(Path(os.fspath(source)).expanduser()):
         clip.source = os.path.abspath(path)
     return clip
@@ -99,8 +101,8 @@ def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.
     clip.requires_grad_(False)
     if dtype in (torch.float16, torch.bfloat16):
         # The identity is that of the checkpoint's values, before this call rounds them.
-        visual = fingerprint(visual_state(state))
-        clip.__dict__.update(fingerprint=visual, identity=identity(checkpoint.config, state, visual))
+        visual, rest = fingerprint(visual_state(state)), fingerprint(other_state(state))
+        clip.__dict__.update(fingerprint=visual, identity=identity(checkpoint.config, visual, rest))
     return clip
 
 

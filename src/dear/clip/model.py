@@ -16,7 +16,7 @@ from dear._io.image_file import normalize, resize_crop
 from dear.clip.config import ClipConfig, Head
 from dear.clip.correction import Correction, folded
 from dear.clip.focus import focused_features
-from dear.clip.identity import fingerprint, identity
+from dear.clip.identity import fingerprint, identity, other_state
 from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tower import shared_copy
 from dear.clip.towers import TextTower, VisionTower, initialize
@@ -42,6 +42,7 @@ class Clip(nn.Module):
         self.config = config
         self.name = name
         self.source: str | None = None  #: absolute path of the weights, where they are files of the user
+        self.files = ""  #: changes with the files that the weights were read from
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim, token_rows)
         self.log_scale = nn.Parameter(torch.empty(()))
@@ -103,12 +104,17 @@ class Clip(nn.Module):
         return fingerprint(self.visual)
 
     @cached_property
+    def rest_fingerprint(self) -> str:
+        """The same of all other weights."""
+        return fingerprint(other_state(self.state_dict()))
+
+    @cached_property
     def identity(self) -> str:
         """`sha256:…` of all that decides an answer: both towers, temperature, architecture, preprocessing.
 
         A correction is no part of it, nor are precision, device and the file's layout.
         """
-        return identity(self.config, self.state_dict(), self.fingerprint)
+        return identity(self.config, self.fingerprint, self.rest_fingerprint)
 
     def stand_for(self, original: Clip) -> Clip:
         """Give this copy, whose values may be rounded, the fingerprint and identity of its original."""

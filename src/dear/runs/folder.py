@@ -33,6 +33,7 @@ from dear._io.files import (
 from dear._io.text import check, decode, parse_json
 from dear.clip.correction import Correction
 from dear.clip.factory import load
+from dear.clip.identity import recall, remember
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, DearError, RunError, reason_of
 from dear.heads.roles import RoleMap
@@ -241,7 +242,11 @@ def load_run(
     config = read_config(folder)
     if not (folder / "adapter.safetensors").is_file():
         raise RunError(f"{folder}: this run was not completed; resume it", hint="adapt-resume")
-    clip = backbone if isinstance(backbone, Clip) else _backbone(folder, config, backbone, device)
+    if isinstance(backbone, Clip):
+        clip = backbone
+    else:
+        clip = _backbone(folder, config, backbone, device)
+        _recall_fingerprints(clip)
     if clip.identity != config.identity and not allow_other:
         same = clip.fingerprint == config.fingerprint
         what = "the same image tower with another text tower, temperature, architecture or preprocessing"
@@ -260,6 +265,14 @@ def load_run(
         raise RunError(f"{folder / 'config.json'}: cannot be used ({reason_of(error)})") from error
     load_adapter(method, folder)
     return method
+
+
+def _recall_fingerprints(clip: Clip) -> None:
+    """Take them from the user's cache if the files did not change since they were hashed, else keep them."""
+    if known := recall(clip.files):
+        clip.__dict__.update(zip(("fingerprint", "rest_fingerprint"), known, strict=True))
+    else:
+        remember(clip.files, clip.fingerprint, clip.rest_fingerprint)
 
 
 def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.device) -> Clip:
