@@ -26,7 +26,6 @@ from dear.report.page import render, thumbnail
 from dear.runs.batches import image_set, pixels_for
 from dear.runs.model import Model
 from dear.studio.state import StudioState
-from dear.workflows.examine import recommended_modes
 
 _SECONDS = 30.0
 Ranked = tuple[tuple[str, float], ...]  #: class names with probabilities, likeliest first
@@ -219,17 +218,17 @@ def verdicts_html(
 
 def which_to_trust(model: Model, classes: Sequence[str]) -> tuple[str, str]:
     """The mode to trust for these classes, and a sentence that says why."""
-    trained, new = recommended_modes(model.method)
+    mode = model.pick_mode(None)
     if isinstance(model.method, ZeroShot):
-        return trained, "The model is zero-shot CLIP itself: nothing was trained."
+        return mode, "The model is zero-shot CLIP itself: nothing was trained."
     unknown = [name for name in classes if name not in set(model.classes)]
     if not unknown:
-        return trained, f"Trust “{TITLES.get(trained, trained)}”: the model was trained on all these classes."
+        return mode, f"Trust “{TITLES.get(mode, mode)}”: the model was trained on all these classes."
     if len(unknown) == len(classes):
         why = "the model was trained on none of these classes"
     else:
         why = f"{len(unknown)} of the {len(classes)} classes are new to the model, such as “{unknown[0]}”"
-    return new, f"Trust “{TITLES.get(new, new)}”: {why}."
+    return mode, f"Trust “{TITLES.get(mode, mode)}”: {why}."
 
 
 def check_service(address: str) -> str:

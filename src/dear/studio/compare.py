@@ -25,7 +25,6 @@ from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.studio.search import check_folder
 from dear.studio.state import StudioState
-from dear.workflows.examine import recommended_modes
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -121,7 +120,7 @@ def compare_models(
             report(f"asking {name}", done, total)
 
         found.append(fitting.evaluate(images, progress=progress))
-    modes = [_mode(model, images.classes) for model in models]
+    modes = [model.pick_mode(None) for model in models]
     before = replace(
         found[0],
         answers={"default": found[0].answers[modes[0]]},
@@ -172,11 +171,6 @@ def _with_classes(model: Model, classes: Sequence[str], name: str) -> Model:
     if not model.method.open_classes:
         raise UsageError(f"{name}: {model.method.title} can only name the classes it was trained on")
     return model.with_classes(classes)
-
-
-def _mode(model: Model, classes: Sequence[str]) -> str:
-    trained, new = recommended_modes(model.method)
-    return trained if set(classes) <= set(model.classes) else new
 
 
 def _table(names: Sequence[str], found: Sequence[Evaluation], modes: Sequence[str]) -> Table:
