@@ -69,7 +69,7 @@ from dear.train.crossval import (
 from dear.train.frozen import shared_views
 from dear.train.prepare import Job, prepare
 from dear.train.run import train
-from dear.workflows.choose import METHODS, ChooseOptions, choose
+from dear.workflows.choose import METHODS, choose
 
 WORLD = tuple(f"world:{name}" for name in ("textures", "emblems", "vehicles", "scenes", "fauna", "mixed"))
 REAL = ("EuroSAT", "DescribableTextures", "OxfordPets", "Caltech101")
@@ -175,7 +175,7 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
     """One row per method: what cross-validation found, and whether `dear choose` named it."""
     began = time.process_time()
     spec = Spec().changed(seed=seed, roles=task.roles)
-    found = choose(task.images(seed), ChooseOptions(methods, minutes=minutes), spec, clip=task.clip)
+    found = choose(task.images(seed), methods, spec, minutes=minutes, clip=task.clip)
     spent = time.process_time() - began
     later = None if found.pick_for_new is None else found.pick_for_new.method
     return [

@@ -21,9 +21,9 @@ from measure.script import arguments
 from dear.clip.factory import load
 from dear.data import open_data
 from dear.runs.folder import load_run
+from dear.runs.model import Model
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
-from dear.workflows.predict import predict_run
 
 METHODS = ("dear", "coop", "clip-adapter", "purify", "maple")
 
@@ -54,7 +54,7 @@ def main() -> None:
             model = load_run(run, clip)
             evaluate_run(model, few)
             for _ in range(10):
-                predict_run(model, asked, top=2)
+                Model.of(model).answers(asked, top=2)
             shutil.rmtree(run)
             if number % options.every == 0:
                 gc.collect()

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import dear
 from dear._io.image_file import square
 from dear._io.image_names import find_images
+from dear._io.progress import silent
 from dear.cli import build_app
 from dear.clip.checkpoint import save_hf
 from dear.clip.correction import Correction
@@ -192,10 +193,11 @@ def in_order(answers: list[tuple[tuple[str, float], ...]], classes: tuple[str, .
 
 
 def by_predict(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.workflows.predict import predict_run
-
-    answers = predict_run(run, photos.files, backbone=backbone, top=4, device="cpu")
-    return in_order([answer.classes for answer in answers], photos.classes)
+    words = ["predict", str(run), *map(str, photos.files), "--backbone", backbone, "--top", "4"]
+    result = CliRunner().invoke(build_app(), [*words, "--device", "cpu", "--json"])
+    found = json.loads(result.stdout)["predictions"]
+    answers = [tuple((one["name"], one["probability"]) for one in each["classes"]) for each in found]
+    return in_order(answers, photos.classes)
 
 
 def likeliest(names: list[str], values: list[float], classes: tuple[str, ...]) -> np.ndarray:
@@ -260,10 +262,11 @@ def by_service(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 
 def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.workflows.audit_model import scores_of
+    from dear.workflows.audit_model import HeldOutScores
 
-    scores = scores_of(load_run(run, photos.clip), open_data(photos.folder, "all"))
-    return (scores.double() / TEMPERATURE).softmax(-1).numpy()
+    method, images = load_run(run, photos.clip), open_data(photos.folder, "all")
+    found = HeldOutScores.of(method, images, photos.clip.config.vision.last_third, None, silent)
+    return (found.scores.double() / TEMPERATURE).softmax(-1).numpy()
 
 
 def by_report(run: Path, photos: Photos, backbone: str) -> np.ndarray:

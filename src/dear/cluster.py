@@ -121,9 +121,9 @@ def serve_replicas(
         route: prefix of its addresses.
         host: address that every machine's proxy listens on.
         port: its port.
-        replicas: how many.
-        cpus: that Ray reserves per replica.
-        gpus: that Ray reserves per replica.
+        replicas: how many; for each, Ray reserves `cpus` and `gpus`.
+        cpus: per replica.
+        gpus: per replica.
         most_requests: that a replica takes at a time.
         drain_seconds: for requests under way when a replica ends.
         address: of a running cluster; None starts one here.

@@ -117,17 +117,18 @@ def test_examples_stand_for_a_concept_without_words(tmp_path: Path) -> None:
 
 def test_removing_twice_composes(run: Path) -> None:
     """Auditing a repaired run removes the concept from what is left, not from the plain backbone."""
-    method = load_run(run)
+    model = Model.of(run)
+    method = model.method
     images = few_shot(world.task("shortcut-place", "train"), 4, 1)
     words = remove(method.clip, images, Without(("color",), "words")).repair
     heads = remove(method.clip, images, Without(("location",), "heads")).repair
-    both = without(without(method, heads), words).clip.correction
+    both = without(without(model, heads), words).clip.correction
     assert both is not None
     pixels = torch.randn(4, 3, 64, 64)
     step = method.clip.corrected(heads.correction()).encode_image(pixels)
     expected = step - (step - words.center) @ words.removed
     assert torch.allclose(method.clip.corrected(both).encode_image(pixels), expected, atol=1e-4)
-    assert without(without(method, heads), heads).clip.correction.heads == heads.heads  # type: ignore[union-attr]
+    assert without(without(model, heads), heads).clip.correction.heads == heads.heads  # type: ignore[union-attr]
 
 
 def test_classifier_without(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import dear
 from dear.cli import build_app
-from dear.cli.common import parse_pairs
+from dear.cli.options import parse_pairs
 from dear.errors import UsageError
 from dear.methods import ZeroShot
 from dear.methods.options import fit_options

@@ -12,7 +12,7 @@ from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR, ZeroShot
-from dear.workflows.retrieve import keys_of, retrieve
+from dear.workflows.retrieve import retrieve
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -48,7 +48,6 @@ def test_a_image_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_pat
     assert [one.attribute for one in found] == ["Color"]
     assert found[0].keys[0].endswith("03.png")
     assert found[0].similarity[0] == pytest.approx(1, abs=1e-5)
-    assert keys_of(found)["Color"][0][0] == found[0].keys[0]
     assert [p.name for p in (tmp_path / "sheets").iterdir()] == ["color.png"]
     with Image.open(tmp_path / "sheets/color.png") as sheet:
         assert sheet.format == "PNG"

@@ -33,7 +33,6 @@ from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
 from dear.workflows.adapt import adapt
-from dear.workflows.predict import predict_run
 
 CLASSES = ("red", "green", "blue")
 VISION = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 64}
@@ -98,7 +97,7 @@ def test_scores_that_are_no_numbers_are_told_and_not_counted() -> None:
     with pytest.raises(TrainingError, match=r"colors/0000: .* not finite.*mode fused"):
         Model(model).evaluate(Colors())
     with pytest.raises(TrainingError, match="not finite"):
-        predict_run(model, [Image.new("RGB", (24, 24))])
+        Model.of(model).answers([Image.new("RGB", (24, 24))])
 
 
 def test_a_loss_that_is_no_number_stops_training_and_names_its_part(tmp_path: Path) -> None:
@@ -283,9 +282,9 @@ def test_answers_do_not_depend_on_the_other_images_asked_about() -> None:
         Image.fromarray(np.random.default_rng(n).integers(0, 255, (30, 30, 3), dtype=np.uint8))
         for n in range(9)
     ]
-    together = predict_run(model, images, top=3)
+    together = Model.of(model).answers(images, top=3)
     for image, found in zip(images, together, strict=True):
-        (alone,) = predict_run(model, [image], top=3)
+        (alone,) = Model.of(model).answers([image], top=3)
         assert [name for name, _ in alone.classes] == [name for name, _ in found.classes]
         assert np.allclose([p for _, p in alone.classes], [p for _, p in found.classes], atol=1e-5)
 

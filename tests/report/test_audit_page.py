@@ -10,7 +10,7 @@ from dear.data import few_shot
 from dear.methods import build_method
 from dear.report.audit_page import audit_page, write_audit_page
 from dear.workflows.audit import AuditOptions, audit
-from dear.workflows.audit_evidence import evidence
+from dear.workflows.audit_page import evidence
 
 CLIP = dear.load("mini")
 IMAGES = few_shot(world.task("shortcut-place", "train"), 6, 1)

@@ -12,9 +12,9 @@ from dear.clip.precision import cast_backbone, matrix_dtype
 from dear.errors import CheckpointError, DataError, InputError, RunError, UsageError
 from dear.methods.base import in_precision
 from dear.runs.folder import add_metrics, read_config
+from dear.runs.model import Model
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
-from dear.workflows.predict import predict_run
 
 CLIP = tiny_clip(dtype=torch.float32)
 QUICK = {"epochs": 3, "batch": 4}
@@ -52,10 +52,10 @@ def test_from_a_folder_to_answers(photos: Path, tmp_path: Path) -> None:
     assert report["accuracy"] == report["modes"]["decoupled"]
     assert set(report["per_class"]) == {"red", "green", "blue"}
     files = sorted((photos / "test").rglob("*.png"))[:3]
-    answers = predict_run(run, files, backbone=CLIP, top=2)
+    answers = Model.of(run, CLIP).answers(files, top=2)
     assert [a.image for a in answers] == [str(f) for f in files]
     assert all(len(a.classes) == 2 and a.classes[0][1] >= a.classes[1][1] for a in answers)
-    novel = predict_run(run, files, backbone=CLIP, classes=["a sunset", "the sea"], top=9)
+    novel = Model.of(run, CLIP).answers(files, classes=["a sunset", "the sea"], top=9)
     assert sum(p for _, p in novel[0].classes) == pytest.approx(1, abs=1e-5)
     add_metrics(run, test=report)
 
@@ -79,9 +79,9 @@ def test_what_is_wrong_is_said(photos: Path, tmp_path: Path) -> None:
         adapt(photos, backbone=CLIP, roles=mixed_roles(), recipe={"epoch": 3})
     run = adapt(photos, backbone=CLIP, method="zeroshot").method
     with pytest.raises(InputError, match=r"missing\.jpg"):
-        predict_run(run, [tmp_path / "missing.jpg"])
+        Model.of(run).answers([tmp_path / "missing.jpg"])
     with pytest.raises(UsageError, match="top = 0"):
-        predict_run(run, [], top=0)
+        Model.of(run).answers([], top=0)
 
 
 def test_a_cast_backbone_has_16_bit_matrices_and_shares_the_rest() -> None:

@@ -8,7 +8,6 @@ from tiny import Colors, tiny_clip
 from dear.runs.model import Model
 from dear.workflows.adapt import adapt
 from dear.workflows.evaluate import evaluate_run
-from dear.workflows.predict import predict_run
 
 CLIP = tiny_clip(dtype=torch.float32)
 OWN = "a drawing of the {} thing"
@@ -51,7 +50,7 @@ def test_evaluate_and_predict_follow_the_same_rule() -> None:
     for template in (None, "one {}"):
         wanted = expected(images.classes, template or OWN)
         evaluated = evaluate_run(run(), images, template=template).confidence["default"]
-        predicted = predict_run(run(), queries, classes=images.classes, template=template, top=1)
+        predicted = Model.of(run()).answers(queries, classes=images.classes, template=template, top=1)
         torch.testing.assert_close(evaluated, wanted.max(-1).values, atol=1e-4, rtol=0)
         told = torch.tensor([answer.classes[0][1] for answer in predicted])
         torch.testing.assert_close(told, wanted.max(-1).values, atol=1e-4, rtol=0)
@@ -61,10 +60,10 @@ def test_a_template_without_classes_is_used() -> None:
     images = Colors()
     queries = [images.image(i) for i in range(len(images))]
     wanted = expected(images.classes, "one {}")
-    told = predict_run(run(), queries, template="one {}", top=3)
+    told = Model.of(run()).answers(queries, template="one {}", top=3)
     for answer, row in zip(told, wanted, strict=True):
         assert [p for _, p in answer.classes] == sorted(row.tolist(), reverse=True)[:3] or torch.allclose(
             torch.tensor([p for _, p in answer.classes]), row.sort(descending=True).values, atol=1e-4
         )
-    own = predict_run(run(), queries, top=3)
+    own = Model.of(run()).answers(queries, top=3)
     assert any(a.classes[0][1] != b.classes[0][1] for a, b in zip(told, own, strict=True))

@@ -7,26 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from dear._io.text import duration
-from dear.cli.audit import Examples, Way, removal_options
-from dear.cli.common import (
-    Backbone,
-    Data,
-    DataRoot,
-    Device,
-    Json,
-    Template,
-    TensorBoard,
-    Unreadable,
-    device_named,
-    parse_pairs,
-    print_json,
-    read_recipe,
-    say,
-    stages,
-)
+from dear.cli import options as opt
+from dear.cli.printing import print_json, say, stages
+from dear.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
@@ -37,75 +23,50 @@ if TYPE_CHECKING:
 
 
 def adapt(
-    data: Data,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
+    data: opt.Data,
+    out: opt.RunOut,
     method: Annotated[
-        str, typer.Option("--method", "-m", help="What is trained; `dear methods` lists them.")
+        str, Option("--method", "-m", help="What is trained; `dear methods` lists them.")
     ] = "dear",
-    backbone: Backbone = "mini",
+    backbone: opt.Backbone = "mini",
     roles: Annotated[
-        str | None,
-        typer.Option(
-            "--roles", help="Role map of this backbone, or table2; found on your images if left out."
-        ),
+        str | None, Option(help="Role map of this backbone, or table2; found on your images if left out.")
     ] = None,
-    allow_other_roles: Annotated[
-        bool, typer.Option("--allow-other-roles", help="Use a role map that was made on other weights.")
-    ] = False,
-    shots: Annotated[
-        int | None, typer.Option("--shots", help="Images per class to train on; all if left out or 0.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw of images and of training.")] = 1,
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", help="Passes over the images; at least 1.")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", help="Images per step; the method's own value if left out.")
-    ] = None,
+    allow_other_roles: opt.AllowOtherRoles = False,
+    shots: Annotated[int | None, Option(help="Images per class to train on; all if left out or 0.")] = None,
+    seed: Annotated[int, Option(help="Of the draw of images and of training.")] = 1,
+    epochs: Annotated[int | None, Option(help="Passes over the images; at least 1.")] = None,
+    batch: Annotated[int | None, Option(help="Images per step; the method's own value if left out.")] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="Option of the method, NAME=VALUE (beta=0.8).")
+        list[str] | None, Option("--set", help="Option of the method, NAME=VALUE (beta=0.8).")
     ] = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            "--recipe", help="A preset of the method by name, or a value of the recipe, NAME=VALUE (lr=1e-4)."
-        ),
+        Option(help="A preset of the method by name, or a value of the recipe, NAME=VALUE (lr=1e-4)."),
     ] = None,
-    balance: Annotated[
-        bool, typer.Option("--balance/--no-balance", help="Repeat images of rare classes.")
-    ] = True,
-    unreadable: Unreadable = "stop",
+    balance: Annotated[bool, Option(help="Repeat images of rare classes.")] = True,
+    unreadable: opt.Unreadable = "stop",
     without: Annotated[
         list[str] | None,
-        typer.Option(
-            "--without", help='Concepts to remove before training: location,color or "lighting: day, night".'
-        ),
+        Option(help='Concepts to remove before training: location,color or "lighting: day, night".'),
     ] = None,
-    way: Way = "auto",
-    examples: Examples = None,
+    way: opt.Way = "auto",
+    examples: opt.Examples = None,
     focus: Annotated[
         str | None,
-        typer.Option(
-            "--focus",
-            help="Learn with the heads of one role beside the whole feature (location, color), or auto.",
-        ),
+        Option(help="Learn with the heads of one role beside the whole feature (location, color), or auto."),
     ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option(
-            "--calibrate/--no-calibrate",
-            help="Fit probabilities and the threshold of --reject by cross-validation after training.",
-        ),
+        Option(help="Fit probabilities and the threshold of --reject by cross-validation after training."),
     ] = True,
-    data_root: DataRoot = None,
-    template: Template = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Measure accuracy on held-out images at the end.")
-    ] = True,
-    tensorboard: TensorBoard = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    data_root: opt.DataRoot = None,
+    template: opt.Template = None,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run in --out.")] = False,
+    check: Annotated[bool, Option(help="Measure accuracy on held-out images at the end.")] = True,
+    tensorboard: opt.TensorBoard = None,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Adapt a backbone to images, a few per class, and leave the result in a run folder.
 
@@ -126,7 +87,6 @@ def adapt(
 
     `dear adapt --data photos/ --out run --recipe lr=1e-4 --recipe precision=float32`
     """
-    from dear.errors import DiskError, UsageError
     from dear.methods import find_method
     from dear.runs.folder import add_metrics, check_folder
     from dear.runs.spec import Spec
@@ -151,17 +111,17 @@ def adapt(
         root=data_root,
         recipe=changes,
         preset=preset,
-        options=parse_pairs(option, "--set"),
+        options=opt.parse_pairs(option, "--set"),
         balance=balance,
         unreadable=unreadable,
         calibrate=calibrate,
         focus=focus,
     )
-    removed = removal_options(without, way, examples)
+    removed = opt.read_removal(without, way, examples)
     check_folder(out, resume)
     held_out = open_held_out(data, data_root)
     with stages() as progress:
-        job = prepare(spec, without=removed, device=device_named(device), progress=progress)
+        job = prepare(spec, without=removed, device=opt.device_named(device), progress=progress)
     _print_plan(job, held_out, None if resume else estimate(job))
     began = time.perf_counter()
     with stages() as progress, logged(tensorboard) as log:
@@ -189,9 +149,7 @@ def _recipe(
     recipe: list[str] | None, epochs: int | None, batch: int | None
 ) -> tuple[str | None, dict[str, Any]]:
     """The preset and the changes to the recipe of all options that change it."""
-    from dear.errors import UsageError
-
-    preset, changes = read_recipe(recipe)
+    preset, changes = opt.read_recipe(recipe)
     for name, value in (("epochs", epochs), ("batch", batch)):
         if value is None:
             continue
@@ -214,10 +172,8 @@ def _print_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) 
     left = f", {rest} of the training images are not used" if rest else ""
     tested = f", {len(held_out)} held out for testing" if held_out is not None else ", none held out"
     steps = f"{job.recipe.epochs} epochs, {job.steps} steps" if job.steps else "no training steps"
-    say(
-        f"training {job.method.title} on {used} images of {len(job.method.classes)} classes"
-        f"{left}{tested}; {steps}"
-    )
+    classes = len(job.method.classes)
+    say(f"training {job.method.title} on {used} images of {classes} classes{left}{tested}; {steps}")
     if expected is not None:
         more = f", then calibration about {duration(expected.calibration)}" if expected.calibration else ""
         say(f"time, measured on the first batch: training about {duration(expected.training)}{more}")
@@ -225,26 +181,23 @@ def _print_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) 
 
 def _print_result(trained: Model, found: HeldOutAccuracy | None, out: Path, seconds: float) -> None:
     """What came out."""
-    method = trained.method
-    say(
-        f"{out}: {method.title}, {method.trainable_parameters:,} trained parameters, "
-        f"{trained.steps} steps in {duration(seconds)}"
-    )
-    if trained.reference is not None:
-        kept = trained.reference
+    method, kept = trained.method, trained.reference
+    parameters = f"{method.trainable_parameters:,} trained parameters"
+    say(f"{out}: {method.title}, {parameters}, {trained.steps} steps in {duration(seconds)}")
+    if kept is not None:
         say(
             f"kept in the run: features of {len(kept.labels):,} training images ({kept.size / 1e3:,.0f} kB), "
             "to know images of no class"
         )
     if found is not None:
-        which = f"{found.images} held-out images"
-        if found.images < found.available:
-            which += f" (of {found.available})"
+        some = f" (of {found.available})" if found.images < found.available else ""
         usual = method.pick_mode(None)
-        others = [f"{mode} {value:.1%}" for mode, value in found.after.items() if mode != usual]
         mode = "" if usual == "default" else f" (mode {usual})"
-        extra = f"; {', '.join(others)}" if others else ""
-        say(f"accuracy on {which}: {found.before:.1%} before, {found.after[usual]:.1%} after{mode}{extra}")
+        others = ", ".join(f"{name} {value:.1%}" for name, value in found.after.items() if name != usual)
+        say(
+            f"accuracy on {found.images} held-out images{some}: {found.before:.1%} before, "
+            f"{found.after[usual]:.1%} after{mode}{'; ' * bool(others)}{others}"
+        )
 
 
 def _facts(
@@ -258,9 +211,8 @@ def _facts(
         "images": len(job.images),
         "held_out": 0 if held_out is None else len(held_out),
     }
-    correction = trained.method.clip.correction
-    if correction is not None:
-        facts["removed"] = correction.note
+    if trained.clip.correction is not None:
+        facts["removed"] = trained.clip.correction.note
     if job.focus is not None:
         facts["focus"] = asdict(job.focus)
     if found is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
-from dear.cli.common import Json, print_json, say
+from dear.cli.options import Json
+from dear.cli.printing import echo, print_json, say
 
 
 def backbones(as_json: Json = False) -> None:
@@ -34,8 +33,7 @@ def backbones(as_json: Json = False) -> None:
         rows.append((name, accuracy, str(entry.image_size), entry.shape, entry.trained_on, terms))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     say(
         "ImageNet: zero-shot accuracy in percent as published; * is the best of its size. "
         "Check a license on the model's own page."

@@ -4,114 +4,79 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from dear.cli.common import (
-    Backbone,
-    DataRoot,
-    Device,
-    Json,
-    TensorBoard,
-    device_named,
-    parse_pairs,
-    print_json,
-    read_recipe,
-    say,
-    stages,
-    stoppable,
-)
+from dear.cli import options as opt
+from dear.cli.printing import echo, print_json, say, stages, stoppable
+from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from dear.bench.cells import Cell, Environment, Outcome
     from dear.bench.plan import Request
     from dear.bench.store import CellEngine, Grid, Summary
 
-Out = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder of the grid; what is there is not computed again.")
-]
+Out = Annotated[Path, Option("--out", "-o", help="Folder of the grid; what is there is not computed again.")]
 Datasets = Annotated[
-    str | None,
-    typer.Option("--datasets", help="Comma-separated: benchmark names, world:NAME, folders, tables."),
+    str | None, Option(help="Comma-separated: benchmark names, world:NAME, folders, tables.")
 ]
-Seeds = Annotated[str, typer.Option("--seeds", help="Comma-separated seeds.")]
-Shots = Annotated[str | None, typer.Option("--shots", help="Images per class, comma-separated; 0 takes all.")]
-Roles = Annotated[
-    str | None, typer.Option("--roles", help="Role map of the backbone (roles.json), or table2.")
-]
+Seeds = Annotated[str, Option(help="Comma-separated seeds.")]
+Shots = Annotated[str | None, Option(help="Images per class, comma-separated; 0 takes all.")]
+Roles = Annotated[str | None, Option(help="Role map of the backbone (roles.json), or table2.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Option of a method, METHOD.OPTION=VALUE (dear.beta=0.8); may be repeated."),
+    Option("--set", help="Option of a method, METHOD.OPTION=VALUE (dear.beta=0.8); may be repeated."),
 ]
 Recipe = Annotated[
     list[str] | None,
-    typer.Option(
-        "--recipe",
-        help="A preset of the methods that have it (strong), or a value of the recipe, NAME=VALUE.",
-    ),
+    Option(help="A preset of the methods that have it (strong), or a value of the recipe, NAME=VALUE."),
 ]
 Templates = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--template",
-        help="Prompt template of a dataset, DATASET=TEMPLATE; may be repeated.",
-    ),
+    list[str] | None, Option(help="Prompt template of a dataset, DATASET=TEMPLATE; may be repeated.")
 ]
-EngineName = Annotated[str, typer.Option("--engine", help="local (this machine) or ray.")]
-Address = Annotated[
-    str | None, typer.Option("--address", help="A running Ray cluster: auto, ray://HOST:10001.")
-]
-Workers = Annotated[
-    int | None, typer.Option("--workers", help="Processes of the local engine; 1 by default.")
-]
-Threads = Annotated[
-    int, typer.Option("--threads", help="CPU threads per cell; part of the rounding, so kept fixed.")
-]
-Gpus = Annotated[float | None, typer.Option("--gpus", help="GPUs per cell on Ray; fractions are allowed.")]
-Draws = Annotated[
-    str | None, typer.Option("--draws", help="Folder of few-shot draws to use: DATASET-16shot-seed1.jsonl.")
-]
+EngineName = Annotated[str, Option(help="local (this machine) or ray.")]
+Address = Annotated[str | None, Option(help="A running Ray cluster: auto, ray://HOST:10001.")]
+Workers = Annotated[int | None, Option(help="Processes of the local engine; 1 by default.")]
+Threads = Annotated[int, Option(help="CPU threads per cell; part of the rounding, so kept fixed.")]
+Gpus = Annotated[float | None, Option(help="GPUs per cell on Ray; fractions are allowed.")]
+Draws = Annotated[str | None, Option(help="Folder of few-shot draws to use: DATASET-16shot-seed1.jsonl.")]
 
 
 def bench(
     protocol: Annotated[
-        str,
-        typer.Argument(help="base-to-novel, few-shot, cross-dataset, domain-shift or leave-one-domain-out."),
+        str, Argument(help="base-to-novel, few-shot, cross-dataset, domain-shift or leave-one-domain-out.")
     ],
     out: Out,
-    backbone: Backbone = "mini",
+    backbone: opt.Backbone = "mini",
     methods: Annotated[
-        str, typer.Option("--methods", help="Comma-separated methods; METHOD@PRESET takes a preset.")
+        str, Option(help="Comma-separated methods; METHOD@PRESET takes a preset.")
     ] = "zeroshot,dear",
     datasets: Datasets = None,
     seeds: Seeds = "1,2,3",
     shots: Shots = None,
-    targets: Annotated[
-        str | None, typer.Option("--targets", help="Datasets to test on (cross-dataset, domain-shift).")
-    ] = None,
+    targets: Annotated[str | None, Option(help="Datasets to test on (cross-dataset, domain-shift).")] = None,
     roles: Roles = None,
     focus: Annotated[
-        str | None,
-        typer.Option("--focus", help="Role to focus on, or auto, for methods that can (see `dear adapt`)."),
+        str | None, Option(help="Role to focus on, or auto, for methods that can (see `dear adapt`).")
     ] = None,
     options: Set = None,
     recipe: Recipe = None,
     template: Templates = None,
     draws: Draws = None,
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
     threads: Threads = 1,
     gpus: Gpus = None,
-    tensorboard: TensorBoard = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    tensorboard: opt.TensorBoard = None,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Run a protocol over methods, datasets and seeds, and write its tables and a page with plots.
 
@@ -125,22 +90,19 @@ def bench(
 
     `dear bench base-to-novel --datasets world:textures --out grid --engine ray --address auto`
     """
-    from dataclasses import replace
-
     from dear.bench.outputs import write_protocol
     from dear.bench.plan import find_protocol, plan
-    from dear.errors import UsageError
     from dear.methods import find_method
     from dear.train.focus import can_focus
 
     find_protocol(protocol)
-    given = _GridOptions(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
-    preset, values = read_recipe(recipe)
-    names = _with_preset(_names(methods), preset)
+    environment = _environment(backbone, roles, device, data_root, draws, threads)
+    preset, values = opt.read_recipe(recipe)
+    names = _with_preset(opt.split_names(methods), preset)
     if focus is not None and not any(can_focus(find_method(name.partition("@")[0])) for name in names):
         raise UsageError(f"--focus {focus}: none of the methods ({', '.join(names)}) can focus on heads")
-    engines = _engine(given, engine, address, workers, gpus)
-    request, environment = _prepare(given, names, options, values, template)
+    engines = _engine(environment, engine, address, workers, gpus)
+    request = _request(environment, names, datasets, seeds, shots, options, values, template)
     wanted = None if targets is None else _datasets(targets)
     training = request.training.changed(focus=focus)
     request = replace(request, methods=names, targets=wanted, training=training)
@@ -154,13 +116,13 @@ def bench(
 def ablate(
     study: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="masks, losses, inference, threshold, concepts, shuffle, beta, first-layer, isolation, "
             "strong, strong-roles; several with commas, or all."
         ),
     ],
     out: Out = Path("ablations"),
-    backbone: Backbone = "mini",
+    backbone: opt.Backbone = "mini",
     datasets: Datasets = "world:textures,world:emblems",
     seeds: Seeds = "1,2,3",
     shots: Shots = None,
@@ -169,14 +131,14 @@ def ablate(
     recipe: Recipe = None,
     template: Templates = None,
     draws: Draws = None,
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
     threads: Threads = 1,
     gpus: Gpus = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Run ablation studies of DeAR (base-to-novel), and write their tables and a page with plots.
 
@@ -191,12 +153,12 @@ def ablate(
     from dear.bench.plan import plan_study
     from dear.bench.session import backbone as open_backbone
 
-    names = list(STUDIES) if study == "all" else _names(study)
+    names = list(STUDIES) if study == "all" else opt.split_names(study)
     methods = [find(name).method for name in names]
-    given = _GridOptions(backbone, roles, device, data_root, draws, threads, datasets, seeds, shots)
-    engines = _engine(given, engine, address, workers, gpus)
-    values = parse_pairs(recipe, "--recipe")
-    request, environment = _prepare(given, methods, options, values, template)
+    environment = _environment(backbone, roles, device, data_root, draws, threads)
+    engines = _engine(environment, engine, address, workers, gpus)
+    values = opt.parse_pairs(recipe, "--recipe")
+    request = _request(environment, methods, datasets, seeds, shots, options, values, template)
     layers = open_backbone(environment.backbone, environment.device).config.vision.layers
     studies = [(found, plan_study(found, request)) for found in (find(name, layers) for name in names)]
     cells = [cell for _, planned in studies for _, own in planned for cell in own]
@@ -205,24 +167,8 @@ def ablate(
     _print_summary(summary, files, as_json)
 
 
-@dataclass(frozen=True)
-class _GridOptions:
-    """What both commands take, as it was typed."""
-
-    backbone: str
-    roles: str | None
-    device: str
-    data_root: str | None
-    draws: str | None
-    threads: int
-    datasets: str | None
-    seeds: str
-    shots: str | None
-
-
 def _with_preset(methods: Sequence[str], preset: str | None) -> list[str]:
     """The methods, each that has the preset with it: METHOD@PRESET."""
-    from dear.errors import UsageError
     from dear.methods import find_method
 
     if preset is None:
@@ -235,58 +181,65 @@ def _with_preset(methods: Sequence[str], preset: str | None) -> list[str]:
     return [f"{name}@{preset}" if has[name] else name for name in methods]
 
 
-def _prepare(
-    given: _GridOptions,
+def _environment(
+    backbone: str, roles: str | None, device: str, data_root: str | None, draws: str | None, threads: int
+) -> Environment:
+    """Where cells are computed; paths are made absolute, since workers start elsewhere."""
+    from dear.bench.cells import Environment
+
+    return Environment(
+        backbone=_path(backbone) if Path(backbone).exists() else backbone,
+        data_root=None if data_root is None else _path(data_root),
+        roles_file=roles if roles in (None, "table2") else _path(roles),
+        device=opt.device_named(device),
+        threads=threads,
+        draws=None if draws is None else _path(draws),
+    )
+
+
+def _request(
+    environment: Environment,
     methods: Sequence[str],
+    datasets: str | None,
+    seeds: str,
+    shots: str | None,
     options: Sequence[str] | None,
     recipe: Mapping[str, Any],
     templates: Sequence[str] | None,
-) -> tuple[Request, Environment]:
-    """The request, and where it is computed; wrong use is refused before the backbone is loaded."""
-    from dear.bench.cells import Environment
+) -> Request:
+    """What is asked for; wrong use is refused before the backbone is loaded."""
     from dear.bench.plan import Request
     from dear.bench.session import backbone as open_backbone
     from dear.bench.session import starting_roles
-    from dear.errors import UsageError
     from dear.methods import find_method
 
-    if given.roles is not None and not any(
-        find_method(name.partition("@")[0]).uses_roles for name in methods
-    ):
-        raise UsageError(f"--roles {given.roles}: none of the methods ({', '.join(methods)}) uses roles")
-    seeds, shots = _numbers(given.seeds, "--seeds"), given.shots and _numbers(given.shots, "--shots")
+    roles, data_root = environment.roles_file, environment.data_root
+    if roles is not None and not any(find_method(name.partition("@")[0]).uses_roles for name in methods):
+        raise UsageError(f"--roles {roles}: none of the methods ({', '.join(methods)}) uses roles")
     by_method: dict[str, dict[str, Any]] = {}
-    for name, value in parse_pairs(options, "--set").items():
+    for name, value in opt.parse_pairs(options, "--set").items():
         method, dot, option = name.partition(".")
         if not dot:
             raise UsageError(f"--set {name}={value}: write METHOD.OPTION=VALUE, as in dear.beta=0.8")
         by_method.setdefault(method.lower(), {})[option] = value
-    environment = Environment(
-        backbone=_path(given.backbone) if Path(given.backbone).exists() else given.backbone,
-        data_root=None if given.data_root is None else _path(given.data_root),
-        roles_file=given.roles if given.roles in (None, "table2") else _path(given.roles),
-        device=device_named(given.device),
-        threads=given.threads,
-        draws=None if given.draws is None else _path(given.draws),
-    )
-    clip = open_backbone(environment.backbone, environment.device)
     typed = [pair.partition("=") for pair in templates or ()]
     if not all(name and value for name, _, value in typed):
         raise UsageError("--template: write DATASET=TEMPLATE")
-    request = Request(
+    known_seeds, known_shots = _numbers(seeds, "--seeds"), _numbers(shots, "--shots") if shots else None
+    clip = open_backbone(environment.backbone, environment.device)
+    return Request(
         backbone=clip.name,
         identity=clip.identity,
-        roles=starting_roles(clip, environment.roles_file),
-        datasets=_datasets(given.datasets),
-        seeds=seeds,
-        shots=shots or None,
+        roles=starting_roles(clip, roles),
+        datasets=_datasets(datasets),
+        seeds=known_seeds,
+        shots=known_shots,
         options=by_method,
         recipe=recipe,
         templates={_datasets(name)[0]: value for name, _, value in typed},
-        data_root=environment.data_root,
+        data_root=data_root,
         draws=environment.draws,
     )
-    return request, environment
 
 
 def _datasets(text: str | None) -> list[str]:
@@ -295,7 +248,7 @@ def _datasets(text: str | None) -> list[str]:
 
     return [
         str(Path(name).resolve()) if find_benchmark(name) is None and Path(name).exists() else name
-        for name in _names(text or "")
+        for name in opt.split_names(text or "")
     ]
 
 
@@ -303,17 +256,10 @@ def _path(name: str) -> str:
     return str(Path(name).expanduser().resolve())
 
 
-def _names(text: str) -> list[str]:
-    """Comma-separated names."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
 def _numbers(text: str, option: str) -> list[int]:
     """Comma-separated whole numbers."""
-    from dear.errors import UsageError
-
     try:
-        numbers = [int(part) for part in _names(text)]
+        numbers = [int(part) for part in opt.split_names(text)]
     except ValueError:
         raise UsageError(f"{option} {text}: whole numbers with commas between them are expected") from None
     if not numbers or min(numbers) < 0:
@@ -322,16 +268,15 @@ def _numbers(text: str, option: str) -> list[int]:
 
 
 def _engine(
-    given: _GridOptions, name: str, address: str | None, workers: int | None, gpus: float | None
+    environment: Environment, name: str, address: str | None, workers: int | None, gpus: float | None
 ) -> CellEngine:
     from dear.bench.engines import compute, make_engine
-    from dear.errors import UsageError
 
-    if given.threads < 1:
-        raise UsageError(f"--threads {given.threads}: at least one is needed")
-    if name == "ray" and gpus is None and device_named(given.device).startswith("cuda"):
+    if environment.threads < 1:
+        raise UsageError(f"--threads {environment.threads}: at least one is needed")
+    if name == "ray" and gpus is None and environment.device.startswith("cuda"):
         gpus = 1.0
-    return make_engine(name, compute, workers, address, cpus=given.threads, gpus=gpus)
+    return make_engine(name, compute, workers, address, cpus=environment.threads, gpus=gpus)
 
 
 def _compute(
@@ -397,7 +342,7 @@ def _print_summary(summary: Summary, files: Sequence[Path], as_json: bool) -> No
             }
         )
     else:
-        typer.echo(files[0].read_text(encoding="utf-8"))
+        echo(files[0].read_text(encoding="utf-8"))
         counts = f"{len(summary.computed)} computed, {len(summary.cached)} already there"
         say(f"{counts}, {len(summary.failed)} failed; page: {files[-1]}")
     if summary.failed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from dear.cli.common import Json, print_json
+from dear.cli.options import Json
+from dear.cli.printing import echo, print_json
 
 group = typer.Typer(
     invoke_without_command=True,
@@ -30,25 +31,14 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
     from dear._io.feature_store import FeatureStore
     from dear._io.user_cache import cache_folder
 
-    found = FeatureStore().usage()
-    maps = len(list((cache_folder() / "roles").glob("*.json")))
+    folder, found = cache_folder(), FeatureStore().usage()
+    facts = {"folder": str(folder), "rows": found.entries, "bytes": found.size, "limit_bytes": found.limit}
+    maps = len(list((folder / "roles").glob("*.json")))
     if as_json:
-        print_json(
-            {
-                "folder": str(cache_folder()),
-                "rows": found.entries,
-                "bytes": found.size,
-                "limit_bytes": found.limit,
-                "role_maps": maps,
-            }
-        )
+        print_json({**facts, "role_maps": maps})
         return
-    typer.echo(f"{cache_folder()}")
-    typer.echo(
-        f"  {found.entries} rows of features and answers, {found.size / 1e6:.1f} MB of at most "
-        f"{found.limit / 1e6:,.0f} MB"
-    )
-    typer.echo(f"  {maps} role maps")
+    size = f"{found.size / 1e6:.1f} MB of at most {found.limit / 1e6:,.0f} MB"
+    echo(f"{folder}\n  {found.entries} rows of features and answers, {size}\n  {maps} role maps")
 
 
 @group.command("clear")
@@ -63,4 +53,4 @@ def clear() -> None:
     FeatureStore().clear()
     for path in (cache_folder() / "roles").glob("*.json"):
         path.unlink(missing_ok=True)
-    typer.echo(f"{cache_folder()}: cleared")
+    echo(f"{cache_folder()}: cleared")

@@ -3,56 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from dear.cli.common import (
-    Backbone,
-    Data,
-    DataRoot,
-    Device,
-    Json,
-    Template,
-    Unreadable,
-    device_named,
-    print_json,
-    say,
-    stages,
-)
+from dear.cli import options as opt
+from dear.cli.printing import echo, print_json, print_table, say, stages
+from dear.errors import UsageError
 
 if TYPE_CHECKING:
     from dear.workflows.choose import Recommendation
 
 
 def choose(
-    data: Data,
-    backbone: Backbone = "mini",
-    methods: Annotated[
-        str | None, typer.Option("--methods", help="Methods to compare, with commas between.")
-    ] = None,
-    shots: Annotated[int, typer.Option("--shots", help="Images per class to use; 0 takes all.")] = 16,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw of images, folds and training.")] = 1,
-    folds: Annotated[int, typer.Option("--folds", help="Parts of the images held out in turn.")] = 3,
+    data: opt.Data,
+    backbone: opt.Backbone = "mini",
+    methods: Annotated[str | None, Option(help="Methods to compare, with commas between.")] = None,
+    shots: Annotated[int, Option(help="Images per class to use; 0 takes all.")] = 16,
+    seed: Annotated[int, Option(help="Of the draw of images, folds and training.")] = 1,
+    folds: Annotated[int, Option(help="Parts of the images held out in turn.")] = 3,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Time for everything; methods that take longer are not tried.")
+        float, Option(help="Time for everything; methods that take longer are not tried.")
     ] = 2.0,
     adapt: Annotated[
-        bool, typer.Option("--adapt", help="Then train the recommended method on all images, into --out.")
+        bool, Option("--adapt", help="Then train the recommended method on all images, into --out.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run folder for --adapt.", show_default=False)
+        Path | None, Option("--out", "-o", help="The run folder for --adapt.", show_default=False)
     ] = None,
-    unreadable: Unreadable = "stop",
-    data_root: DataRoot = None,
-    template: Template = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    unreadable: opt.Unreadable = "stop",
+    data_root: opt.DataRoot = None,
+    template: opt.Template = None,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Compare methods on your own images by cross-validation, and recommend one.
 
     Each method answers for images it was not trained on, and for classes it was not trained on. The table
-    shows 90% confidence intervals; the recommendation names methods that chance does not tell from the best.
+    shows 90% confidence intervals; the recommendation names methods that are not significantly worse than
+    the best.
 
     Examples:
 
@@ -62,66 +51,58 @@ def choose(
 
     `dear choose --data photos/ --adapt --out run`
     """
-    from dear.errors import UsageError
     from dear.runs.spec import Spec
-    from dear.workflows.choose import METHODS, ChooseOptions
+    from dear.workflows.choose import METHODS
     from dear.workflows.choose import choose as compare
 
     if adapt and out is None:
         raise UsageError("--adapt needs --out, the run folder to write")
     if out is not None and not adapt:
         raise UsageError("--out is for --adapt; leave it out, or add --adapt")
-    names = METHODS if methods is None else tuple(n.strip() for n in methods.split(",") if n.strip())
     spec = Spec().changed(
-        backbone=backbone,
-        shots=shots,
-        seed=seed,
-        template=template,
-        root=data_root,
-        unreadable=unreadable,
+        backbone=backbone, shots=shots, seed=seed, template=template, root=data_root, unreadable=unreadable
     )
     with stages() as progress:
         found = compare(
-            data, ChooseOptions(names, folds, minutes), spec, device=device_named(device), progress=progress
+            data,
+            METHODS if methods is None else opt.split_names(methods),
+            spec,
+            folds=folds,
+            minutes=minutes,
+            device=opt.device_named(device),
+            progress=progress,
         )
     if as_json:
         print_json({"data": data, **found.report(), "run": None if out is None else str(out)})
     else:
         _print(found)
-    if adapt and out is not None:
+    if out is not None:
         from dear.workflows.adapt import adapt as train
 
         with stages() as progress:
-            train(data, out, spec, method=found.pick.method, device=device_named(device), progress=progress)
+            train(
+                data, out, spec, method=found.pick.method, device=opt.device_named(device), progress=progress
+            )
         say(f"{out}: {found.pick.title} trained on all images; next: dear predict {out} IMAGE")
 
 
 def _print(found: Recommendation) -> None:
     """The table, the notes and the recommendation."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(header_style="bold")
-    table.add_column("method")
-    for heading in ("trained classes", "new classes", "time"):
-        table.add_column(heading, justify="right")
+    rows = []
     for one in found.candidates:
         row = one.row()
         name = one.title if one.preset is None else f"{one.title} ({one.preset})"
-        if one.skipped is not None:
-            table.add_row(name, one.skipped, "", "")
-            continue
-        cells = []
-        for column in ("trained", "new"):
-            figures = row[column]
-            if figures is None:
-                cells.append("–")
-            else:
-                low, high = (f"{100 * figures[end]:.1f}" for end in ("low", "high"))
-                cells.append(f"{100 * figures['accuracy']:.1f}% ({low}% to {high}%)")
-        table.add_row(name, *cells, f"{one.seconds:.1f} s")
-    Console().print(table)
+        cells = (_figure(row["trained"]), _figure(row["new"]), f"{one.seconds:.1f} s")
+        rows.append((name, *cells) if one.skipped is None else (name, one.skipped, "", ""))
+    print_table(("method", "trained classes", "new classes", "time"), rows)
     for note in found.notes:
-        typer.echo(f"- {note}")
-    typer.echo(f"- everything took {found.seconds:.0f} s")
-    typer.echo(found.sentence)
+        echo(f"- {note}")
+    echo(f"- everything took {found.seconds:.0f} s")
+    echo(found.sentence)
+
+
+def _figure(figures: dict[str, Any] | None) -> str:
+    """An accuracy with its confidence interval."""
+    if figures is None:
+        return "–"
+    return f"{figures['accuracy']:.1%} ({figures['low']:.1%} to {figures['high']:.1%})"

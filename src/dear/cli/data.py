@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from dear._io.text import shown
-from dear.cli.common import DataRoot, Device, Json, device_named, print_json, say, stages
+from dear.cli.options import DataRoot, Device, Json, device_named
+from dear.cli.printing import echo, print_json, say, stages
+from dear.errors import UsageError
 
 group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
 
@@ -24,23 +26,21 @@ def names(as_json: Json = False) -> None:
     found = list_datasets()
     if as_json:
         print_json({"datasets": list(found)})
-        return
-    typer.echo("\n".join(found))
+    else:
+        echo("\n".join(found))
 
 
 @group.command("check")
 def check(
-    name: Annotated[str, typer.Argument(help="A benchmark's name, a folder, a table, or world:NAME.")],
+    name: Annotated[str, Argument(help="A benchmark's name, a folder, a table, or world:NAME.")],
     data_root: DataRoot = None,
     backbone: Annotated[
         str | None,
-        typer.Option("--backbone", "-b", help="Also look for wrong labels, with features of this backbone."),
+        Option("--backbone", "-b", help="Also look for wrong labels, with features of this backbone."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="Suspected labels as a .html page to correct them on, or a .csv list."
-        ),
+        Option("--out", "-o", help="Suspected labels as a .html page to correct them on, or a .csv list."),
     ] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -62,24 +62,24 @@ def check(
     """
     from dear.data.check import check_dataset
     from dear.data.open import find_benchmark
-    from dear.errors import UsageError
 
     if out is not None and (backbone is None or out.suffix.lower() not in (".html", ".csv")):
         raise UsageError(f"--out {out}: name a .html page or a .csv list, and the --backbone to look with")
     if backbone is not None:
-        _check_labels(name, data_root, backbone, out, device, as_json)
-        return
-    if find_benchmark(name) is not None and not Path(name).is_dir():
+        _check_labels(name, data_root, backbone, out, device_named(device), as_json)
+    elif find_benchmark(name) is not None and not Path(name).is_dir():
         found = check_dataset(name, data_root or ".")
         if as_json:
             print_json(found.as_dict())
         else:
-            typer.echo(str(found))
+            echo(str(found))
         raise typer.Exit(0 if found.complete else 1)
-    _check_images(name, as_json)
+    else:
+        _check_images(name, as_json)
 
 
 def _check_images(name: str, as_json: bool) -> None:
+    """Read every image, and count those of each class."""
     from dear.data import open_data
     from dear.data.check import check_images, class_counts, describe_balance
 
@@ -103,42 +103,43 @@ def _check_images(name: str, as_json: bool) -> None:
         print_json({"data": name, "splits": splits, "unreadable": bad})
     else:
         for split, found in counts.items():
-            typer.echo(f"{split}: {shown(describe_balance(found))}")
+            echo(f"{split}: {describe_balance(found)}")
         for item in bad:
-            typer.echo(f"unreadable: {shown(item)}")
+            echo(f"unreadable: {item}")
     raise typer.Exit(1 if bad else 0)
 
 
 def _check_labels(
     name: str, root: str | None, backbone: str, out: Path | None, device: str, as_json: bool
 ) -> None:
+    """Look for labels that seem wrong."""
     from dataclasses import asdict
 
     from dear.clip.factory import load
     from dear.data.images import FileImages
-    from dear.errors import UsageError
     from dear.workflows.labels import find_suspects, open_all, write_label_page, write_suspects
 
     images, splits = open_all(name, root)
     page = out is not None and out.suffix.lower() == ".html"
     if page and not isinstance(images, FileImages):
         raise UsageError(f"--out {out}: {name} has no image files to correct; name a .csv list")
-    clip = load(backbone, device=device_named(device))
+    clip = load(backbone, device=device)
     with stages() as progress:
         found = find_suspects(images, clip, progress=progress)
     if as_json:
         suspects = [{**asdict(each), "factor": each.factor} for each in found]
         print_json({"data": name, "images": len(images), "suspects": suspects})
     else:
-        typer.echo(f"{len(found)} of {len(images)} labels look wrong")
+        echo(f"{len(found)} of {len(images)} labels look wrong")
         for each in found[:20]:
             other = f"looks like {each.suggestion} ({each.confidence:.1%})"
-            typer.echo(shown(f"  {each.key}: {each.label} ({each.own:.1%}), {other}"))
+            echo(f"  {each.key}: {each.label} ({each.own:.1%}), {other}")
         if len(found) > 20:
-            typer.echo(f"  and {len(found) - 20} more; see them all with --out labels.html")
-    if page and isinstance(images, FileImages):
-        write_label_page(images, splits, found, clip, str(out))
-    elif out is not None:
+            echo(f"  and {len(found) - 20} more; see them all with --out labels.html")
+    if out is None:
+        return
+    if isinstance(images, FileImages) and page:
+        write_label_page(images, splits, found, clip, out)
+    else:
         write_suspects(found, out)
-    if out is not None:
-        say(f"{out}: written")
+    say(f"{out}: written")

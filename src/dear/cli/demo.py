@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
+
+from dear.cli.printing import echo
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results and the page.")] = Path(
-        "demo"
-    ),
-    quick: Annotated[bool, typer.Option("--quick", help="One task, fewer images and epochs.")] = False,
+    out: Annotated[Path, Option("--out", "-o", help="Folder for the results and the page.")] = Path("demo"),
+    quick: Annotated[bool, Option("--quick", help="One task, fewer images and epochs.")] = False,
 ) -> None:
     """See what the package does: a page about heads, adaptation, shortcuts, focus; minutes on two cores.
 
@@ -20,8 +20,8 @@ def demo(
     """
     from dear.workflows.demo import demo as story
 
-    story(out, quick, typer.echo)
-    typer.echo(f"\nOpen {out / 'index.html'} in a browser. For your own images, one folder per class:")
-    typer.echo("  dear adapt --data photos/ --backbone openai/clip-vit-base-patch16 --out run")
-    typer.echo("  dear evaluate run --data photos/")
-    typer.echo("  dear predict run image.jpg")
+    story(out, quick, echo)
+    echo(f"\nOpen {out / 'index.html'} in a browser. For your own images, one folder per class:")
+    echo("  dear adapt --data photos/ --backbone openai/clip-vit-base-patch16 --out run")
+    echo("  dear evaluate run --data photos/")
+    echo("  dear predict run image.jpg")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
-from dear._io.text import shown
-from dear.cli.common import Device, Json, OwnBackbone, Run, print_json, stages
+from dear.cli.options import Device, Json, OwnBackbone, Run
+from dear.cli.printing import echo, print_json, stages
 
 
 def drift(
     run: Run,
-    images: Annotated[list[str], typer.Argument(help="New images: files, folders or patterns; no labels.")],
+    images: Annotated[list[str], Argument(help="New images: files, folders or patterns; no labels.")],
     backbone: OwnBackbone = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -30,16 +30,15 @@ def drift(
     with stages() as progress:
         found = compare(run, images, backbone=backbone, device=device, progress=progress)
     if as_json:
-        print_json(found.document())
+        print_json(found.report())
         return
-    typer.echo(found.verdict)
-    typer.echo(
-        f"two-sample test of {found.images} new and {found.reference} training images: p = {found.p:.3f}"
-    )
+    echo(found.verdict)
+    counts = f"{found.images} new and {found.reference} training images"
+    echo(f"two-sample test of {counts}: p = {found.p:.3f}")
     for each in found.classes[:10]:
-        typer.echo(shown(f"  answered {each.name}: {each.images} images, {each.far:.1%} far"))
-    typer.echo("farthest from the training images:")
+        echo(f"  answered {each.name}: {each.images} images, {each.far:.1%} far")
+    echo("farthest from the training images:")
     for name in found.examples:
-        typer.echo(shown(f"  {name}"))
+        echo(f"  {name}")
     for reason in found.unreadable:
-        typer.echo(shown(f"unreadable: {reason}"))
+        echo(f"unreadable: {reason}")

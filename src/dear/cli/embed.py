@@ -5,31 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from dear.cli.common import Device, OwnBackbone, device_named, run_folder, say, stages
+from dear.cli.options import AS_RUN, Device, OwnBackbone, device_named
+from dear.cli.printing import say, stages
+from dear.errors import UsageError
 
 
 def embed(
     data: Annotated[
-        Path,
-        typer.Option("--data", "-d", help="Folder of images, or a CSV/Parquet table with a column path."),
+        Path, Option("--data", "-d", help="Folder of images, or a CSV/Parquet table with a column path.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the Parquet files.")],
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            help="Answers of this run, not features.",
-            parser=run_folder,
-            metavar="RUN",
-            show_default=False,
-        ),
-    ] = None,
+    out: Annotated[Path, Option("--out", "-o", help="Folder of the Parquet files.")],
+    run: Annotated[Path | None, Option(help="Answers of this run, not features.", **AS_RUN)] = None,
     backbone: OwnBackbone = None,
-    shard: Annotated[int, typer.Option("--shard", min=1, help="Images per Parquet file.")] = 1024,
-    engine: Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")] = "local",
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes of the ray engine.")] = 2,
+    shard: Annotated[int, Option(min=1, help="Images per Parquet file.")] = 1024,
+    engine: Annotated[str, Option(help="local, or ray for a cluster.")] = "local",
+    workers: Annotated[int, Option(min=1, help="Processes of the ray engine.")] = 2,
     device: Device = "auto",
 ) -> None:
     """Image features of a folder or table of any size, as Parquet; with --run, the run's answers.
@@ -41,7 +33,6 @@ def embed(
 
     `dear embed --data list.csv --run run --out answers.parquet --engine ray --workers 8`
     """
-    from dear.errors import UsageError
     from dear.workflows.embed import embed as work
 
     if engine == "local" and workers != 2:

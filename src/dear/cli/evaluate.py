@@ -4,46 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from dear.cli.common import (
-    Data,
-    DataRoot,
-    Device,
-    Json,
-    Mode,
-    OwnBackbone,
-    Run,
-    Split,
-    Template,
-    Unreadable,
-    device_named,
-    print_accuracy,
-    print_json,
-    print_unreadable,
-    say,
-    stages,
-)
+from dear.cli import options as opt
+from dear.cli.printing import echo, print_accuracy, print_json, print_unreadable, say, stages
+from dear.errors import DiskError, RunError
 
 
 def evaluate(
-    run: Run,
-    data: Data,
-    mode: Mode = None,
-    data_root: DataRoot = None,
-    split: Split = "test",
-    template: Template = None,
-    unreadable: Unreadable = "stop",
+    run: opt.Run,
+    data: opt.Data,
+    mode: opt.Mode = None,
+    data_root: opt.DataRoot = None,
+    split: opt.Split = "test",
+    template: opt.Template = None,
+    unreadable: opt.Unreadable = "stop",
     unknown: Annotated[
-        str | None,
-        typer.Option("--unknown", help="Images of no class of the run: a folder, table or dataset."),
+        str | None, Option(help="Images of no class of the run: a folder, table or dataset.")
     ] = None,
-    reject_share: Annotated[
-        float, typer.Option("--reject-share", help="Share of known images that --unknown may refuse.")
-    ] = 0.05,
-    backbone: OwnBackbone = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    reject_share: Annotated[float, Option(help="Share of known images that --unknown may refuse.")] = 0.05,
+    backbone: opt.OwnBackbone = None,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Accuracy of a run on labeled images, overall and for each class; classes may be new ones.
 
@@ -58,13 +40,11 @@ def evaluate(
     `dear evaluate run --data photos/ --unknown others/`
     """
     from dear.data import open_data
-    from dear.errors import DiskError, RunError
     from dear.runs.folder import add_metrics
     from dear.runs.model import Model
-    from dear.workflows.evaluate import evaluate_run
-    from dear.workflows.unknown import check_known, evaluate_unknown
+    from dear.workflows.evaluate import check_known, evaluate_run, evaluate_unknown
 
-    model = Model.load(run, backbone, device_named(device)).with_classes(template=template)
+    model = Model.load(run, backbone, opt.device_named(device)).with_classes(template=template)
     images = open_data(data, split, root=data_root)
     if unknown is not None:
         check_known(model, images.classes, reject_share, mode)
@@ -86,7 +66,7 @@ def evaluate(
     else:
         print_accuracy(found, f"{run} on {data}", mode)
         if rejection is not None:
-            typer.echo(rejection.sentence())
+            echo(rejection.sentence())
     figures = {"accuracy": report["modes"], "images": report["images"], "ece": report["ece"]}
     try:
         add_metrics(run, **{f"evaluation of {data} ({split})": figures})

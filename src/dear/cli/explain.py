@@ -2,54 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from dear._io.text import shown
-from dear.cli.common import (
-    DataRoot,
-    Device,
-    Json,
-    Mode,
-    OwnBackbone,
-    Roles,
-    Run,
-    device_named,
-    print_json,
-    say,
-    stages,
-)
-
-if TYPE_CHECKING:
-    from dear._io.progress import Progress
-    from dear.runs.explain import Explainer
+from dear.cli.options import DataRoot, Device, Json, Mode, OwnBackbone, Roles, Run, device_named
+from dear.cli.printing import echo, print_json, say, stages
+from dear.errors import UsageError
 
 
 def explain(
     run: Run,
     images: Annotated[
         list[str] | None,
-        typer.Argument(help="Images, folders or patterns; leave out to explain --data.", show_default=False),
+        Argument(help="Images, folders or patterns; leave out to explain --data.", show_default=False),
     ] = None,
     answer: Annotated[
-        str | None, typer.Option("--class", help="The class to explain; else each image's answer.")
+        str | None, Option("--class", help="The class to explain; else each image's answer.")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option("--against", help="The class to compare with; else the runner-up.")
-    ] = None,
+    against: Annotated[str | None, Option(help="The class to compare with; else the runner-up.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--data",
             "-d",
             help="Alone: a labeled set to explain. Beside images: reference images, else the run's own.",
         ),
     ] = None,
-    split: Annotated[
-        str, typer.Option("--split", help="Of the set to explain: train, test, val or all.")
-    ] = "test",
-    out: Annotated[str | None, typer.Option("--out", "-o", help="The page to write.")] = None,
+    split: Annotated[str, Option(help="Of the set to explain: train, test, val or all.")] = "test",
+    out: Annotated[str | None, Option("--out", "-o", help="The page to write.")] = None,
     roles: Roles = None,
     mode: Mode = None,
     data_root: DataRoot = None,
@@ -71,9 +52,12 @@ def explain(
 
     `dear explain run --data photos/ --out why.html`
     """
-    from dear.errors import UsageError
+    from dear._io.image_file import find_images, open_image
+    from dear.data.open import open_data
+    from dear.report.explain_page import write_explain_page
+    from dear.runs.explain_set import explain_set
     from dear.runs.model import Model
-    from dear.workflows.explain import check_question, explainer_of
+    from dear.workflows.explain import check_question, explainer_of, page_facts, set_facts
 
     if not images and data is None:
         raise UsageError("name images to explain, or a labeled set with --data")
@@ -84,62 +68,31 @@ def explain(
     with stages() as progress:
         explainer = explainer_of(model, data if images else None, data_root, roles, mode, progress)
         if images:
-            _images(explainer, images, answer, against, out, as_json, progress)
+            files = find_images(images)
+            found = explainer.explain(files, answer, against, progress)
+            if out is not None:
+                write_explain_page(page_facts(explainer, found, [open_image(name) for name in files]), out)
+            facts: dict[str, object] = {"images": [one.facts() for one in found]}
+            lines = [f"{one.image}: {one.sentence}" for one in found]
+            notices = dict.fromkeys(notice for one in found for notice in one.notices)
         else:
-            _set(explainer, str(data), split, data_root, out, as_json, progress)
-    if out is not None and not as_json:
+            labeled = open_data(str(data), split, root=data_root)
+            whole = explain_set(explainer, labeled, progress)
+            page = set_facts(explainer, whole, labeled)
+            if out is not None:
+                write_explain_page(page, out)
+            facts = whole.facts()
+            lines = [
+                f"{name}, {count} images answered {right}: mostly by {part}"
+                for name, right, part, count, *_ in page.table.rows
+            ]
+            notices = dict.fromkeys(whole.notices)
+    if as_json:
+        print_json(facts)
+        return
+    for line in lines:
+        echo(line)
+    for notice in notices:
+        say(f"notice: {notice}")
+    if out is not None:
         say(f"{out}: written")
-
-
-def _images(
-    explainer: Explainer,
-    names: list[str],
-    answer: str | None,
-    against: str | None,
-    out: str | None,
-    as_json: bool,
-    progress: Progress,
-) -> None:
-    from dear._io.image_file import find_images
-    from dear.report.explain_page import write_explain_page
-    from dear.workflows.explain import page_facts, read_images
-
-    files = find_images(names)
-    found = explainer.explain(files, answer, against, progress)
-    if out is not None:
-        write_explain_page(page_facts(explainer, found, read_images(files)), out)
-    if as_json:
-        print_json({"images": [one.facts() for one in found]})
-        return
-    for one in found:
-        typer.echo(f"{shown(one.image)}: {shown(one.sentence)}")
-    for notice in dict.fromkeys(notice for one in found for notice in one.notices):
-        say(f"notice: {notice}")
-
-
-def _set(
-    explainer: Explainer,
-    data: str,
-    split: str,
-    root: str | None,
-    out: str | None,
-    as_json: bool,
-    progress: Progress,
-) -> None:
-    from dear.data.open import open_data
-    from dear.report.explain_page import write_explain_page
-    from dear.runs.explain_set import explain_set
-    from dear.workflows.explain import set_facts
-
-    images = open_data(data, split, root=root)
-    found = explain_set(explainer, images, progress)
-    facts = set_facts(explainer, found, images)
-    if out is not None:
-        write_explain_page(facts, out)
-    if as_json:
-        print_json(found.facts())
-        return
-    for row in facts.table.rows:
-        typer.echo(shown(f"{row[0]}, {row[3]} images answered {row[1]}: mostly by {row[2]}"))
-    for notice in found.notices:
-        say(f"notice: {notice}")

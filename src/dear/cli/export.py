@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from dear.cli.common import Json, OwnBackbone, Run, class_names, console, print_json, say
-
-if TYPE_CHECKING:
-    from dear.methods import Method
+from dear.cli.options import Json, OwnBackbone, Run, class_names
+from dear.cli.printing import print_json, say
+from dear.errors import UsageError
 
 
 def export(
     run: Run,
-    onnx: Annotated[str | None, typer.Option("--onnx", help="The ONNX file to write.")] = None,
+    onnx: Annotated[str | None, Option(help="The ONNX file to write.")] = None,
     merged: Annotated[
         str | None,
-        typer.Option(
-            "--merged", help="The folder to write a plain CLIP to (purify, clip-lora, zeroshot --without)."
-        ),
+        Option(help="The folder to write a plain CLIP to (purify, clip-lora, zeroshot --without)."),
     ] = None,
     encoder_only: Annotated[
-        bool, typer.Option("--encoder-only", help="The adapted image encoder alone: features, not scores.")
+        bool, Option("--encoder-only", help="The adapted image encoder alone: features, not scores.")
     ] = False,
     classes: Annotated[
-        str | None,
-        typer.Option("--classes", help="Put the adapter on other classes: names with commas between."),
+        str | None, Option(help="Put the adapter on other classes: names with commas between.")
     ] = None,
-    classes_file: Annotated[
-        Path | None, typer.Option("--classes-file", help="Other classes from a text file, one per line.")
-    ] = None,
+    classes_file: Annotated[Path | None, Option(help="Other classes from a text file, one per line.")] = None,
     backbone: OwnBackbone = None,
     as_json: Json = False,
 ) -> None:
@@ -46,60 +40,40 @@ def export(
 
     Example: `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
     """
-    from dear.errors import UsageError
     from dear.runs.model import Model
 
     if (onnx is None) == (merged is None):
         raise UsageError("say what to write: --onnx FILE or --merged FOLDER")
     model = Model.load(run, backbone)
     if merged is not None:
+        from dear.clip.checkpoint import save_hf
+
         if classes is not None or classes_file is not None or encoder_only:
             raise UsageError(
                 "a plain CLIP has no classes: leave out --classes, --classes-file and --encoder-only"
             )
-        _write_merged(model.method, merged, as_json)
-        return
-    assert onnx is not None
-    from dear.export.onnx import export_onnx
+        plain = model.method.merge()
+        save_hf(plain, merged)
+        count = sum(p.numel() for p in plain.parameters())
+        facts = {"path": merged, "numbers": count, "template": model.template}
+        words = f"{merged}: a plain CLIP of {count:,} parameters, as many as the frozen one; prompts are "
+        words += f'"{model.template}"'
+    else:
+        from dear.export.onnx import export_onnx
 
-    names = class_names(classes, classes_file)
-    written = export_onnx(model.with_classes(names), onnx, encoder_only=encoder_only)
+        names = class_names(classes, classes_file)
+        written = export_onnx(model.with_classes(names), str(onnx), encoder_only=encoder_only)
+        facts = {
+            "path": str(written.path),
+            "outputs": list(written.outputs),
+            "bytes": written.size,
+            "difference": written.difference,
+        }
+        words = f"{written.path}: {written.size / 1e6:.1f} MB, input pixels, outputs "
+        words += f"{', '.join(written.outputs)}; largest difference from PyTorch {written.difference:.1g}"
     if as_json:
-        print_json(
-            {
-                "path": str(written.path),
-                "outputs": list(written.outputs),
-                "bytes": written.size,
-                "difference": written.difference,
-            }
-        )
+        print_json(facts)
         return
-    outputs = ", ".join(written.outputs)
-    console().print(
-        f"{written.path}: {written.size / 1e6:.1f} MB, input pixels, outputs {outputs}; "
-        f"largest difference from PyTorch {written.difference:.1g}",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
-    if model.reference is not None and not encoder_only:
-        say("notice: the file cannot tell images of no class; for `dear predict --reject` use the run folder")
-
-
-def _write_merged(method: Method, folder: str, as_json: bool) -> None:
-    """Fold the adapter into its backbone and write that as a folder."""
-    from dear.clip.checkpoint import save_hf
-
-    plain = method.merge()
-    save_hf(plain, folder)
-    numbers = sum(p.numel() for p in plain.parameters())
-    if as_json:
-        print_json({"path": folder, "numbers": numbers, "template": method.template})
-        return
-    console().print(
-        f"{folder}: a plain CLIP of {numbers:,} parameters, as many as the frozen one; prompts are "
-        f'"{method.template}"',
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+    say(words)
+    if merged is None and model.reference is not None and not encoder_only:
+        say("notice: the file never answers “none of these”; for `dear predict --reject` use the run folder")

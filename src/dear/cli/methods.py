@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
-from dear.cli.common import Json, print_json
+from dear.cli.options import Json
+from dear.cli.printing import echo, print_json
 
 
 def methods(as_json: Json = False) -> None:
@@ -19,4 +18,4 @@ def methods(as_json: Json = False) -> None:
         return
     width = max(map(len, METHODS))
     for name, kind in METHODS.items():
-        typer.echo(f"{name:{width}}  {kind.about}".rstrip())
+        echo(f"{name:{width}}  {kind.about}".rstrip())

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from dear._io.text import shown
-from dear.cli.common import (
-    Device,
-    Json,
-    Mode,
-    OwnBackbone,
-    Template,
-    added_names,
-    class_names,
-    device_named,
-    print_json,
-    run_folder,
-    say,
-    stages,
-)
+from dear.cli.options import AS_RUN, Device, Json, Mode, OwnBackbone, Template, class_names
+from dear.cli.printing import echo, print_json, say, stages
 from dear.cli.torch_start import import_torch
+from dear.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from dear.runs.answer import Answer
@@ -33,50 +21,39 @@ if TYPE_CHECKING:
 def predict(
     run: Annotated[
         Path | None,
-        typer.Argument(
-            help="Run folder, archive of `dear bundle`, or hf://owner/name; leave out with --onnx.",
-            parser=run_folder,
-            metavar="RUN",
-            show_default=False,
+        Argument(
+            help="Run folder, archive of `dear bundle`, or hf://owner/name; leave out with --onnx.", **AS_RUN
         ),
     ] = None,
     images: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Images, folders, patterns such as 'photos/*.jpg', or - for a list on standard input.",
             show_default=False,
         ),
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option("--classes", help='Other class names, with commas between; +"red fox" adds to the own.'),
+        str | None, Option(help='Other class names, with commas between; +"red fox" adds to the own.')
     ] = None,
     classes_file: Annotated[
-        Path | None, typer.Option("--classes-file", help="Other class names from a text file, one per line.")
+        Path | None, Option(help="Other class names from a text file, one per line.")
     ] = None,
     template: Template = None,
     reject: Annotated[
-        bool, typer.Option("--reject", help="Answer images of no class with “none of these”.")
+        bool, Option("--reject", help="Answer images of no class with “none of these”.")
     ] = False,
     reject_share: Annotated[
-        float,
-        typer.Option("--reject-share", help="Share of images of known classes that --reject may refuse."),
+        float, Option(help="Share of images of known classes that --reject may refuse.")
     ] = 0.05,
-    top: Annotated[int, typer.Option("--top", help="Answers per image.")] = 5,
+    top: Annotated[int, Option(help="Answers per image.")] = 5,
     mode: Mode = None,
-    onnx: Annotated[
-        Path | None, typer.Option("--onnx", help="An exported model instead of a run folder.")
-    ] = None,
+    onnx: Annotated[Path | None, Option(help="An exported model instead of a run folder.")] = None,
     backbone: OwnBackbone = None,
     device: Device = "auto",
-    unreadable: Annotated[
-        str, typer.Option("--unreadable", help="Images that cannot be read: skip and report, or stop.")
-    ] = "skip",
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write a table to this file: one row per image.")
-    ] = None,
+    unreadable: Annotated[str, Option(help="Images that cannot be read: skip and report, or stop.")] = "skip",
+    csv: Annotated[Path | None, Option(help="Write a table to this file: one row per image.")] = None,
     jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="Print one JSON object per image and line, for programs.")
+        bool, Option("--jsonl", help="Print one JSON object per image and line, for programs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -101,22 +78,15 @@ def predict(
 
     `dear predict --onnx model.onnx a.jpg`
     """
-    from dear.errors import UsageError
-
     if top < 1:
         raise UsageError(f"--top {top}: ask for at least one answer per image")
     if sum((csv is not None, jsonl, as_json)) > 1:
         raise UsageError("--csv, --jsonl and --json: choose one")
     words = list(images or [])
-    answers: Sequence[Answer]
     if onnx is not None:
         given = {"--classes": classes, "--classes-file": classes_file, "--template": template}
-        given |= {
-            "--reject": "given" if reject else None,
-            "--backbone": backbone,
-            "--device": None if device in ("auto", "cpu") else device,
-        }
-        _refuse_with_onnx(given)
+        given |= {"--backbone": backbone, "--device": None if device in ("auto", "cpu") else device}
+        _refuse_with_onnx(reject, [option for option, value in given.items() if value is not None])
         words = [*([] if run is None else [str(run)]), *words]  # without a run, the first one is an image
         if not words:
             raise UsageError("name at least one image: dear predict --onnx model.onnx a.jpg")
@@ -125,71 +95,75 @@ def predict(
         if run is None or not words:
             raise UsageError("name a run folder and at least one image: dear predict run a.jpg")
         import_torch()
-        names, add = added_names(class_names(classes, classes_file))
-        answers = _ask_run(
-            str(run),
-            _find(words),
-            classes=names,
-            add=add,
-            reject=reject_share if reject else None,
-            template=template,
-            top=top,
-            mode=mode,
-            unreadable=unreadable,
-            backbone=backbone,
-            device=device_named(device),
-        )
-    _refuse_all_bad(answers)
+        from dear.runs.model import Model
+
+        names, add = _added(class_names(classes, classes_file))
+        files = _find(words)
+        with stages() as progress:
+            answers = Model.of(run, backbone, device).answers(
+                files,
+                classes=names,
+                add=add,
+                reject=reject_share if reject else None,
+                template=template,
+                top=top,
+                mode=mode,
+                unreadable=unreadable,
+                progress=progress,
+            )
+    bad = [answer.error for answer in answers if answer.error is not None]
+    if bad and len(bad) == len(answers):
+        raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
+    for reason in bad:
+        say(f"cannot be read: {reason}")
     if csv is not None:
         _write_csv(answers, csv)
     else:
         _print(answers, as_json, jsonl)
 
 
-def _refuse_with_onnx(given: Mapping[str, object]) -> None:
+def _refuse_with_onnx(reject: bool, given: Sequence[str]) -> None:
     """Refuse options that an exported model has no use for: its classes, prompts and device are fixed."""
-    from dear.errors import UsageError
-
-    if given["--reject"] is not None:
+    if reject:
         raise UsageError(
-            "--reject: an exported model does not hold the features of the training images, which images of "
-            "no class are told by; use the run folder"
+            "--reject: an exported model does not hold the features of the training images, by which images "
+            "of no class are recognized; use the run folder"
         )
-    for option, value in given.items():
-        if value is not None:
-            raise UsageError(
-                f"{option}: an exported model has its classes, prompts and weights built in and runs on the "
-                "CPU; use the run folder"
-            )
+    if given:
+        raise UsageError(
+            f"{given[0]}: an exported model has its classes, prompts and weights built in and runs on the "
+            "CPU; use the run folder"
+        )
+
+
+def _added(names: list[str] | None) -> tuple[list[str] | None, bool]:
+    """Class names without the `+` that says they come to the run's own, and whether it stood there.
+
+    >>> _added(["+red fox", "wolf"]), _added(["a", "b"])
+    ((['red fox', 'wolf'], True), (['a', 'b'], False))
+    """
+    if names is None or not names[0].startswith("+"):
+        return names, False
+    plain = [name.removeprefix("+").strip() for name in names]
+    if not all(plain):
+        raise UsageError("--classes: write the name of a class after the +")
+    return plain, True
 
 
 def _find(words: list[str]) -> list[str]:
     """The image files that the arguments mean; `-` is a list on standard input, one file per line."""
     from dear._io.image_file import find_images
-    from dear.errors import InputError
 
     names: list[str] = []
     for word in words:
-        if word == "-":
-            names += [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
-        else:
-            names.append(word)
+        names += [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if word == "-" else [word]
     if not names:
         raise InputError("standard input names no image")
     return find_images(names)
 
 
-def _ask_run(run: str, paths: list[str], **options: Any) -> Sequence[Answer]:
-    """Answers of a run folder."""
-    from dear.workflows.predict import predict_run
-
-    with stages() as progress:
-        return predict_run(run, paths, progress=progress, **options)
-
-
-def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str) -> Sequence[Answer]:
+def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadable: str) -> list[Answer]:
     """Answers of an exported model."""
-    from dear.errors import InputError, UsageError
     from dear.export.runtime import OnnxModel
     from dear.runs.answer import Answer
 
@@ -199,25 +173,12 @@ def _ask_onnx(onnx: Path, paths: list[str], top: int, mode: str | None, unreadab
     answers = []
     for path in paths:
         try:
-            found = model.predict([path], top, mode)[0]
+            answers += model.predict([path], top, mode)
         except InputError as error:
             if unreadable == "stop":
                 raise
             answers.append(Answer(path, (), str(error)))
-        else:
-            answers.append(found)
     return answers
-
-
-def _refuse_all_bad(answers: Sequence[Answer]) -> None:
-    """Where no image could be read that is an error; otherwise each is reported."""
-    from dear.errors import InputError
-
-    bad = [answer.error for answer in answers if answer.error is not None]
-    if bad and len(bad) == len(answers):
-        raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
-    for reason in bad:
-        say(f"cannot be read: {reason}")
 
 
 def _write_csv(answers: Sequence[Answer], path: Path) -> None:
@@ -231,7 +192,7 @@ def _write_csv(answers: Sequence[Answer], path: Path) -> None:
     from dear._io.files import write_atomic
     from dear.runs.answer import NONE_OF_THESE
 
-    count = max((len(answer.classes) for answer in answers), default=1)
+    count = max([1, *(len(answer.classes) for answer in answers)])
     head = ["image", "class", "probability"]
     head += [f"{name}_{place}" for place in range(2, count + 1) for name in ("class", "probability")]
     text = io.StringIO()
@@ -239,7 +200,7 @@ def _write_csv(answers: Sequence[Answer], path: Path) -> None:
     table.writerow([*head, "rejected", "error"])
     for answer in answers:
         cells = [cell for name, value in answer.classes for cell in (name, f"{value:.6f}")]
-        cells += [""] * (2 * max(count, 1) - len(cells))
+        cells += [""] * (2 * count - len(cells))
         if answer.rejected:
             cells[:2] = [NONE_OF_THESE, ""]
         refused = "" if answer.rejected is None else "yes" if answer.rejected else "no"
@@ -257,11 +218,11 @@ def _print(answers: Sequence[Answer], as_json: bool, jsonl: bool) -> None:
         if jsonl:
             print_json(_plain(answer))
         elif answer.error is None:
-            typer.echo(shown(answer.image))
+            echo(answer.image)
             if answer.rejected:
-                typer.echo("  none of these; the nearest:")
+                echo("  none of these; the nearest:")
             for name, probability in answer.classes:
-                typer.echo(f"  {probability:6.1%}  {name}")
+                echo(f"  {probability:6.1%}  {name}")
 
 
 def _plain(answer: Answer) -> dict[str, Any]:

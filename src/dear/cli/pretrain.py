@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from dear.cli.common import Device, Json, device_named, print_json, say
+from dear.cli.options import Device, Json, device_named
+from dear.cli.printing import echo, print_json, say
+from dear.errors import UsageError
 
 
 def pretrain(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the checkpoint (Hugging Face layout).")
-    ],
-    steps: Annotated[
-        int | None, typer.Option("--steps", help="Training steps; the recipe's if left out.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Images per step.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of weights, images and captions.")] = 1,
+    out: Annotated[Path, Option("--out", "-o", help="Folder for the checkpoint (Hugging Face layout).")],
+    steps: Annotated[int | None, Option(help="Training steps; the recipe's if left out.")] = None,
+    batch: Annotated[int | None, Option(help="Images per step.")] = None,
+    seed: Annotated[int, Option(help="Of weights, images and captions.")] = 1,
     device: Device = "auto",
 ) -> None:
     """Train the mini backbone from nothing on the attribute world (a GPU job of minutes).
@@ -36,7 +34,6 @@ def pretrain(
     from dear import world
     from dear._io.files import write_json
     from dear.clip.checkpoint import save_hf
-    from dear.errors import UsageError
     from dear.world.pretrain import PretrainRecipe, pretrain
 
     for name, number in (("--steps", steps), ("--batch", batch)):
@@ -51,10 +48,8 @@ def pretrain(
 
     def report(line: dict[str, float]) -> None:
         log.append(line)
-        say(
-            f"step {line['step']:.0f}/{recipe.steps}  loss {line['loss']:.3f}  "
-            f"{line['images_per_s']:.0f} images/s",
-        )
+        speed = f"{line['images_per_s']:.0f} images/s"
+        say(f"step {line['step']:.0f}/{recipe.steps}  loss {line['loss']:.3f}  {speed}")
 
     every = min(100, max(1, recipe.steps // 10))
     clip = pretrain(recipe, world.CaptionTable.build(), device_named(device), report, every)
@@ -65,16 +60,13 @@ def pretrain(
 
 def mini(
     backbone: Annotated[
-        str, typer.Option("--backbone", "-b", help="A backbone trained on the attribute world.")
+        str, Option("--backbone", "-b", help="A backbone trained on the attribute world.")
     ] = "mini",
-    number: Annotated[int, typer.Option("--images", help="Images per factor.")] = 4000,
+    number: Annotated[int, Option("--images", help="Images per factor.")] = 4000,
     truth: Annotated[
-        Path | None,
-        typer.Option("--truth", help="Also write what explains each head's variance to this file."),
+        Path | None, Option(help="Also write what explains each head's variance to this file.")
     ] = None,
-    roles: Annotated[
-        Path | None, typer.Option("--roles", help="Also write its role map to this file.")
-    ] = None,
+    roles: Annotated[Path | None, Option(help="Also write its role map to this file.")] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -96,4 +88,4 @@ def mini(
         print_json({"backbone": clip.name, "accuracy": found})
         return
     for name, accuracy in found.items():
-        typer.echo(f"{name:24} {accuracy:.3f}")
+        echo(f"{name:24} {accuracy:.3f}")

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from dear.cli.common import DataRoot, Device, OwnBackbone, Run, device_named, say, stages
+from dear.cli.options import DataRoot, Device, OwnBackbone, PageOut, Run, device_named
+from dear.cli.printing import say, stages
 
 
 def report(
     run: Run,
-    out: Annotated[str, typer.Option("--out", "-o", help="The page to write.")] = "report.html",
+    out: PageOut = Path("report.html"),
     data: Annotated[
-        str | None,
-        typer.Option("--data", "-d", help="Images to test on; else the run's own test images."),
+        str | None, Option("--data", "-d", help="Images to test on; else the run's own test images.")
     ] = None,
     data_root: DataRoot = None,
-    other: Annotated[
-        str | None, typer.Option("--other", help="Images of classes it was not trained on.")
-    ] = None,
-    mode: Annotated[str | None, typer.Option("--mode", help="The mode to report on, such as fused.")] = None,
+    other: Annotated[str | None, Option(help="Images of classes it was not trained on.")] = None,
+    mode: Annotated[str | None, Option(help="The mode to report on, such as fused.")] = None,
     backbone: OwnBackbone = None,
     device: Device = "auto",
 ) -> None:
@@ -31,11 +30,9 @@ def report(
 
     Example: `dear report run --data photos --out page.html`
     """
-    from pathlib import Path
-
     from dear.data import open_data
     from dear.report.run_page import write_run_page
-    from dear.runs.folder import read_config, read_log
+    from dear.runs.folder import read_config
     from dear.runs.model import Model
     from dear.train.labels import label_sentence
     from dear.workflows.evaluate import run_images
@@ -47,15 +44,14 @@ def report(
     unseen = None if other is None else open_data(other, "test", root=data_root)
     with stages() as progress:
         facts = examine(model, images, unseen, mode, progress)
-    recipe = config.recipe
+    epochs, batch, seed = (config.recipe.get(name) for name in ("epochs", "batch", "seed"))
     notes = {
         "trained on": f"{config.images} images of {config.dataset}",
-        "recipe": f"{recipe.get('epochs')} epochs, batches of {recipe.get('batch')}, "
-        f"seed {recipe.get('seed')}",
+        "recipe": f"{epochs} epochs, batches of {batch}, seed {seed}",
         "made with": f"dear {config.dear}",
     }
     labels = label_sentence(model.metrics.get("labels"))
     if labels:
         notes["labels"] = labels
-    write_run_page(facts, out, read_log(Path(run)), notes)
+    write_run_page(facts, out, model.lines, notes)
     say(f"{out}: written")

@@ -6,60 +6,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from dear.cli.common import (
-    Backbone,
-    DataRoot,
-    Device,
-    Json,
-    Split,
-    device_named,
-    print_json,
-    say,
-    stages,
-    stoppable,
-)
-from dear.errors import UsageError
+from dear.cli.options import Backbone, DataRoot, Device, Json, PageOut, Split, device_named
+from dear.cli.printing import echo, print_json, print_table, say, stages, stoppable
+from dear.errors import DearError, UsageError
 
 if TYPE_CHECKING:
     from dear.clip.model import Clip
     from dear.heads.roles import RoleMap
 
 group = typer.Typer(no_args_is_help=True, help="What each attention head does: discover, show, report.")
-File = Annotated[Path, typer.Argument(help="A role map, roles.json; or the name table2.", show_default=False)]
+File = Annotated[Path, Argument(help="A role map, roles.json; or the name table2.", show_default=False)]
 
 
 @group.command("discover")
 def discover(
     images: Annotated[
-        str | None,
-        typer.Option("--images", "-i", help="Images to judge by: what --data takes. No labels used."),
+        str | None, Option("--images", "-i", help="Images to judge by: what --data takes. No labels used.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
+    out: Annotated[Path, Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
     backbone: Backbone = "mini",
     data_root: DataRoot = None,
     split: Split = "train",
-    rule: Annotated[str, typer.Option("--rule", help="dominant, quantile or table2.")] = "dominant",
+    rule: Annotated[str, Option(help="dominant, quantile or table2.")] = "dominant",
     value: Annotated[
-        float | None, typer.Option("--value", help="The rule's tau (dominant, 0.35) or q (quantile, 0.20).")
+        float | None, Option(help="The rule's tau (dominant, 0.35) or q (quantile, 0.20).")
     ] = None,
     layers: Annotated[
-        str | None,
-        typer.Option("--layers", help="Layers from 1, as 9-12 or 9,11; the last third if left out."),
+        str | None, Option(help="Layers from 1, as 9-12 or 9,11; the last third if left out.")
     ] = None,
-    corpus: Annotated[
-        str | None, typer.Option("--corpus", help="general, world, or a .txt/.jsonl file of phrases.")
-    ] = None,
-    phrases: Annotated[
-        int | None, typer.Option("--phrases", help="Phrases that describe a head; 20 for heads 64 wide.")
-    ] = None,
-    concepts: Annotated[
-        str, typer.Option("--concepts", help="clusters (HDBSCAN), fixed (twelve names) or tags.")
-    ] = "clusters",
-    sentences: Annotated[
-        str | None, typer.Option("--sentences", help="A sentence-transformers model or folder.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Images at once.")] = 64,
+    corpus: Annotated[str | None, Option(help="general, world, or a .txt/.jsonl file of phrases.")] = None,
+    phrases: Annotated[int | None, Option(help="Phrases that describe a head; 20 for heads 64 wide.")] = None,
+    concepts: Annotated[str, Option(help="clusters (HDBSCAN), fixed (twelve names) or tags.")] = "clusters",
+    sentences: Annotated[str | None, Option(help="A sentence-transformers model or folder.")] = None,
+    batch: Annotated[int, Option(help="Images at once.")] = 64,
     device: Device = "auto",
 ) -> None:
     """Find the role of every head of the last layers, for this checkpoint.
@@ -90,10 +71,8 @@ def discover(
         image_set = open_data(images, split, root=data_root)
         clip = load(backbone, device=device_named(device))
         partial = resume_path(out)
-        with (
-            stages() as progress,
-            stoppable(lambda: "; the same command continues" if partial.exists() else ""),
-        ):
+        more = "; the same command continues"
+        with stages() as progress, stoppable(lambda: more if partial.exists() else ""):
             found = discover_roles(
                 clip,
                 image_set,
@@ -109,17 +88,16 @@ def discover(
                 keep=partial,
             )
     found.save(out)
-    counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
-    say(f"{out}: {len(found)} heads, {counts}")
+    say(f"{out}: {len(found)} heads, {_counts(found)}")
     _print_quality(found)
 
 
 @group.command("show")
 def show(
     file: File,
-    phrases: Annotated[int, typer.Option("--phrases", help="Phrases to show per head.")] = 3,
+    phrases: Annotated[int, Option(help="Phrases to show per head.")] = 3,
     masks: Annotated[
-        bool, typer.Option("--masks", help="Show DeAR's attention masks that follow from the roles.")
+        bool, Option("--masks", help="Show DeAR's attention masks that follow from the roles.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -131,33 +109,23 @@ def show(
 
     `dear roles show table2 --masks`
     """
-    roles = _read(file)
+    from dear.heads.known_roles import read_roles
+
+    roles = read_roles(file)
     if as_json:
-        print_json(
-            {
-                "backbone": roles.backbone,
-                "rule": roles.rule,
-                "counts": roles.counts(),
-                "heads": [
-                    {
-                        "layer": layer,
-                        "head": head,
-                        "kind": role.kind,
-                        "concept": role.concept,
-                        "entropy": role.entropy,
-                        "phrases": list(role.phrases),
-                    }
-                    for (layer, head), role in roles
-                ],
-            }
-        )
+        heads = []
+        for (layer, head), role in roles:
+            facts = {name: getattr(role, name) for name in ("kind", "concept", "entropy", "phrases")}
+            heads.append({"layer": layer, "head": head, **facts})
+        facts = {"backbone": roles.backbone, "rule": roles.rule, "counts": roles.counts()}
+        print_json({**facts, "heads": heads})
         return
     if masks:
         from dear.methods.dear import draw_mask, layer_mask
 
         for layer in roles.layers:
-            typer.echo(f"layer {layer}   rows read columns; or = class token and patches, # seen, · hidden")
-            typer.echo(draw_mask(layer_mask(roles, layer, roles.core), roles.core))
+            echo(f"layer {layer}   rows read columns; or = class token and patches, # seen, · hidden")
+            echo(draw_mask(layer_mask(roles, layer, roles.core), roles.core))
         return
     _table(roles, phrases)
 
@@ -165,17 +133,17 @@ def show(
 @group.command("report")
 def report(
     file: File,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("roles.html"),
+    out: PageOut = Path("roles.html"),
     images: Annotated[
-        str | None, typer.Option("--images", "-i", help="Images to show what activates each head.")
+        str | None, Option("--images", "-i", help="Images to show what activates each head.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="The backbone; the map's own if left out.")
+        str | None, Option("--backbone", "-b", help="The backbone; the map's own if left out.")
     ] = None,
     data_root: DataRoot = None,
-    limit: Annotated[int, typer.Option("--limit", help="Most images looked at.")] = 1000,
+    limit: Annotated[int, Option(help="Most images looked at.")] = 1000,
     allow_other_roles: Annotated[
-        bool, typer.Option("--allow-other-roles", help="Show a role map that was made on other weights.")
+        bool, Option("--allow-other-roles", help="Show a role map that was made on other weights.")
     ] = False,
     device: Device = "auto",
 ) -> None:
@@ -184,10 +152,11 @@ def report(
     Example: `dear roles report roles.json --images world:mixed --out page.html`
     """
     from dear.data import open_data
+    from dear.heads.known_roles import read_roles
     from dear.report.roles_page import write_roles_page
     from dear.workflows.head_evidence import measure_heads
 
-    roles = _read(file)
+    roles = read_roles(file)
     clip = image_set = None
     if images is not None:
         image_set = open_data(images, "test", root=data_root)
@@ -197,11 +166,11 @@ def report(
             roles, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=progress
         )
     name = backbone or roles.backbone or "BACKBONE"
+    adapt = f"dear adapt --data photos/ --backbone {name} --roles {file} --out run"
+    again = f"dear roles report {file} --backbone {name} --images photos/ --out {out}"
     steps = {
-        "Adapt the backbone to your own images with this map:": f"dear adapt --data photos/ "
-        f"--backbone {name} --roles {file} --out run",
-        "Measure what its kinds of heads are worth on a labeled set:": f"dear roles report {file} "
-        f"--backbone {name} --images photos/ --out {out}",
+        "Adapt the backbone to your own images with this map:": adapt,
+        "Measure what its kinds of heads are worth on a labeled set:": again,
     }
     write_roles_page(roles, out, evidence, steps)
     say(f"{out}: written")
@@ -210,7 +179,6 @@ def report(
 def _load(backbone: str | None, roles: RoleMap, file: Path, device: str) -> Clip:
     """The backbone that was named, or the one that the map was made on."""
     from dear.clip.factory import load
-    from dear.errors import DearError
 
     if backbone is None and roles.backbone is None:
         raise UsageError(f"{file}: does not say on which backbone it was made", hint="backbone")
@@ -245,12 +213,6 @@ def _print_quality(roles: RoleMap) -> None:
         say(f"notice: {sentence}")
 
 
-def _read(file: Path) -> RoleMap:
-    from dear.heads.known_roles import read_roles
-
-    return read_roles(file)
-
-
 def _refuse_unused(**options: object) -> None:
     """Options that the paper's fixed map would leave without effect."""
     given = next((name for name, value in options.items() if value is not None), None)
@@ -259,25 +221,27 @@ def _refuse_unused(**options: object) -> None:
 
 
 def _table(roles: RoleMap, phrases: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    title = Text(f"{roles.backbone or 'any backbone'}, rule {roles.rule}")
-    table = Table(title=title, header_style="bold")
-    for name, side in (("layer", "right"), ("head", "right"), ("role", "left"), ("concept", "left")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
-    table.add_column("entropy", justify="right")
-    table.add_column("phrases", ratio=1)
     colors = {"core": "green", "other": "cyan", "generalization": "magenta", "mixed": "yellow"}
-    for (layer, head), role in roles:
-        said = "; ".join(role.phrases[:phrases])
-        entropy = "" if role.entropy is None else f"{role.entropy:.2f}"
-        kind = Text(role.kind, style=colors[role.kind])
-        table.add_row(str(layer), str(head), kind, Text(role.concept or ""), entropy, Text(said))
-    Console().print(table)
-    counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
-    typer.echo(f"{len(roles)} heads: {counts}")
+    rows = [
+        (
+            f"{layer:5}",
+            f"{head:4}",
+            Text(role.kind, style=colors[role.kind]),
+            role.concept or "",
+            "" if role.entropy is None else f"{role.entropy:7.2f}",
+            "; ".join(role.phrases[:phrases]),
+        )
+        for (layer, head), role in roles
+    ]
+    columns = ("layer", "head", "role", "concept", "entropy", "phrases")
+    print_table(columns, rows, f"{roles.backbone or 'any backbone'}, rule {roles.rule}", labels=6)
+    echo(f"{len(roles)} heads: {_counts(roles)}")
+
+
+def _counts(roles: RoleMap) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
 
 
 def _layers(text: str | None) -> list[int] | None:

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from dear.cli.common import Backbone, Device, device_named
+from dear.cli.options import Backbone, Device, device_named
+from dear.cli.printing import say
+from dear.errors import UsageError
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
 
 
 def serve(
-    runs: Annotated[Path, typer.Argument(help="Folder that holds run folders; each is served by its name.")],
+    runs: Annotated[Path, Argument(help="Folder that holds run folders; each is served by its name.")],
     backbone: Backbone = "mini",
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", "-p", min=1, max=65535, help="Port to listen on.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", "-p", min=1, max=65535, help="Port to listen on.")] = 8000,
     keys: Annotated[
-        Path | None,
-        typer.Option("--keys", help="JSON file of keys: which adapters each opens, and the management key."),
+        Path | None, Option(help="JSON file of keys: which adapters each opens, and the management key.")
     ] = None,
     batch: Annotated[
-        int | None,
-        typer.Option(
-            "--batch", min=1, help="Images computed together at most; else 64 on a GPU, 8 on a CPU."
-        ),
+        int | None, Option(min=1, help="Images computed together at most; else 64 on a GPU, 8 on a CPU.")
     ] = None,
     wait_ms: Annotated[
         float | None,
-        typer.Option(
-            "--wait-ms",
+        Option(
             min=0,
             help="Milliseconds that an image waits for others while the device is busy; "
             "else 4 on a GPU, 0 on a CPU.",
@@ -39,64 +38,44 @@ def serve(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads",
-            min=1,
-            help="Of the computation on a CPU; else OMP_NUM_THREADS, or all cores but one.",
-        ),
+        Option(min=1, help="Of the computation on a CPU; else OMP_NUM_THREADS, or all cores but one."),
     ] = None,
     adapters: Annotated[
-        int, typer.Option("--adapters", min=1, help="Adapters kept loaded; others are loaded when asked for.")
+        int, Option(min=1, help="Adapters kept loaded; others are loaded when asked for.")
     ] = 1000,
-    queue: Annotated[
-        int, typer.Option("--queue", min=1, help="Images that may wait; more get status 429.")
-    ] = 1024,
+    queue: Annotated[int, Option(min=1, help="Images that may wait; more get status 429.")] = 1024,
     precision: Annotated[
-        str, typer.Option("--precision", help="Of the backbone's matrices: auto, float32, bfloat16, float16.")
+        str, Option(help="Of the backbone's matrices: auto, float32, bfloat16, float16.")
     ] = "auto",
     reduced_jpeg: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--reduced-jpeg",
             help="Decode large JPEG files at a reduced scale: up to 4 times as fast, "
             "features within a cosine distance of 2e-4.",
         ),
     ] = False,
     drain_seconds: Annotated[
-        float,
-        typer.Option("--drain-seconds", min=0.1, help="For requests in flight when the service is stopped."),
+        float, Option(min=0.1, help="For requests in flight when the service is stopped.")
     ] = 30.0,
     rate: Annotated[
-        float | None,
-        typer.Option("--rate", min=0.001, help="Requests per second of each key; more get status 429."),
+        float | None, Option(min=0.001, help="Requests per second of each key; more get status 429.")
     ] = None,
-    open_metrics: Annotated[
-        bool, typer.Option("--open-metrics", help="Show /metrics without a key, too.")
-    ] = False,
+    open_metrics: Annotated[bool, Option("--open-metrics", help="Show /metrics without a key, too.")] = False,
     tls_certificate: Annotated[
-        Path | None,
-        typer.Option("--tls-certificate", exists=True, dir_okay=False, help="PEM file: answer by HTTPS."),
+        Path | None, Option(exists=True, dir_okay=False, help="PEM file: answer by HTTPS.")
     ] = None,
     tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", exists=True, dir_okay=False, help="PEM file of the certificate's key."),
+        Path | None, Option(exists=True, dir_okay=False, help="PEM file of the certificate's key.")
     ] = None,
     gallery: Annotated[
-        list[str] | None,
-        typer.Option("--gallery", help="NAME=FOLDER: images to search by /retrieve; may be repeated."),
+        list[str] | None, Option(help="NAME=FOLDER: images to search by /retrieve; may be repeated.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="local: this process; ray: replicas on a Ray cluster.")
-    ] = "local",
-    replicas: Annotated[
-        int, typer.Option("--replicas", min=1, help="Copies of the service, with --engine ray.")
-    ] = 1,
-    route: Annotated[
-        str, typer.Option("--route", help="Prefix of the addresses, with --engine ray; one per backbone.")
-    ] = "/",
+    engine: Annotated[str, Option(help="local: this process; ray: replicas on a Ray cluster.")] = "local",
+    replicas: Annotated[int, Option(min=1, help="Copies of the service, with --engine ray.")] = 1,
+    route: Annotated[str, Option(help="Prefix of the addresses, with --engine ray; one per backbone.")] = "/",
     ray_address: Annotated[
-        str | None,
-        typer.Option("--ray-address", help="Of a running cluster, with --engine ray; else one starts here."),
+        str | None, Option(help="Of a running cluster, with --engine ray; else one starts here.")
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -113,8 +92,6 @@ def serve(
     `curl -F files=@photo.jpg -F top=3 http://127.0.0.1:8000/v1/models/pets/classify`
     """
     _demand_extra()
-    import threading
-
     import torch
 
     from dear.clip.factory import load
@@ -148,7 +125,7 @@ def serve(
             ),
             host, port, ray_address,
         )  # fmt: skip
-        typer.echo(f"{replicas} replicas; http://{host}:{port}{route}; stop with Ctrl-C", err=True)
+        say(f"{replicas} replicas; http://{host}:{port}{route}; stop with Ctrl-C")
         threading.Event().wait()
         return
     if threads is not None:
@@ -157,22 +134,19 @@ def serve(
     clip = load(backbone, device=device_named(device))
     service = Service(runs, clip, settings, galleries, keys=known)
     for name, reason in service.store.problems().items():
-        typer.echo(f"not served: {name}: {reason}", err=True)
+        say(f"not served: {name}: {reason}")
     if service.recorded:
-        typer.echo(f"{service.recorded} batch runs recorded", err=True)
+        say(f"{service.recorded} batch runs recorded")
     scheme = "http" if tls_certificate is None else "https"
-    typer.echo(
+    say(
         f"adapters: {len(service.store.cards())} on {service.clip.name}; {scheme}://{host}:{port}/docs; "
-        "stop with Ctrl-C",
-        err=True,
+        "stop with Ctrl-C"
     )
     run_server(service, host, port, ssl_certfile=tls_certificate, ssl_keyfile=tls_key)
 
 
 def _check_engine(engine: str, of_ray: bool, threads: int | None) -> None:
     """Refuse options that the engine does not have; `of_ray`: whether any of Ray's own was given."""
-    from dear.errors import UsageError
-
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: choose local or ray")
     if engine == "local" and of_ray:
@@ -183,8 +157,6 @@ def _check_engine(engine: str, of_ray: bool, threads: int | None) -> None:
 
 def _check_tls(engine: str, certificate: Path | None, key: Path | None) -> None:
     """Refuse half of the options for HTTPS, and both where Ray answers."""
-    from dear.errors import UsageError
-
     if key is not None and certificate is None:
         raise UsageError("--tls-key needs --tls-certificate")
     if engine == "ray" and certificate is not None:
@@ -193,8 +165,6 @@ def _check_tls(engine: str, certificate: Path | None, key: Path | None) -> None:
 
 def _show_log() -> None:
     """Print the service's log lines and the server's warnings on standard error, each once."""
-    import logging
-
     handler = logging.StreamHandler()
     for name, level in (("dear.serve", logging.INFO), ("uvicorn", logging.WARNING)):
         log = logging.getLogger(name)
@@ -204,8 +174,6 @@ def _show_log() -> None:
 
 def _demand_extra() -> None:
     """Refuse to start without the packages of the extra `serve`."""
-    from dear.errors import UsageError
-
     try:
         import python_multipart  # noqa: F401 (read by the routes, which would fail at the first request)
         import uvicorn  # noqa: F401
@@ -224,7 +192,6 @@ def _demand_extra() -> None:
 
 def _galleries(given: list[str]) -> dict[str, ImageSet]:
     """Image sets of NAME=FOLDER."""
-    from dear.errors import UsageError
     from dear.workflows.retrieve import gallery_of
 
     found: dict[str, ImageSet] = {}

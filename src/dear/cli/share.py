@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from dear.cli.common import OwnBackbone, Run, say
+from dear.cli.options import OwnBackbone, Run, RunOut
+from dear.cli.printing import echo, say
 
 
 def push(
     run: Run,
-    name: Annotated[str, typer.Argument(help="Where to: owner/name on the Hugging Face hub.")],
-    private: Annotated[bool, typer.Option("--private", help="Visible to you only, if it is new.")] = False,
+    name: Annotated[str, Argument(help="Where to: owner/name on the Hugging Face hub.")],
+    private: Annotated[bool, Option("--private", help="Visible to you only, if it is new.")] = False,
 ) -> None:
     """Upload a run to the Hugging Face hub, with a model card made from its own figures.
 
@@ -24,12 +25,12 @@ def push(
     from dear.runs.share import push as upload
 
     say(f"uploaded: {upload(run, name, private=private)}")
-    typer.echo(f"dear predict hf://{name} photo.jpg")
+    echo(f"dear predict hf://{name} photo.jpg")
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="owner/name or owner/name@revision on the Hugging Face hub.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
+    name: Annotated[str, Argument(help="owner/name or owner/name@revision on the Hugging Face hub.")],
+    out: RunOut,
 ) -> None:
     """Download a run from the Hugging Face hub.
 
@@ -44,7 +45,7 @@ def pull(
 
 def bundle(
     run: Run,
-    out: Annotated[Path, typer.Argument(help="The archive to write, ending in .zip.")],
+    out: Annotated[Path, Argument(help="The archive to write, ending in .zip.")],
     backbone: OwnBackbone = None,
 ) -> None:
     """Write one archive with a run and its backbone, for a machine without network.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Option
 
 from dear._io.text import duration
-from dear.cli.common import Device, Json, device_named, print_json, say
+from dear.cli.options import Device, Json, device_named
+from dear.cli.printing import echo, print_json, print_table, say
 
 _TITLES = {
     "read": "reading and decoding files",
@@ -19,18 +20,14 @@ _TITLES = {
 
 def speed(
     device: Device = "auto",
-    shape: Annotated[str, typer.Option("--shape", help="A model's shape: ViT-B-16, ViT-B-32 …")] = "ViT-B-16",
-    method: Annotated[str, typer.Option("--method", "-m", help="The method that is trained.")] = "dear",
-    classes: Annotated[int, typer.Option("--classes", help="Number of classes.")] = 10,
-    shots: Annotated[int, typer.Option("--shots", help="Images per class.")] = 16,
-    batch: Annotated[
-        int | None, typer.Option("--batch", help="Images per step; the method's own by default.")
-    ] = None,
-    precision: Annotated[
-        str, typer.Option("--precision", help="auto, float32, bfloat16 or float16.")
-    ] = "auto",
-    images: Annotated[int, typer.Option("--images", help="Files that are read.")] = 64,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Add the rows to this file.")] = None,
+    shape: Annotated[str, Option(help="A model's shape: ViT-B-16, ViT-B-32 …")] = "ViT-B-16",
+    method: Annotated[str, Option("--method", "-m", help="The method that is trained.")] = "dear",
+    classes: Annotated[int, Option(help="Number of classes.")] = 10,
+    shots: Annotated[int, Option(help="Images per class.")] = 16,
+    batch: Annotated[int | None, Option(help="Images per step; the method's own by default.")] = None,
+    precision: Annotated[str, Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    images: Annotated[int, Option(help="Files that are read.")] = 64,
+    csv: Annotated[Path | None, Option(help="Add the rows to this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure this machine with random weights and images, and estimate the time of `dear adapt`.
@@ -57,25 +54,11 @@ def speed(
     if as_json:
         print_json({"rows": rows, "adapt": adapt})
         return
-    _print(rows)
+    figures = [
+        [_TITLES[row["what"]], *(str(row[name]) for name in ("images", "ms", "images_per_s"))] for row in rows
+    ]
+    print_table(("", "images", "ms", "images/s"), figures)
     first = rows[0]
-    typer.echo(
-        f"{first['machine']}, {first['threads']} threads, torch {first['torch']}, {first['precision']}"
-    )
+    echo(f"{first['machine']}, {first['threads']} threads, torch {first['torch']}, {first['precision']}")
     task = f"dear adapt --method {method} on {classes} classes with {shots} images each"
-    typer.echo(f"{task}: {adapt['steps']} steps, about {duration(adapt['seconds'])}")
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(header_style="bold")
-    table.add_column("")
-    for name in ("images", "ms", "images/s"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        values = (row["images"], row["ms"], row["images_per_s"])
-        table.add_row(Text(_TITLES[row["what"]]), *(str(value) for value in values))
-    Console().print(table)
+    echo(f"{task}: {adapt['steps']} steps, about {duration(adapt['seconds'])}")

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from importlib.util import find_spec
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from dear.cli.common import Device, device_named, say
+from dear.cli.options import Device, device_named
+from dear.cli.printing import say
+from dear.errors import UsageError
 
 
 def studio(
     run: Annotated[
-        str | None, typer.Argument(help="A run folder; without one the embedded backbone and examples.")
+        str | None, Argument(help="A run folder; without one the embedded backbone and examples.")
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 finds a free one.")] = 7860,
-    max_upload_mb: Annotated[int, typer.Option("--max-upload-mb", help="Larger uploads are refused.")] = 20,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0 finds a free one.")] = 7860,
+    max_upload_mb: Annotated[int, Option(help="Larger uploads are refused.")] = 20,
     backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="A backbone, if not the run's own or mini.")
+        str | None, Option("--backbone", "-b", help="A backbone, if not the run's own or mini.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", "-d", help="Images to look at: a folder, a table or world:NAME.")
+        str | None, Option("--data", "-d", help="Images to look at: a folder, a table or world:NAME.")
     ] = None,
     service: Annotated[
-        str | None,
-        typer.Option("--service", help="Also ask a running service: http://HOST:PORT/v1/models/NAME."),
+        str | None, Option(help="Also ask a running service: http://HOST:PORT/v1/models/NAME.")
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -35,8 +38,6 @@ def studio(
 
     Example: `dear studio`, then open http://127.0.0.1:7860
     """
-    from dear.errors import UsageError
-
     if port and find_spec("gradio") is not None:
         say(f"starting the studio at http://{host}:{port} …")  # the imports below take seconds
     try:
@@ -45,9 +46,6 @@ def studio(
         if (error.name or "").partition(".")[0] not in ("gradio", "fastapi"):
             raise
         raise UsageError("the studio needs gradio: pip install '.[studio]' in your clone") from None
-    import signal
-    import time
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
     with serving(run, backbone, data, host, port, max_upload_mb, device_named(device), service) as url:
         say(f"The studio is at {url} (Ctrl-C ends it)")

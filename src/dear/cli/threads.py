@@ -13,25 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 #: Commands that compute; `bench`, `ablate` and `serve` have an option of their own.
-COMPUTING = frozenset(
-    (
-        *("demo", "zeroshot", "choose", "adapt", "audit", "repair", "evaluate", "predict", "retrieve"),
-        *(
-            "embed",
-            "export",
-            "report",
-            "studio",
-            "pretrain",
-            "speed",
-            "explain",
-            "drift",
-            "discover",
-            "check",
-        ),
-    )
-)
+COMPUTING = {
+    "demo", "zeroshot", "choose", "adapt", "audit", "repair", "evaluate", "predict", "retrieve", "embed",
+    "export", "report", "studio", "pretrain", "speed", "explain", "drift", "discover", "check",
+}  # fmt: skip
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -53,8 +41,7 @@ def _option() -> Any:
     def nothing(
         threads: Annotated[
             int | None,
-            typer.Option(
-                "--threads",
+            Option(
                 min=1,
                 callback=_apply,
                 expose_value=False,

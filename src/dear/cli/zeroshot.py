@@ -2,54 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from dear.cli.audit import Examples, Way, removal_options
-from dear.cli.common import (
-    Backbone,
-    Data,
-    DataRoot,
-    Device,
-    Json,
-    Split,
-    Template,
-    Unreadable,
-    device_named,
-    print_accuracy,
-    print_json,
-    print_unreadable,
-    say,
-    stages,
-)
-
-if TYPE_CHECKING:
-    from dear.data.images import ImageSet
+from dear.cli import options as opt
+from dear.cli.printing import print_accuracy, print_json, print_unreadable, say, stages
+from dear.errors import UsageError
 
 
 def zeroshot(
-    data: Data,
-    backbone: Backbone = "mini",
-    data_root: DataRoot = None,
-    split: Split = "test",
-    template: Template = None,
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Average several prompts per class.")] = False,
-    half: Annotated[
-        str, typer.Option("--half", help="all classes, or the base (first) or novel (second) half.")
-    ] = "all",
+    data: opt.Data,
+    backbone: opt.Backbone = "mini",
+    data_root: opt.DataRoot = None,
+    split: opt.Split = "test",
+    template: opt.Template = None,
+    ensemble: Annotated[bool, Option("--ensemble", help="Average several prompts per class.")] = False,
+    half: Annotated[str, Option(help="all classes, or the base (first) or novel (second) half.")] = "all",
     without: Annotated[
-        list[str] | None,
-        typer.Option("--without", help="Concepts to remove, as measured on the training split."),
+        list[str] | None, Option(help="Concepts to remove, as measured on the training split.")
     ] = None,
-    way: Way = "auto",
-    examples: Examples = None,
-    roles: Annotated[
-        str | None, typer.Option("--roles", help="Role map of the backbone, for removal by heads.")
-    ] = None,
-    unreadable: Unreadable = "stop",
-    device: Device = "auto",
-    as_json: Json = False,
+    way: opt.Way = "auto",
+    examples: opt.Examples = None,
+    roles: Annotated[str | None, Option(help="Role map of the backbone, for removal by heads.")] = None,
+    unreadable: opt.Unreadable = "stop",
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Accuracy of the frozen model, overall and for each class.
 
@@ -62,16 +40,18 @@ def zeroshot(
     `dear zeroshot --backbone openai/clip-vit-base-patch16 --data photos/ --json`
     """
     from dear.clip.factory import load
-    from dear.data import open_data
-    from dear.errors import UsageError
+    from dear.data import halves, open_data
     from dear.heads.without import remove
     from dear.methods import build_method
     from dear.workflows.evaluate import evaluate_run
 
     images = open_data(data, split, root=data_root, template=template)
-    images = _half(images, half)
-    removed = removal_options(without, way, examples)
-    clip = load(backbone, device=device_named(device))
+    if half in ("base", "novel"):
+        images = images.select_classes(halves(images.classes)[half == "novel"])
+    elif half != "all":
+        raise UsageError(f"--half {half}: choose from all, base, novel")
+    removed = opt.read_removal(without, way, examples)
+    clip = load(backbone, device=opt.device_named(device))
     if removed is not None:
         training = open_data(data, "train", root=data_root, template=template)
         clip = remove(clip, training, removed, roles).clip
@@ -88,16 +68,3 @@ def zeroshot(
     if clip.correction is not None:
         say(f"removed: {clip.correction.note}")
     print_accuracy(found, f"{clip.name} on {images.name}, zero-shot")
-
-
-def _half(images: ImageSet, half: str) -> ImageSet:
-    """The base or the novel half of the classes."""
-    from dear.data import halves
-    from dear.errors import UsageError
-
-    if half == "all":
-        return images
-    base, novel = halves(images.classes)
-    if half not in ("base", "novel"):
-        raise UsageError(f"--half {half}: choose from all, base, novel")
-    return images.select_classes(base if half == "base" else novel)

@@ -18,8 +18,8 @@ from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
 from dear.studio.state import EXAMPLE, StudioState
 from dear.workflows.audit import Audit, AuditOptions, audit
-from dear.workflows.audit_evidence import evidence
 from dear.workflows.audit_model import without
+from dear.workflows.audit_page import evidence
 
 SHOTS = 16  #: images per class that are looked at
 
@@ -92,7 +92,7 @@ class Auditor:
         ways = ways_to_remove(model.clip, find_concept(concept), seen, roles)
         if not ways:
             raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
-        return Model(without(model.method, next(iter(ways.values()))), model.calibration)
+        return without(model, next(iter(ways.values())))
 
 
 def audit_html(found: Audit) -> str:

@@ -22,7 +22,6 @@ from dear.runs.model import Model
 from dear.runs.where import where
 from dear.studio.service_client import Ranked, ask_service
 from dear.studio.state import StudioState
-from dear.workflows.examine import recommended_modes
 from dear.workflows.explain import page_facts, seen
 
 Named = tuple[str, Image.Image]  #: an image with its name
@@ -207,17 +206,17 @@ def verdicts_html(
 
 def which_to_trust(model: Model, classes: Sequence[str]) -> tuple[str, str]:
     """The mode to trust for these classes, and a sentence that says why."""
-    trained, new = recommended_modes(model.method)
+    mode = model.pick_mode(None)
     if isinstance(model.method, ZeroShot):
-        return trained, "The model is zero-shot CLIP itself: nothing was trained."
+        return mode, "The model is zero-shot CLIP itself: nothing was trained."
     unknown = [name for name in classes if name not in set(model.classes)]
     if not unknown:
-        return trained, f"Trust “{TITLES.get(trained, trained)}”: the model was trained on all these classes."
+        return mode, f"Trust “{TITLES.get(mode, mode)}”: the model was trained on all these classes."
     if len(unknown) == len(classes):
         why = "the model was trained on none of these classes"
     else:
         why = f"{len(unknown)} of the {len(classes)} classes are new to the model, such as “{unknown[0]}”"
-    return new, f"Trust “{TITLES.get(new, new)}”: {why}."
+    return mode, f"Trust “{TITLES.get(mode, mode)}”: {why}."
 
 
 def why_html(state: StudioState, images: Sequence[Named], classes: Sequence[str], template: str) -> str:

@@ -23,7 +23,6 @@ from dear.report.run_page import changed_classes, gallery, spread_rows
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.studio.state import StudioState, check_folder
-from dear.workflows.examine import recommended_modes
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -114,7 +113,7 @@ def compare_models(
             report(f"asking {name}", done, total)
 
         found.append(fitting.evaluate(images, progress=progress))
-    modes = [_mode(model, images.classes) for model in models]
+    modes = [model.pick_mode(None) for model in models]
     before = replace(
         found[0],
         answers={"default": found[0].answers[modes[0]]},
@@ -165,11 +164,6 @@ def _with_classes(model: Model, classes: Sequence[str], name: str) -> Model:
     if not model.method.open_classes:
         raise UsageError(f"{name}: {model.method.title} can only name the classes it was trained on")
     return model.with_classes(classes)
-
-
-def _mode(model: Model, classes: Sequence[str]) -> str:
-    trained, new = recommended_modes(model.method)
-    return trained if set(classes) <= set(model.classes) else new
 
 
 def _table(names: Sequence[str], found: Sequence[Evaluation], modes: Sequence[str]) -> Table:

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from dear._io.files import PathLike
+from dear._io.image_names import find_images
 from dear._io.notes import note
 from dear._io.progress import Progress, silent
 from dear._io.text import fill_template
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
-from dear.data.images import FileImages, ImageSet
+from dear.data.images import FileImages, ImageSet, ListedImages
 from dear.data.open import open_data, open_folder
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
@@ -45,7 +46,7 @@ from dear.heads.values import Concept, find_concept, known_concepts, readable_wo
 from dear.heads.without import role_map, ways_to_remove
 from dear.methods.base import Method
 from dear.runs.folder import load_run
-from dear.workflows.audit_model import HELD_OUT, INSIDE, HeldOutScores, some_of, worst_group
+from dear.workflows.audit_model import HELD_OUT, INSIDE, HeldOutScores, some_of
 from dear.workflows.audit_photos import PhotoAudit, edit_tests, look_at_images
 from dear.workflows.evaluate import run_images
 
@@ -57,56 +58,46 @@ _ORDER = (SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE)
 class AuditOptions:
     """What to audit, and how."""
 
-    #: concepts in words; empty: the twelve
-    concepts: tuple[str, ...] = ()
+    concepts: tuple[str, ...] = ()  #: in words; empty: the twelve
     #: folders of images that show a concept: one with a folder per value, or one folder per value
     examples: tuple[str, ...] = ()
-    #: role map of the backbone or its file; None: the backbone's own, where it has one
-    roles: PathLike | RoleMap | None = None
-    #: what `dear.load` takes; for a run: only if it moved
-    backbone: PathLike | Clip | None = None
-    #: images per class; None or 0: all
-    shots: int | None = None
-    #: of the draw and of the permutations
-    seed: int = 1
-    #: which images are audited; those that a model is tested on are held out from them
-    split: str = "train"
-    #: prompt with `{}`; None: the dataset's
-    template: str | None = None
-    #: folder of the benchmarks, for the name of a benchmark
-    root: PathLike | None = None
-    #: of a method with several; None: its usual one
-    mode: str | None = None
-    #: "auto", "cpu", "cuda", …
+    roles: PathLike | RoleMap | None = None  #: None: the backbone's own, where it has one
+    backbone: PathLike | Clip | None = None  #: what `dear.load` takes; for a run: only if it moved
+    shots: int | None = None  #: images per class; None or 0: all
+    seed: int = 1  #: of the draw and of the permutations
+    split: str = "train"  #: of the audited images; a model is tested on others
+    template: str | None = None  #: prompt with `{}`; None: the dataset's
+    root: PathLike | None = None  #: folder of the benchmarks, for the name of a benchmark
+    mode: str | None = None  #: of a method with several; None: its usual one
     device: str = "auto"
-    #: look at the images themselves
-    photos: bool = True
+    photos: bool = True  #: look at the images themselves
+
+    def open(self, data: PathLike, split: str) -> ImageSet:
+        """A split of the data."""
+        return open_data(data, split, root=self.root, template=self.template)
+
+    def load(self) -> Clip:
+        """The backbone."""
+        if isinstance(self.backbone, Clip):
+            return self.backbone
+        return load("mini" if self.backbone is None else self.backbone, device=pick_device(self.device))
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
     """What an audit found."""
 
-    #: one per concept, suspected shortcuts first, then by association
-    findings: tuple[Finding, ...]
-    #: the images that were looked at
-    images: ImageSet
-    #: the backbone; None where the images alone were looked at
-    clip: Clip | None
-    #: the model that was tested; None for data alone
-    method: Method | None = None
-    #: the role map, where there is one
-    roles: RoleMap | None = None
-    #: the images that the model was tested on; None: there are none beside the training images
-    held_out: ImageSet | None = None
-    #: per concept the model's answers [m] with the concept removed
-    without: Mapping[str, Tensor] = field(default_factory=dict)
-    #: the model's answers [m] for the images it was tested on
-    answers: Tensor | None = None
+    findings: tuple[Finding, ...]  #: one per concept, suspected shortcuts first, then by association
+    images: ImageSet  #: that were looked at
+    clip: Clip | None  #: the backbone; None where the images alone were looked at
+    method: Method | None = None  #: the model that was tested; None for data alone
+    roles: RoleMap | None = None  #: the role map, where there is one
+    held_out: ImageSet | None = None  #: what the model was tested on; None: its training images
+    without: Mapping[str, Tensor] = field(default_factory=dict)  #: per concept, the answers [m] without it
+    answers: Tensor | None = None  #: the model's answers [m] for the images it was tested on
     #: name and accuracy of the worst group of class and value among held-out images, where values are known
     worst_group: tuple[str, float] | None = None
-    #: what the images themselves show; None: not looked at
-    photos: PhotoAudit | None = None
+    photos: PhotoAudit | None = None  #: what the images themselves show; None: not looked at
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
@@ -116,16 +107,14 @@ class Audit:
 
     @property
     def removable(self) -> tuple[str, ...]:
-        """What `--without` takes to remove what was found: kinds of properties, then concepts."""
-        used = () if self.photos is None else self.photos.shortcuts
-        if self.photos is not None and self.photos.causal:
-            used = tuple(
-                one
-                for one in used
-                if (test := self.photos.causal.get(one.class_name)) is not None and test.relies
-            )
-        kinds = [one.kind for one in used if one.kind]
-        return tuple(dict.fromkeys((*kinds, *(one.association.concept.lower() for one in self.suspects))))
+        """What can be removed of what was found: kinds of properties, then concepts."""
+        photos = self.photos
+        used = [] if photos is None else [one for one in photos.shortcuts if one.kind]
+        if photos is not None and photos.causal:
+            relied = {name for name, test in photos.causal.items() if test.relies}
+            used = [one for one in used if one.class_name in relied]
+        concepts = [one.association.concept.lower() for one in self.suspects]
+        return tuple(dict.fromkeys([*(one.kind for one in used), *concepts]))
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -184,26 +173,24 @@ def audit(
     Raises:
         DearError: anything a user can correct, in one sentence.
     """
-    options = options or AuditOptions()
+    options, progress = options or AuditOptions(), progress or silent
     wanted = [find_concept(text) for text in options.concepts]
-    images = data if isinstance(data, ImageSet) else _open(data, options.split, options)
-    if held_out is None:
+    images = data if isinstance(data, ImageSet) else options.open(data, options.split)
+    if held_out is None and not isinstance(data, ImageSet):
         held_out = _held_out(data, images, options)
     if options.shots:
         images = few_shot(images, options.shots, options.seed)
     if len(images.classes) < 2:
         raise UsageError(f"{images.name}: has one class; an audit needs at least two")
-    method = _method(run, options)
-    photos_alone = method is None and options.backbone is None and not _drawn(images)
-    if photos_alone and (wanted or options.examples):
-        raise UsageError("concepts are seen by a backbone; name one", hint="backbone")
-    if photos_alone:
-        return Audit(
-            (), images, None, held_out=held_out, photos=look_at_images(images, held_out, None, progress)
-        )
-    clip = method.clip if method is not None else _backbone(options)
+    method = run if run is None or isinstance(run, Method) else _load_run(run, options)
+    if method is None and options.backbone is None and not _drawn(images):
+        if wanted or options.examples:
+            raise UsageError("concepts are seen by a backbone; name one", hint="backbone")
+        photos = look_at_images(images, held_out, progress)
+        return Audit((), images, None, held_out=held_out, photos=photos)
+    clip = options.load() if method is None else method.clip
     _estimate(clip, images, held_out, method)
-    return _audit(images, held_out, clip, method, wanted, options, progress or silent)
+    return _audit(images, held_out, clip, method, wanted, options, progress)
 
 
 def audit_run(run: str, options: AuditOptions | None = None, progress: Progress | None = None) -> Audit:
@@ -231,75 +218,60 @@ def _audit(
     roles = role_map(options.roles, clip)
     layers = clip.config.vision.last_third if roles is None else roles.layers
     seen = collect(clip, images, layers, progress=lambda done: progress("images", done, len(images)))
-    tested = (
-        None
-        if method is None
-        else HeldOutScores.of(method, held_out or images, layers, options.mode, progress)
-    )
-    found = _associations(clip, images, seen, wanted, options)
-    findings, without, spans = [], {}, {}
-    for number, (concept, association, directions) in enumerate(found):
-        spans[concept.name] = directions
+    tested = None
+    if method is not None:
+        tested = HeldOutScores.of(method, held_out or images, layers, options.mode, progress)
+    shown = _examples(options.examples)
+    found = _associations(clip, images, seen, wanted, shown, options.seed)
+    findings, without = [], {}
+    for number, (concept, association, _) in enumerate(found):
         heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
         finding = judge(association, None, heads, len(found), images.classes)
         if tested is not None and (tested.quick or finding.verdict == ASSOCIATED):
-            ways = ways_to_remove(clip, concept, seen, roles, _shown(concept, options))
+            ways = ways_to_remove(clip, concept, seen, roles, None if concept.words else shown)
             used, without[concept.name] = tested.without(ways)
             finding = judge(association, used, heads, len(found), images.classes)
         findings.append(finding)
         progress("concepts", number + 1, len(found))
+    spans = {concept.name: directions for concept, _, directions in found}
     judged = explain_away(findings, spans, seen.features, images.labels, options.seed)
     order = sorted(judged, key=lambda one: (_ORDER.index(one.verdict), -one.association.excess))
     photos = None
     if options.photos and not _drawn(images):
-        photos = look_at_images(images, held_out, None, progress)
+        photos = look_at_images(images, held_out, progress)
         if tested is not None and held_out is not None and photos.shortcuts:
             causal = edit_tests(photos, tested.model, images, held_out, options.mode, progress)
             photos = replace(photos, causal=causal)
-    answers = None if tested is None else tested.scores.argmax(dim=1)
-    worst = None
-    if tested is not None and held_out is not None and answers is not None:
-        worst = worst_group(tested.images, answers == tested.labels)
-    held = held_out if tested is None or held_out is None else tested.images
-    shown_method = None if tested is None else tested.model.method
-    return Audit(tuple(order), images, clip, shown_method, roles, held, without, answers, worst, photos)
+    result = Audit(tuple(order), images, clip, None, roles, held_out, without, photos=photos)
+    if tested is None:
+        return result
+    result = replace(result, method=tested.model.method, answers=tested.answers)
+    if held_out is None:
+        return result
+    return replace(result, held_out=tested.images, worst_group=tested.worst_group)
 
 
 def _associations(
-    clip: Clip, images: ImageSet, seen: Collected, wanted: list[Concept], options: AuditOptions
+    clip: Clip, images: ImageSet, seen: Collected, wanted: list[Concept], shown: ImageSet | None, seed: int
 ) -> list[tuple[Concept, Association, Tensor]]:
-    """Every concept with its association and the features of its values."""
+    """Every concept with its association and the features of its values; that of `shown` has no words."""
     texts = clip.encode_text([fill_template(images.template, name) for name in images.classes]).float().cpu()
     concepts = wanted
-    if not wanted and not options.examples:
+    if not wanted and shown is None:
         concepts = [one for one in known_concepts().values() if len(readable_words(clip, one.words)) > 1]
     found = []
     for concept in concepts:
-        words, directions = value_features(clip, concept)
-        association = associate(
-            concept.name, words, directions, seen.features, images.labels, texts, seed=options.seed
-        )
-        found.append((concept, association, directions))
-    shown = _examples(options.examples)
+        words, values = value_features(clip, concept)
+        association = associate(concept.name, words, values, seen.features, images.labels, texts, seed=seed)
+        found.append((concept, association, values))
     if shown is not None:
         features = collect(clip, shown, clip.config.vision.last_third[-1:]).features
         center = features.mean(dim=0)
-        means = torch.stack([features[shown.labels == value].mean(dim=0) for value in shown.labels.unique()])
-        association = associate(
-            "examples",
-            shown.classes,
-            means - center,
-            seen.features - center,
-            images.labels,
-            texts,
-            seed=options.seed,
-        )
-        found.append((Concept("examples", ()), association, means - center))
+        means = [features[shown.labels == value].mean(dim=0) for value in shown.labels.unique()]
+        values, centered = torch.stack(means) - center, seen.features - center
+        association = associate("examples", shown.classes, values, centered, images.labels, texts, seed=seed)
+        found.append((Concept("examples", ()), association, values))
     return found
-
-
-def _shown(concept: Concept, options: AuditOptions) -> ImageSet | None:
-    return _examples(options.examples) if concept.name == "examples" and not concept.words else None
 
 
 def _examples(folders: Sequence[str]) -> ImageSet | None:
@@ -311,9 +283,6 @@ def _examples(folders: Sequence[str]) -> ImageSet | None:
             raise UsageError(f"{folder}: no such folder of examples")
     if len(folders) == 1:
         return open_folder(folders[0], "all")
-    from dear._io.image_file import find_images
-    from dear.data.images import ListedImages
-
     files = [(path, value) for value, folder in enumerate(folders) for path in find_images([folder])]
     names = tuple(Path(folder).name or str(folder) for folder in folders)
     labels = torch.tensor([value for _, value in files])
@@ -335,34 +304,22 @@ def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, method: M
         note(f"{count} images to run through {clip.name}: about {count * each:.0f} s")
 
 
-def _held_out(data: PathLike | ImageSet, images: ImageSet, options: AuditOptions) -> ImageSet | None:
-    """The test split of named data, where it has one that is not audited itself."""
-    if isinstance(data, ImageSet) or options.split != "train":
+def _held_out(data: PathLike, images: ImageSet, options: AuditOptions) -> ImageSet | None:
+    """The test split of the data, where it has one that is not audited itself."""
+    if options.split != "train":
         return None
     try:
-        found = _open(data, "test", options)
+        found = options.open(data, "test")
     except DataError:
         return None
     same = tuple(found.classes) == tuple(images.classes)
     return some_of(found, COMPARED) if len(found) and same else None
 
 
-def _drawn(images: ImageSet) -> bool:
-    """Whether these are the world's images, which the embedded backbone sees."""
-    return not isinstance(images, FileImages) and images.name.startswith("world:")
-
-
-def _open(data: PathLike, split: str, options: AuditOptions) -> ImageSet:
-    return open_data(data, split, root=options.root, template=options.template)
-
-
-def _method(run: PathLike | Method | None, options: AuditOptions) -> Method | None:
-    if run is None or isinstance(run, Method):
-        return run
+def _load_run(run: PathLike, options: AuditOptions) -> Method:
     return load_run(run, options.backbone, pick_device(options.device))
 
 
-def _backbone(options: AuditOptions) -> Clip:
-    if isinstance(options.backbone, Clip):
-        return options.backbone
-    return load("mini" if options.backbone is None else options.backbone, device=pick_device(options.device))
+def _drawn(images: ImageSet) -> bool:
+    """Whether these are the world's images, which the embedded backbone sees."""
+    return not isinstance(images, FileImages) and images.name.startswith("world:")

@@ -14,6 +14,7 @@ from dear.heads.ablate import Collected, collect
 from dear.heads.audit import Reliance, reliance
 from dear.heads.repair import Repair
 from dear.methods.base import Method
+from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 
 HELD_OUT = 300  #: held-out images at most
@@ -29,7 +30,7 @@ class HeldOutScores:
     labels: Tensor
     scores: Tensor  # [m, C]
     collected: Collected | None  # of these images, where the method reads the feature alone
-    mode: str | None
+    mode: str
 
     @classmethod
     def of(
@@ -39,23 +40,23 @@ class HeldOutScores:
         quick = method.cut == "feature" and method.clip.correction is None and not method.clip.focus
         images = some_of(images, HELD_OUT if quick else INSIDE)
         model, labels = Model(method).for_labels(images)
-        collected = None
-        if quick:
-            collected = collect(
-                method.clip,
-                images,
-                layers,
-                progress=lambda done: progress("held-out images", done, len(images)),
-            )
-            scores = _from_features(model, collected.features, mode)
-        else:
-            scores = model.logits(images, progress=progress)[model.pick_mode(mode)]
-        return cls(model, images, labels, scores, collected, mode)
+        mode = model.pick_mode(mode)
+        if not quick:
+            return cls(model, images, labels, model.logits(images, progress=progress)[mode], None, mode)
+        collected = collect(
+            method.clip, images, layers, progress=lambda done: progress("held-out images", done, len(images))
+        )
+        return cls(model, images, labels, _from_features(model, collected.features, mode), collected, mode)
 
     @property
     def quick(self) -> bool:
         """Whether a removal costs nothing but a product."""
         return self.collected is not None
+
+    @property
+    def answers(self) -> Tensor:
+        """The model's answers [m]."""
+        return self.scores.argmax(dim=1)
 
     def without(self, ways: Mapping[str, Repair]) -> tuple[Reliance, Tensor]:
         """The largest effect of some ways to remove a concept, and the answers without it."""
@@ -66,15 +67,22 @@ class HeldOutScores:
             if self.collected is not None:
                 scores = _from_features(self.model, repair.apply(self.collected), self.mode)
             else:
-                scores = scores_of(without(self.model.method, repair), self.images, self.mode)
+                scores = without(self.model, repair).logits(self.images)[self.mode]
             found.append((reliance(self.scores, scores, self.labels, way), scores.argmax(dim=1)))
         return max(found, key=lambda pair: max(pair[0].lost, pair[0].changed))
 
+    @property
+    def worst_group(self) -> tuple[str, float] | None:
+        """The group of class and value with the fewest right answers; None where no values are known."""
+        found = Evaluation(
+            self.model.classes, self.labels, {self.mode: self.answers}, {}, groups=group_names(self.images)
+        ).per_group()
+        return min(found.items(), key=lambda pair: pair[1]) if found else None
+
 
 @torch.no_grad()
-def _from_features(model: Model, features: Tensor, mode: str | None) -> Tensor:
-    logits = model.method.logits_from_frozen((features.to(model.clip.device),))
-    return logits[model.pick_mode(mode)].float().cpu()
+def _from_features(model: Model, features: Tensor, mode: str) -> Tensor:
+    return model.method.logits_from_frozen((features.to(model.clip.device),))[mode].float().cpu()
 
 
 def some_of(images: ImageSet, most: int) -> ImageSet:
@@ -84,25 +92,6 @@ def some_of(images: ImageSet, most: int) -> ImageSet:
     return images.subset(torch.linspace(0, len(images) - 1, most).long().tolist())
 
 
-def scores_of(method: Method, images: ImageSet, mode: str | None = None) -> Tensor:
-    """A method's scores [n, C] of all images of a set, on the CPU."""
-    model = Model(method)
-    return model.logits(images)[model.pick_mode(mode)]
-
-
-def without(method: Method, repair: Repair) -> Method:
-    """A trained method with something removed from its image feature, as it is: nothing is trained again."""
-    return method.bound(method.clip.corrected(repair.correction(after=method.clip.correction)))
-
-
-def worst_group(images: ImageSet, right: Tensor) -> tuple[str, float] | None:
-    """The group of class and value with the fewest right answers."""
-    names = group_names(images)
-    if names is None:
-        return None
-    found: dict[str, list[bool]] = {}
-    for name, hit in zip(names, right.tolist(), strict=True):
-        found.setdefault(name, []).append(hit)
-    share = {name: sum(hits) / len(hits) for name, hits in found.items()}
-    worst = min(share, key=share.__getitem__)
-    return worst, share[worst]
+def without(model: Model, repair: Repair) -> Model:
+    """A model with something removed from its image feature, as it is: nothing is trained again."""
+    return model.corrected(repair.correction(after=model.clip.correction))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
-from dear._io.progress import Progress, silent
+from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.photos.causal import Causal, causal_test, edited_set
 from dear.photos.duplicates import near_duplicates
@@ -28,10 +28,8 @@ class Pair:
 
     first: str
     second: str
-    #: "training and test" or "two classes"
-    where: str
-    #: "copy" or "alike"
-    kind: str
+    where: str  #: "training and test" or "two classes"
+    kind: str  #: "copy" or "alike"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,67 +37,41 @@ class PhotoAudit:
     """What the images alone tell."""
 
     measured: Measured
-    #: one per class that stands out, the clearest first
-    shortcuts: tuple[Shortcut, ...]
+    shortcuts: tuple[Shortcut, ...]  #: one per class that stands out, the clearest first
     duplicates: tuple[Pair, ...] = ()
     #: by class name: what edits do to the model's answers on held-out images
     causal: dict[str, Causal] = field(default_factory=dict)
-    #: classes with too few images to judge
-    too_few: tuple[str, ...] = ()
+    too_few: tuple[str, ...] = ()  #: classes with too few images to judge
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
+        edits = {name: test.report() for name, test in self.causal.items()}
         return {
-            "findings": [
-                {
-                    **one.report(),
-                    "edits": None if (test := self.causal.get(one.class_name)) is None else test.report(),
-                }
-                for one in self.shortcuts
-            ],
-            "duplicates": [
-                {"first": pair.first, "second": pair.second, "where": pair.where, "kind": pair.kind}
-                for pair in self.duplicates
-            ],
+            "findings": [{**one.report(), "edits": edits.get(one.class_name)} for one in self.shortcuts],
+            "duplicates": [asdict(pair) for pair in self.duplicates],
             "classes_with_too_few_images": list(self.too_few),
         }
 
 
-def look_at_images(
-    images: ImageSet,
-    held_out: ImageSet | None = None,
-    features: tuple[Tensor, Tensor] | None = None,
-    progress: Progress | None = None,
-) -> PhotoAudit:
+def look_at_images(images: ImageSet, held_out: ImageSet | None, progress: Progress) -> PhotoAudit:
     """Properties of each class against the rest, and images that are nearly the same.
 
-    Args:
-        images: the training images.
-        held_out: test images, which should not hold copies of them.
-        features: of both, where a backbone has seen them, to find more than copies.
-        progress: called with (stage, done, total).
+    Copies of training images among the test images, and of images of one class in another, are listed.
     """
-    measured = measure(images, progress or silent)
+    measured = measure(images, progress)
     labels = images.labels.tolist()
     pairs = [
         Pair(images.key(one.first), images.key(one.second), "two classes", one.kind)
-        for one in near_duplicates(
-            measured, labels=labels, features=None if features is None else (_array(features[0]),) * 2
-        )
+        for one in near_duplicates(measured, labels=labels)
     ]
     if held_out is not None:
-        both = None if features is None else (_array(features[0]), _array(features[1]))
         pairs += [
             Pair(images.key(one.first), held_out.key(one.second), "training and test", one.kind)
-            for one in near_duplicates(measured, measure(held_out, progress or silent), both)
+            for one in near_duplicates(measured, measure(held_out, progress))
         ]
     counts = np.bincount(labels, minlength=len(images.classes))
     few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < FEWEST)
     return PhotoAudit(measured, find_shortcuts(measured, labels, images.classes), tuple(pairs), too_few=few)
-
-
-def _array(features: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return features.double().numpy()
 
 
 def edit_tests(
@@ -107,8 +79,8 @@ def edit_tests(
     model: Model,
     images: ImageSet,
     held_out: ImageSet,
-    mode: str | None = None,
-    progress: Progress | None = None,
+    mode: str | None,
+    progress: Progress,
 ) -> dict[str, Causal]:
     """What edits toward each finding do to a model's answers on held-out images, by class name."""
     results: dict[str, Causal] = {}
@@ -116,20 +88,20 @@ def edit_tests(
     answer = answers_of(model, images.classes, mode)
     for number, one in enumerate(tested):
         results[one.class_name] = causal_test(edited_set(one, held_out, images, EDITED), answer)
-        (progress or silent)("edits", number + 1, len(tested))
+        progress("edits", number + 1, len(tested))
     return results
 
 
 def answers_of(
     model: Model, classes: Sequence[str], mode: str | None = None
-) -> Callable[[Sequence[Image.Image]], np.ndarray[Any, np.dtype[np.int64]]]:
+) -> Callable[[Sequence[Image.Image]], NDArray[np.int64]]:
     """A model's answers as labels that count into `classes`; -1 for a class that is none of them."""
     place = {name: number for number, name in enumerate(classes)}
     numbers = np.array([place.get(name, -1) for name in model.classes])
 
-    def answer(images: Sequence[Image.Image]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def answer(images: Sequence[Image.Image]) -> NDArray[np.int64]:
         logits = model.logits(list(images))[model.pick_mode(mode)]
-        answers: np.ndarray[Any, np.dtype[np.int64]] = numbers[logits.argmax(dim=1).numpy()]
+        answers: NDArray[np.int64] = numbers[logits.argmax(dim=1).numpy()]
         return answers
 
     return answer

@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from dear._io.files import PathLike
-from dear._io.progress import Progress
+from dear._io.progress import Progress, silent
 from dear._io.text import duration
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -34,25 +34,6 @@ METHODS = ("zeroshot", "linear-probe", "tip-adapter-f", "proker", "lp-plus-plus"
 FOLDS = 3
 DOUBT = 0.1  #: probability of chance above which two methods count as equally good
 WORTH = 0.01  #: accuracy that a slower method must win to be recommended
-
-
-@dataclass(frozen=True)
-class ChooseOptions:
-    """How methods are compared."""
-
-    methods: tuple[str, ...] = METHODS  #: each with its recommended preset
-    folds: int = FOLDS  #: parts of the images that are held out in turn
-    minutes: float = 2.0  #: for everything; methods that cannot be finished in it are not counted
-
-    def __post_init__(self) -> None:
-        if not self.methods:
-            raise UsageError("name at least one method to compare")
-        for name in self.methods:
-            find_method(name)
-        if self.folds < 2:
-            raise UsageError(f"folds = {self.folds}: hold out at least 2 parts in turn")
-        if not (self.minutes > 0 and math.isfinite(self.minutes)):
-            raise UsageError(f"minutes = {self.minutes}: give a positive time")
 
 
 @dataclass(frozen=True)
@@ -96,7 +77,7 @@ class Recommendation:
         alike = [one.title for one in self.candidates if one is not self.pick and _as_good(one, self.pick)]
         said = f"Take {self.pick.title}."
         if alike:
-            said += f" So few images do not tell it from {_listed(alike)}."
+            said += f" On so few images it is not significantly better than {_listed(alike)}."
         if self.pick_for_new is not None and self.pick_for_new is not self.pick:
             said += f" Take {self.pick_for_new.title} if you will add classes later."
         return said
@@ -116,13 +97,15 @@ class Recommendation:
 
 def choose(
     data: PathLike | ImageSet,
-    options: ChooseOptions | None = None,
+    methods: Sequence[str] = METHODS,
     spec: Spec | None = None,
     *,
+    folds: int = FOLDS,
+    minutes: float = 2.0,
     clip: Clip | None = None,
     roles: RoleMap | None = None,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Recommendation:
     """Cross-validate methods on a person's own training images and recommend one.
 
@@ -131,8 +114,10 @@ def choose(
 
     Args:
         data: what `open_data` takes (its training split is used), or an image set.
-        options: which methods, how many parts, how long.
+        methods: to compare, each with its recommended preset.
         spec: backbone, shots, seed, template and so on; its method, preset and options do not count.
+        folds: parts of the images that are held out in turn.
+        minutes: for everything; methods that cannot be finished in it are not counted.
         clip: a loaded backbone, instead of that of `spec`.
         roles: role map; None: the backbone's own, or found on the images.
         device: "auto", "cpu", "cuda", ...
@@ -142,11 +127,17 @@ def choose(
         DataError: no class has two images, so nothing can be held out.
         DearError: anything else a user can correct, in one sentence.
     """
-    options, began = options or ChooseOptions(), time.monotonic()
-    deadline = began + 60 * options.minutes
+    began, kinds = time.monotonic(), [find_method(name) for name in methods]
+    if not kinds:
+        raise UsageError("name at least one method to compare")
+    if folds < 2:
+        raise UsageError(f"folds = {folds}: hold out at least 2 parts in turn")
+    if not (minutes > 0 and math.isfinite(minutes)):
+        raise UsageError(f"minutes = {minutes}: give a positive time")
     given = data if isinstance(data, ImageSet) else None
-    spec = (spec or Spec()).changed(preset=None, options=None)
-    spec = spec if given is not None else spec.changed(data=data)
+    spec = (spec or Spec()).changed(
+        preset=None, options=None, **({} if given is not None else {"data": data})
+    )
     first = prepare(spec.changed(method="zeroshot"), given, clip=clip, device=device)
     images, clip = first.images, first.method.clip
     if not image_folds(images.labels, 2, spec.seed):
@@ -154,32 +145,23 @@ def choose(
             f"{images.name}: every class has a single image, so none can be held out to compare methods; "
             "add a second image to some classes"
         )
-    tried, cached = [], list[FrozenViews | None]()
-    for place, name in enumerate(options.methods):
-        if progress is not None:
-            progress(name, place, len(options.methods))
-        job = prepare(
-            spec.changed(method=name),
-            images,
-            drawn=True,
-            clip=clip,
-            roles=roles if find_method(name).uses_roles else None,
-        )
-        tried.append(_try(job, options.folds, deadline, cached))
-    if progress is not None:
-        progress(options.methods[-1], len(options.methods), len(options.methods))
+    tried, cached = list[Candidate](), list[FrozenViews | None]()
+    for kind in kinds:
+        progress(kind.name, len(tried), len(kinds))
+        own = roles if kind.uses_roles else None
+        job = prepare(spec.changed(method=kind.name), images, drawn=True, clip=clip, roles=own)
+        tried.append(_try(job, folds, began + 60 * minutes, cached))
+    progress(kinds[-1].name, len(kinds), len(kinds))
     done = [one for one in tried if one.trained is not None]
     if not done:
-        raise UsageError(
-            f"no method could be tried in {options.minutes:g} minutes ("
-            f"{'; '.join(f'{one.title} {one.skipped}' for one in tried)}); allow more time"
-        )
+        reasons = "; ".join(f"{one.title} {one.skipped}" for one in tried)
+        raise UsageError(f"no method could be tried in {minutes:g} minutes ({reasons}); allow more time")
     open_ones = [one for one in done if one.new is not None]
     return Recommendation(
         tuple(tried),
         _best(done, "trained"),
         _best(open_ones, "new") if open_ones else None,
-        tuple(_notes(images, options.folds, tried)),
+        tuple(_notes(images, folds, tried)),
         time.monotonic() - began,
     )
 
@@ -188,15 +170,11 @@ def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]
     """Cross-validate one method, unless that would take longer than is left."""
     method, began = job.method, time.monotonic()
     found = Candidate(job.spec.method, method.title, job.spec.preset)
-    left = deadline - began
-    expected = estimate(job)
-    if expected is not None:
-        needed = expected.training * (folds - 1 + (0.5 if method.open_classes else 0.0))
-        if needed > left:
-            return replace(
-                found, skipped=f"needs about {duration(needed)}, {duration(max(0.0, left))} were left"
-            )
-    elif left <= 0:
+    left, expected = max(0.0, deadline - began), estimate(job)
+    needed = 0.0 if expected is None else expected.training * (folds - 1 + 0.5 * method.open_classes)
+    if needed > left:
+        return replace(found, skipped=f"needs about {duration(needed)}, {duration(left)} were left")
+    if not left:
         return replace(found, skipped="no time was left")
     views = _views(job, cached)
     if reads_features(method, job.recipe):

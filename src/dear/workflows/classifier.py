@@ -191,7 +191,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         An image that cannot be read has a row of NaN, and a warning names it.
         """
         self._check_fitted()
-        images = self._asked(X)
+        images = self._images(X)
         found = self.run_.probabilities(images, self.mode, unreadable="skip")
         bad = found.isnan().any(dim=1).nonzero()[:, 0].tolist()
         if bad:
@@ -219,7 +219,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.reject is not None and nothing in self.classes_.tolist():
             raise UsageError(f"a class is called {nothing!r}, which is the answer for images of no class")
         found = self.run_.answers(
-            self._asked(X), top=1, mode=self.mode, reject=self.reject, unreadable="skip"
+            self._images(X), top=1, mode=self.mode, reject=self.reject, unreadable="skip"
         )
         bad = [answer.error for answer in found if answer.error is not None]
         if bad and len(bad) == len(found):
@@ -233,7 +233,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ]
         return np.array(labels, dtype=object) if bad else np.array(labels, dtype=_kind(labels, self.classes_))
 
-    def _asked(self, X: Any) -> Images:
+    def _images(self, X: Any) -> Images:
         """The images that `predict` is asked for."""
         if isinstance(X, ImageSet):
             return X
@@ -265,11 +265,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: PathLike) -> None:
         """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
         self._check_fitted()
-        own = {
-            "mode": self.mode,
-            "reject": self.reject,
-            "labels": self.classes_.tolist(),
-        }
+        own = {"mode": self.mode, "reject": self.reject, "labels": self.classes_.tolist()}
         self.run_.save(path, classifier=own)
 
     @classmethod

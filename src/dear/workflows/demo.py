@@ -27,12 +27,8 @@ Progress = Callable[[str], None]
 def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> DemoFacts:
     """Run the demo; `out` then has `roles.json`, run folders, `results.json` and `index.html`.
 
-    Every file is written whole or not at all. A second demo in the same folder uses the runs of the first.
-
-    Args:
-        out: folder to write.
-        quick: one task, fewer images and epochs, to see that everything works.
-        progress: called with lines for the reader.
+    A second demo in the same folder uses the runs of the first. `quick` has one task and fewer images and
+    epochs, to see that everything works; `progress` is called with lines for the reader.
     """
     folder, size, part = Path(out), QUICK if quick else Size(), _Parts()
     end = "-quick" if quick else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from dear.report.page import Thumbnail, thumbnail
 from dear.report.run_facts import Compared
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
+from dear.runs.spec import Spec
 from dear.workflows.adapt import adapt
 from dear.workflows.audit import AuditOptions, audit_run
 from dear.workflows.evaluate import evaluate_run
@@ -47,56 +48,30 @@ class Size:
     focus_images: int = 20  #: test images per place
 
 
-QUICK = Size(
-    ("textures",),
-    2,
-    1,
-    10,
-    role_images=400,
-    known_images=120,
-    per_group=2,
-    focus_draws=1,
-    focus_images=4,
-)
+QUICK = Size(("textures",), 2, 1, 10, 400, 120, per_group=2, focus_draws=1, focus_images=4)
 
 
 def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> TaskFacts:
     """Adapt DeAR to the first half of a task's classes and examine it on both halves.
 
-    Args:
-        clip: the backbone.
-        roles: its role map.
-        name: of a task of the attribute world.
-        run: run folder; one of an earlier demo with the same settings is continued or used as it is.
-        size: how long to train, and how many images to test on.
+    A run of an earlier demo with the same settings is continued or used as it is.
     """
-    data = f"world:{name}"
+    data, recipe = f"world:{name}", {"views": size.views}
+    if size.epochs is not None:
+        recipe["epochs"] = size.epochs
     test = open_data(data, "test")
-    model = adapt(
-        data,
-        run,
-        backbone=clip,
-        roles=roles,
-        classes=halves(test.classes)[0],
-        shots=SHOTS,
-        seed=SEED,
-        recipe={"views": size.views, **({} if size.epochs is None else {"epochs": size.epochs})},
-        calibrate=False,
-        resume=True,
-    )
+    spec = Spec(classes=halves(test.classes)[0], shots=SHOTS, seed=SEED, recipe=recipe, calibrate=False)
+    model = adapt(data, run, spec, backbone=clip, roles=roles, resume=True)
     facts = examine(model, _first(test, test.labels.tolist(), size.test_images))
     return TaskFacts(name, find_task(name).about, SHOTS, model.seconds, facts)
 
 
 def _first(images: ImageSet, groups: Sequence[int | str], count: int | None) -> ImageSet:
-    """The first `count` images of each group."""
-    seen: dict[int | str, int] = {}
-    rows = []
+    """The first `count` images of each group, or all."""
+    rows: dict[int | str, list[int]] = {}
     for row, group in enumerate(groups):
-        seen[group] = seen.get(group, 0) + 1
-        if count is None or seen[group] <= count:
-            rows.append(row)
-    return images.subset(rows)
+        rows.setdefault(group, []).append(row)
+    return images.subset(sorted(row for own in rows.values() for row in own[:count]))
 
 
 def shortcut_parts(
@@ -104,23 +79,10 @@ def shortcut_parts(
 ) -> tuple[ShortcutFacts, tuple[ImageFacts, ...]]:
     """A linear probe of animals at a place of their own each: audited, repaired, and two answers explained.
 
-    Args:
-        clip: the backbone.
-        roles: its role map.
-        run: folder of the run; one of an earlier demo with the same settings is used as it is.
-        size: how many images to test on.
+    A run of an earlier demo with the same settings is used as it is.
     """
-    model = adapt(
-        SHORTCUT,
-        run,
-        backbone=clip,
-        roles=roles,
-        method="linear-probe",
-        shots=SHOTS,
-        seed=SEED,
-        calibrate=False,
-        resume=True,
-    )
+    spec = Spec(method="linear-probe", shots=SHOTS, seed=SEED, calibrate=False)
+    model = adapt(SHORTCUT, run, spec, backbone=clip, roles=roles, resume=True)
     test = open_data(SHORTCUT, "test")
     test = _first(test, group_names(test) or (), size.per_group)
     found = audit_run(str(run), AuditOptions(backbone=clip, roles=roles, shots=SHOTS, seed=SEED))
@@ -157,7 +119,7 @@ def _explained(model: Model, test: ImageSet, found: Evaluation, home: torch.Tens
     names = [(found.groups or ())[row] for row in rows]
     facts = page_facts(explainer, explainer.explain(test.subset(rows)), [test.image(row) for row in rows])
     return tuple(
-        ImageFacts(**{**vars(one), "name": f"{'Right' if right[row] else 'Wrong'}: {name}"})
+        replace(one, name=f"{'Right' if right[row] else 'Wrong'}: {name}")
         for one, row, name in zip(facts.images, rows, names, strict=True)
     )
 
@@ -181,19 +143,10 @@ def focus_facts(clip: Clip, roles: RoleMap, size: Size) -> FocusFacts:
     }
     accuracies = {}
     for title, (focus, role_map) in ways.items():
-        models = (
-            adapt(
-                FOCUS,
-                backbone=clip,
-                roles=role_map,
-                method="linear-probe",
-                shots=1,
-                seed=SEED + draw,
-                focus=focus,
-                calibrate=False,
-            )
+        probe = Spec(method="linear-probe", shots=1, focus=focus, calibrate=False)
+        found = [
+            evaluate_run(adapt(FOCUS, spec=probe, backbone=clip, roles=role_map, seed=SEED + draw), test)
             for draw in range(size.focus_draws)
-        )
-        found = [evaluate_run(model, test) for model in models]
+        ]
         accuracies[title] = tuple(one.accuracy[one.pick(None)] for one in found)
     return FocusFacts(FOCUS, FOCUS_ROLE, heads, len(test.classes), len(test), accuracies)

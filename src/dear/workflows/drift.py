@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 
-from dear._io.image_file import find_images
+from dear._io.files import PathLike
+from dear._io.image_names import find_images
 from dear._io.progress import Progress
+from dear.data.open import open_data
 from dear.errors import UsageError
-from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.reference import Reference
 
@@ -46,8 +48,8 @@ class Drift:
     images: int
     reference: int  #: training images they are compared with
     far: float  #: share of new images that is far; `FAR` where nothing changed
-    far_p: float  #: chance of so many far images if nothing changed
-    p: float  #: chance of so different features if nothing changed
+    far_p: float  #: p-value of that share (binomial test)
+    p: float  #: p-value of the two-sample test
     classes: tuple[ClassDrift, ...]  #: most images far from training first
     examples: tuple[str, ...]  #: the images that are farthest
     unreadable: tuple[str, ...] = ()
@@ -67,9 +69,8 @@ class Drift:
             return f"The new images are a different mixture, but each looks like training images: {share}."
         return f"The new images look like the training images: {share}."
 
-    def document(self) -> dict[str, Any]:
-        """As JSON values."""
-        classes = [{"name": c.name, "images": c.images, "far": c.far} for c in self.classes]
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {
             "drifted": self.drifted,
             "verdict": self.verdict,
@@ -79,30 +80,21 @@ class Drift:
             "far_expected": FAR,
             "far_p": self.far_p,
             "p": self.p,
-            "classes": classes,
+            "classes": [asdict(one) for one in self.classes],
             "examples": list(self.examples),
             "unreadable": list(self.unreadable),
         }
 
 
 def drift(
-    run: str | os.PathLike[str] | Model,
-    images: Sequence[str | os.PathLike[str]],
+    run: PathLike | Model,
+    images: Sequence[PathLike],
     *,
     backbone: Any = None,
     device: str = "auto",
-    seed: int = 1,
     progress: Progress | None = None,
 ) -> Drift:
-    """Compare new images with the training images of a run.
-
-    Args:
-        run: run folder or model.
-        images: files, folders or patterns; labels are not needed.
-        backbone: for a run folder whose backbone moved.
-        device: "auto", "cpu", "cuda", …
-        seed: of the permutations.
-        progress: called with ("images", images done, images in all).
+    """Compare new images (files, folders or patterns, without labels) with the training images of a run.
 
     Raises:
         UsageError: there are fewer than ten images, or the training images are not known any more.
@@ -121,7 +113,8 @@ def drift(
     readable = [answer.image for answer in good]
     features = model.features(readable, progress=progress)
     problems = tuple(answer.error for answer in answers if answer.error is not None)
-    return compare(reference, features, readable, [answer.classes[0][0] for answer in good], seed, problems)
+    likeliest = [answer.classes[0][0] for answer in good]
+    return compare(reference, features, readable, likeliest, unreadable=problems)
 
 
 def compare(
@@ -133,8 +126,6 @@ def compare(
     unreadable: tuple[str, ...] = (),
 ) -> Drift:
     """Features [n, E] of new images beside those of the training images."""
-    from scipy.stats import binomtest
-
     nearness = reference.nearness(features)
     limit = reference.own_nearness.quantile(FAR)
     far = nearness < limit
@@ -157,7 +148,7 @@ def compare(
 
 
 def two_sample(first: Tensor, second: Tensor, seed: int = 1, permutations: int = PERMUTATIONS) -> float:
-    """Chance that features [n, E] and [m, E] of one distribution differ so much: MMD with permutations.
+    """P-value that features [n, E] and [m, E] have one distribution: MMD with permutations.
 
     The kernel is Gaussian in the distance of unit features, as wide as their median distance.
     """
@@ -186,12 +177,9 @@ def reference_of(model: Model, progress: Progress | None = None) -> Reference:
     """The features of the run's training images: those it keeps, or computed from its images again."""
     if model.reference is not None:
         return model.reference
-    if model.path is None:
+    if model.path is None or model.spec is None:
         raise UsageError("this model was not read from a run folder, so its training images are not known")
-    from dear.data.open import open_data
-
-    spec = read_config(model.path)
-    if spec.data is None:
+    if model.spec.data is None:
         raise UsageError(f"{model.path}: does not say where its training images are; train it again")
-    images = open_data(spec.data, spec.split, root=spec.root)
+    images = open_data(model.spec.data, model.spec.split, root=model.spec.root)
     return Reference.of(model.features(images, progress=progress), images.labels)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dear._io.files import PathLike
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.model import Clip
@@ -78,16 +77,9 @@ def _paths(images: ListedImages, rows: range) -> list[str]:
     return [name_of(item) for item in images.items[rows.start : rows.stop]]
 
 
-def _make(run: str | None, backbone: str | None, device: str) -> Compute:
-    """The function of one process; a worker loads the model once."""
-    if run is None:
-        return embedder(load(backbone or "mini", device=device))
-    return answerer(Model.load(run, backbone, device))
-
-
 def embed(
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    source: PathLike,
+    out: PathLike,
     *,
     run: str | None = None,
     backbone: str | None = None,
@@ -113,15 +105,15 @@ def embed(
     Returns:
         How many images were computed now.
     """
-    images = list_images(source)
-    question = {"what": "features" if run is None else "answers"}
-    here: Compute
-    if run is None:
-        clip = load(backbone or "mini", device=device)
-        question["backbone"], here = clip.identity, embedder(clip)
-    else:
+
+    def make() -> tuple[dict[str, str], Compute]:  # also called in every process of the Ray engine
+        if run is None:
+            clip = load(backbone or "mini", device=device)
+            return {"what": "features", "backbone": clip.identity}, embedder(clip)
         model = Model.load(run, backbone, device)
-        question["model"], here = model.identity, answerer(model)
+        return {"what": "answers", "model": model.identity}, answerer(model)
+
+    images = list_images(source)
+    question, here = make()
     job = ShardJob(images, Path(out), question, shard_images, engine, workers)
-    make = partial(_make, run, backbone, device) if engine == "ray" else lambda: here
-    return run_shards(job, make, progress)
+    return run_shards(job, (lambda: make()[1]) if engine == "ray" else (lambda: here), progress)

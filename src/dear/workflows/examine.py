@@ -5,7 +5,6 @@ from __future__ import annotations
 from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import DataError
-from dear.methods.base import Method
 from dear.methods.zeroshot import ZeroShot
 from dear.report.run_facts import Compared, NewClasses, RunFacts
 from dear.runs.model import Model, Run
@@ -24,17 +23,17 @@ def examine(
         run: run folder, method or model.
         images: labeled test images; classes among them that the model was not trained on count as new.
         other: another set, all of whose classes count as new.
-        mode: the mode to report on; None for the recommended one.
+        mode: the mode to report on; None for the usual one.
         progress: called with ("images", images done, images in all).
 
     Raises:
         DataError: no image is of a class the model was trained on.
     """
     model = Model.of(run)
-    method = model.method
-    mode, new_mode = recommended_modes(method) if mode is None else (method.pick_mode(mode),) * 2
-    known = [name for name in images.classes if name in set(method.classes)]
-    others = [name for name in images.classes if name not in set(method.classes)]
+    method, mode = model.method, model.pick_mode(mode)
+    own = set(method.classes)
+    known = [name for name in images.classes if name in own]
+    others = [name for name in images.classes if name not in own]
     if not known:
         raise DataError(
             f"{images.name}: has none of the classes the model was trained on "
@@ -45,13 +44,13 @@ def examine(
     new_images = other if other is not None else (images.select_classes(others) if others else None)
     total = _TotalProgress(progress, 2 * len(trained_images) + 4 * (len(new_images) if new_images else 0))
     new, why = None, ""
+    trained = _compare(model, trained_images, mode, total)
     if new_images is None or len(new_images) == 0:
         why = "The test images show no new class, so nothing was measured here."
     elif not method.open_classes:
         why = f"{method.title} learns its classes themselves: it cannot name new ones."
-    trained = _compare(model, trained_images, mode, total)
-    if new_images is not None and not why:
-        new = _new_classes(model, new_images, new_mode, total)
+    else:
+        new = _new_classes(model, new_images, mode, total)
     weights = method.facts().get("fusion_weights", {})
     gates = dict(method.named_buffers()).get("history")
     return RunFacts(
@@ -67,12 +66,6 @@ def examine(
         gates=gates.detach().cpu().clone() if gates is not None and gates.numel() else None,
         zero_shot=isinstance(method, ZeroShot),
     )
-
-
-def recommended_modes(method: Method) -> tuple[str, str]:
-    """The recommended modes for trained and for new classes."""
-    usual = method.pick_mode(None)
-    return usual, usual
 
 
 class _TotalProgress:
@@ -95,9 +88,9 @@ def _compare(model: Model, images: ImageSet, mode: str, progress: Progress) -> C
 
 
 def _new_classes(model: Model, images: ImageSet, mode: str, progress: Progress) -> NewClasses:
+    """New classes among themselves, and among the trained ones where no name is both."""
     alone = _compare(model.with_classes(images.classes, images.template), images, mode, progress)
-    shared = set(model.classes) & set(images.classes)
-    if shared:
+    if set(model.classes) & set(images.classes):
         return NewClasses(alone, None, 0)
     every = model.with_classes(images.classes, add=True)
     return NewClasses(alone, _compare(every, images, mode, progress), len(model.classes))

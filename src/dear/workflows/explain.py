@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from dear._io.files import PathLike
-from dear._io.image_file import open_image
+from dear._io.image_file import resize_crop
 from dear._io.notes import note
 from dear._io.progress import Progress
 from dear.data.images import ImageSet
@@ -33,15 +33,10 @@ def explainer_of(
     mode: str | None = None,
     progress: Progress | None = None,
 ) -> Explainer:
-    """An explainer with the run's training images as reference, or others.
+    """An explainer with the run's training images as reference while they are there, or with `data`.
 
-    Args:
-        model: the run.
-        data: reference images; None: those that the run was trained on, while they are there.
-        root: folder of the benchmarks, for the name of one.
-        roles: role map; None: the run's, or the backbone's own.
-        mode: way to predict; None: the usual one.
-        progress: called with ("reference", images done, images in all).
+    `root` is the folder of the benchmarks, for the name of one; `roles` a role map instead of the run's or
+    the backbone's own; `progress` is called with ("reference", images done, images in all).
     """
     reference = open_data(data, "train", root=root) if data is not None else training_images(model)
     if reference is None:
@@ -60,18 +55,26 @@ def training_images(model: Model) -> ImageSet | None:
         return None
 
 
+def check_question(model: Model, answer: str | None, against: str | None) -> None:
+    """Refuse classes that the model does not have, before any work."""
+    known = {name.casefold() for name in model.classes}
+    for name in (answer, against):
+        if name is not None and name.casefold() not in known:
+            raise UsageError(f"the model has no class {name!r}; it has {', '.join(model.classes[:12])}")
+
+
 def page_facts(
     explainer: Explainer, found: Sequence[Explanation], images: Sequence[Image.Image]
 ) -> ExplainFacts:
     """What the page of some images shows."""
-    model = explainer.model
-    reference = explainer.reference
+    model, reference = explainer.model, explainer.reference
+    exact = min(one.exact for one in found)
     notes = {
         "model": f"{explainer.method.title} on {model.clip.name}, mode {explainer.mode}",
         "classes": ", ".join(model.classes[:20]) + (" …" if len(model.classes) > 20 else ""),
         "sum": "the bars of a class sum to its score"
-        if all(one.exact == 1 for one in found)
-        else f"{percent(min(one.exact for one in found))} of the score is taken apart",
+        if exact == 1
+        else f"{percent(exact)} of the score is taken apart",
         "reference images": "none"
         if reference is None
         else f"{len(reference.images)} of {reference.images.name}",
@@ -85,65 +88,47 @@ def page_facts(
 
 
 def _image(explainer: Explainer, one: Explanation, image: Image.Image) -> ImageFacts:
-    image = seen(image, explainer.model)
-    classes = (one.answer, one.other)
-    sure = dict(one.probabilities)
+    image, classes, sure = seen(image, explainer.model), (one.answer, one.other), dict(one.probabilities)
     own = Thumbnail(
         thumbnail(image, 224), "the image", (("name", one.answer), ("soft", percent(sure[one.answer])))
     )
-    strongest = float(one.maps[""].abs().max())
-    maps = [
-        heat(
-            image,
-            one.maps[""][k],
-            f"where {name} comes from",
-            ("name", f"where {name} comes from"),
-            ("soft", f"score {one.scores[k]:+.2f}, {percent(sure[name])}"),
-            scale=strongest,
-        )
-        for k, name in enumerate(classes)
-    ]
+    largest = float(one.maps[""].abs().max())
+    maps = []
+    for place, name in enumerate(classes):
+        words, score = f"where {name} comes from", f"score {one.scores[place]:+.2f}, {percent(sure[name])}"
+        maps.append(heat(image, one.maps[""][place], words, ("name", words), ("soft", score), scale=largest))
     groups = sorted(explainer.groups.heads, key=lambda g: -float(one.maps[g][0].abs().sum()))[:8]
     bars = {bar.name: bar for bar in one.bars}
     largest = max(float(one.maps[group][0].abs().max()) for group in groups)
+    roles = []
+    for group in groups:
+        score = f"{bars[group].answer:+.2f}"
+        roles.append(heat(image, one.maps[group][0], group, ("name", group), ("soft", score), scale=largest))
+    heads = tuple(
+        (
+            f"layer {head.layer}, head {head.head}",
+            head.group,
+            "; ".join(head.phrases[:3]),
+            f"{head.answer:+.2f}",
+            f"{head.other:+.2f}",
+        )
+        for head in one.heads
+    )
     return ImageFacts(
         name=os.path.basename(one.image) or one.image,
         sentence=one.sentence,
         classes=classes,
         images=(own, *maps),
-        bars=bar_rows(one.bars),
-        roles=tuple(
-            heat(
-                image,
-                one.maps[group][0],
-                group,
-                ("name", group),
-                ("soft", f"{bars[group].answer:+.2f}"),
-                scale=largest,
-            )
-            for group in groups
-        ),
-        heads=Table(
-            ("head", "role", "looks at", *classes),
-            tuple(
-                (
-                    f"layer {head.layer}, head {head.head}",
-                    head.group,
-                    "; ".join(head.phrases[:3]),
-                    f"{head.answer:+.2f}",
-                    f"{head.other:+.2f}",
-                )
-                for head in one.heads
-            ),
-            labels=3,
-        ),
-        without=without_table(one),
+        bars=_bars(one.bars),
+        roles=tuple(roles),
+        heads=Table(("head", "role", "looks at", *classes), heads, labels=3),
+        without=_without(one),
         neighbors=_neighbors(explainer, one),
         notices=one.notices,
     )
 
 
-def bar_rows(bars: Sequence[Bar]) -> tuple[BarRow, ...]:
+def _bars(bars: Sequence[Bar]) -> tuple[BarRow, ...]:
     """Bars for the page, those of heads and tokens first, the largest difference first."""
     widest = max(max(abs(bar.answer), abs(bar.other)) for bar in bars) or 1.0
     ordered = sorted(bars, key=lambda bar: (bar.kind == "rest", -abs(bar.decides)))
@@ -158,7 +143,7 @@ def bar_rows(bars: Sequence[Bar]) -> tuple[BarRow, ...]:
     )
 
 
-def without_table(one: Explanation, most: int = 6) -> Table | None:
+def _without(one: Explanation, most: int = 6) -> Table | None:
     """The answers without the concepts and without the heads that matter most."""
     found = [(f"{o.name}: {o.value}", o) for o in one.concepts[:most]]
     found += [(f"heads of {o.name}", o) for o in sorted(one.roles, key=lambda o: -o.lost)[:most]]
@@ -190,66 +175,41 @@ def _neighbors(explainer: Explainer, one: Explanation) -> tuple[Thumbnail, ...]:
 
 def seen(image: Image.Image, model: Model) -> Image.Image:
     """The part of an image that the model sees."""
-    from dear._io.image_file import resize_crop
-
-    view = resize_crop(image, model.clip.config.view)
-    return Image.fromarray(view.permute(1, 2, 0).numpy())
-
-
-def read_images(names: Sequence[PathLike]) -> list[Image.Image]:
-    """Images of files."""
-    return [open_image(name) for name in names]
+    return Image.fromarray(resize_crop(image, model.view).permute(1, 2, 0).numpy())
 
 
 def set_facts(explainer: Explainer, found: SetExplanation, images: ImageSet, most: int = 8) -> SetFacts:
     """What the page of a set shows."""
+    hits, model = found.answers == found.labels, explainer.method.title
     rows, marks = [], []
     order = found.values.abs().mean(0).argsort(descending=True).tolist()[:most]
     for label, name in enumerate(found.classes):
         for right in (True, False):
-            chosen = (found.labels == label) & ((found.answers == found.labels) == right)
             mixture = found.mixture(label, right)
             if mixture is None:
                 continue
+            count = int(((found.labels == label) & (hits == right)).sum())
             first = found.parts[int(mixture.argmax())]
             values = tuple(f"{float(mixture[place]):+.2f}" for place in order)
-            rows.append((name, "right" if right else "wrong", first, str(int(chosen.sum())), *values))
+            rows.append((name, "right" if right else "wrong", first, str(count), *values))
             marks.append("first" if right else "")
-    names = {images.key(row): row for row in range(len(images))}
-    unusual = tuple(
-        Thumbnail(
-            thumbnail(images.image(names[found.images[place]])),
-            "an image answered for an unusual reason",
-            (
-                ("name", f"answered {found.classes[int(found.answers[place])]}"),
-                (
-                    "right" if found.answers[place] == found.labels[place] else "wrong",
-                    f"is {found.classes[int(found.labels[place])]}",
-                ),
-                ("soft", f"{distance:.1f} standard deviations"),
-            ),
+    places = {images.key(row): row for row in range(len(images))}
+    unusual = []
+    for place, distance in zip(found.unusual, found.distances, strict=True):
+        lines = (
+            ("name", f"answered {found.classes[int(found.answers[place])]}"),
+            ("right" if hits[place] else "wrong", f"is {found.classes[int(found.labels[place])]}"),
+            ("soft", f"{distance:.1f} standard deviations"),
         )
-        for place, distance in zip(found.unusual, found.distances, strict=True)
-    )
-    accuracy = float((found.answers == found.labels).float().mean())
+        image = thumbnail(images.image(places[found.images[place]]))
+        unusual.append(Thumbnail(image, "an image answered for an unusual reason", lines))
+    columns = ("class", "answers", "mostly by", "images", *(found.parts[place] for place in order))
     return SetFacts(
         title=f"Why: {found.name}",
-        lead=f"{len(found.labels)} images, answered by {explainer.method.title}.",
-        tiles=((str(len(found.labels)), "images"), (percent(accuracy), "answered right")),
-        table=Table(
-            ("class", "answers", "mostly by", "images", *(found.parts[place] for place in order)),
-            tuple(rows),
-            3,
-            tuple(marks),
-        ),
-        unusual=unusual,
+        lead=f"{len(found.labels)} images, answered by {model}.",
+        tiles=((str(len(found.labels)), "images"), (percent(float(hits.float().mean())), "answered right")),
+        table=Table(columns, tuple(rows), 3, tuple(marks)),
+        unusual=tuple(unusual),
         notices=found.notices,
-        notes={"model": f"{explainer.method.title} on {explainer.model.clip.name}, mode {explainer.mode}"},
+        notes={"model": f"{model} on {explainer.model.clip.name}, mode {explainer.mode}"},
     )
-
-
-def check_question(model: Model, answer: str | None, against: str | None) -> None:
-    """Refuse classes that the model does not have, before any work."""
-    for name in (answer, against):
-        if name is not None and name.casefold() not in {known.casefold() for known in model.classes}:
-            raise UsageError(f"the model has no class {name!r}; it has {', '.join(model.classes[:12])}")

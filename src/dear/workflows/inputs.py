@@ -1,4 +1,4 @@
-"""Images from files, folders, patterns, Pillow images, arrays and tensors."""
+"""What `dear.Classifier` is given: images as files, Pillow images, arrays and tensors, and labels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ ImageLike = str | os.PathLike[str] | Image.Image
 def as_images(X: Any) -> tuple[ImageLike, ...]:
     """Images given to `dear.Classifier`, as files and Pillow images.
 
-    Args:
-        X: files, Pillow images, arrays or tensors in any sequence, also a column of a table; one Pillow
-            image or array; or a batch [n, H, W, 3] or [n, 3, H, W].
-
-    Raises:
-        InputError: naming the place of what is no image.
+    X holds files, Pillow images, arrays or tensors in any sequence, also a column of a table; or is one
+    Pillow image or array, or a batch [n, H, W, 3] or [n, 3, H, W].
     """
     if isinstance(X, str | os.PathLike):
         raise InputError(f"give images as a list, [{os.fspath(X)!r}], not as one path")
@@ -34,7 +30,8 @@ def as_images(X: Any) -> tuple[ImageLike, ...]:
         )
     if isinstance(X, Image.Image):
         return (X,)
-    if isinstance(X, np.ndarray | Tensor) and _is_numeric(X) and X.ndim in (2, 3):
+    numeric = isinstance(X, Tensor) or (isinstance(X, np.ndarray) and X.dtype.kind in "biuf")
+    if numeric and X.ndim in (2, 3):
         return (from_array(X, "the image"),)
     try:
         items = list(X)
@@ -62,9 +59,6 @@ def from_array(values: np.ndarray[Any, Any] | Tensor, name: str) -> Image.Image:
 
     >>> from_array(np.zeros((4, 6, 3), dtype=np.uint8), "x").size
     (6, 4)
-
-    Raises:
-        InputError: another shape, or numbers outside of these ranges.
     """
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (1, 3, 4):
@@ -90,11 +84,7 @@ def from_array(values: np.ndarray[Any, Any] | Tensor, name: str) -> Image.Image:
 
 
 def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
-    """Labels as an array, one per image.
-
-    Raises:
-        InputError: another number of labels than images, or a label that is missing.
-    """
+    """Labels as an array, one per image; missing ones are refused."""
     labels = np.asarray(y)
     if labels.ndim != 1:
         raise InputError(
@@ -114,14 +104,9 @@ def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
 
 
 def named(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
-    """The words for some labels: those given, or the labels themselves as text.
+    """The words for the different labels, sorted: the labels themselves as text, or `names`.
 
-    Args:
-        labels: the different labels, sorted.
-        names: a mapping from label to name, or names in the order of the labels; None: the labels' own text.
-
-    Raises:
-        InputError: a label has no name.
+    These are a mapping from label to name, or names in the order of the labels.
     """
     if names is None:
         return tuple(str(label) for label in labels)
@@ -135,7 +120,3 @@ def named(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
     if missing:
         raise InputError(f"class_names has no name for the label {missing[0]!r}")
     return tuple(str(names[label]) for label in labels)
-
-
-def _is_numeric(X: Any) -> bool:
-    return isinstance(X, Tensor) or X.dtype.kind in "biuf"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from dear._io.files import write_atomic
+from dear._io.files import PathLike, write_atomic
 from dear._io.progress import Progress
 from dear.clip.model import Clip
 from dear.data.images import FileImages, ImageSet
@@ -24,18 +22,11 @@ SHOWN = 200  #: suspects on the page, the most suspicious ones
 MOST_ROWS = 200_000  #: of a table that a page can correct
 
 
-def find_suspects(
-    images: ImageSet, clip: Clip, seed: int = 1, progress: Progress | None = None
-) -> tuple[Suspect, ...]:
-    """Images of a set whose labels look wrong, the most suspicious first.
-
-    Example:
-        >>> from dear import load, open_data
-        >>> find_suspects(open_data("world:vehicles", "train"), load("mini"))   # doctest: +SKIP
-    """
+def find_suspects(images: ImageSet, clip: Clip, progress: Progress | None = None) -> tuple[Suspect, ...]:
+    """Images of a set whose labels look wrong, the most suspicious first."""
     if len(images.classes) < 2:
         raise DataError(f"{images.name}: has one class only; labels are compared with other classes")
-    return suspects_of(images, FeatureCache().image_features(clip, images, progress), seed=seed)
+    return suspects_of(images, FeatureCache().image_features(clip, images, progress))
 
 
 def open_all(data: str, root: str | None = None) -> tuple[ImageSet, tuple[str, ...]]:
@@ -51,19 +42,12 @@ def open_all(data: str, root: str | None = None) -> tuple[ImageSet, tuple[str, .
 
 
 def write_label_page(
-    images: FileImages,
-    splits: Sequence[str],
-    suspects: Sequence[Suspect],
-    clip: Clip,
-    out: str | os.PathLike[str],
+    images: FileImages, splits: Sequence[str], suspects: Sequence[Suspect], clip: Clip, out: PathLike
 ) -> None:
     """Write the page on which suspects are kept, changed or dropped.
 
     The page makes a corrected table of *all* images of the set, each in its split, to be saved in the folder
     of the images and given as data. Paths in it are relative to that folder.
-
-    Raises:
-        DataError: the set is too large for one page.
     """
     if len(images) > MOST_ROWS:
         raise DataError(f"{images.name}: {len(images):,} images are too many for one page; use the CSV file")
@@ -95,20 +79,12 @@ def write_label_page(
     write_atomic(out, labels_page(facts))
 
 
-def write_suspects(suspects: Sequence[Suspect], out: str | os.PathLike[str]) -> None:
+def write_suspects(suspects: Sequence[Suspect], out: PathLike) -> None:
     """Write suspects as CSV: path, label, suggestion, confidence, own, factor."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("path", "label", "suggestion", "confidence", "own", "factor"))
     for each in suspects:
-        table.writerow(
-            (
-                each.key,
-                each.label,
-                each.suggestion,
-                f"{each.confidence:.4f}",
-                f"{each.own:.4f}",
-                f"{each.factor:.1f}",
-            )
-        )
-    write_atomic(Path(out), text.getvalue())
+        figures = (f"{each.confidence:.4f}", f"{each.own:.4f}", f"{each.factor:.1f}")
+        table.writerow((each.key, each.label, each.suggestion, *figures))
+    write_atomic(out, text.getvalue())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from dear.errors import RunError
 from dear.heads.repair import Repair, combine, remove_heads
 from dear.heads.roles import RoleMap
 from dear.heads.without import Removal, Without, role_map
-from dear.methods.base import Method
 from dear.photos.causal import EditedSet, causal_test, edited_set
 from dear.photos.directions import random_directions
 from dear.runs.folder import load_run, read_config
@@ -27,7 +25,7 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.edits import EditPlan
 from dear.train.fit import fit
-from dear.train.prepare import prepare
+from dear.train.prepare import Job, prepare
 from dear.workflows.audit_photos import answers_of
 from dear.workflows.evaluate import run_images
 
@@ -46,8 +44,7 @@ class Comparison:
     repaired: dict[str, float]
     #: the same for as many random heads or directions, one entry per draw; empty for edited copies
     random: tuple[dict[str, float], ...]
-    #: share of answers that the repair changed
-    changed: float
+    changed: float  #: share of answers that the repair changed
 
     @property
     def random_mean(self) -> dict[str, float]:
@@ -92,16 +89,6 @@ class Comparison:
         return f"It helped: {figures}."
 
 
-def figures(method: Method, images: ImageSet) -> tuple[dict[str, float], Tensor]:
-    """Accuracy (and worst group) of a method's usual mode, and its answers."""
-    found = Model(method).evaluate(images)
-    report = found.report()
-    shown = {"accuracy": report["accuracy"]}
-    if "worst_group" in report:
-        shown["worst_group"] = report["worst_group"]["accuracy"]
-    return shown, found.answers[found.pick(None)]
-
-
 def random_repairs(
     removal: Removal | None, edits: EditPlan | None, draws: int = DRAWS, seed: int = 1
 ) -> list[Repair]:
@@ -113,8 +100,8 @@ def random_repairs(
     if not repairs:
         return []
     chosen = combine(*repairs)
-    seen = None if edits is None else edits.images
-    seen = seen if removal is None else removal.images
+    part = edits if removal is None else removal
+    seen = None if part is None else part.images
     found = []
     for draw in range(draws):
         parts = []
@@ -125,9 +112,8 @@ def random_repairs(
         if chosen.rank:
             basis = random_directions(len(chosen.center), chosen.rank, seed * DRAWS + draw)
             removed = (basis.T @ basis).to(chosen.center)
-            parts.append(
-                Repair(("random directions",), ("chance",), chosen.center, removed, rank=chosen.rank)
-            )
+            words = ("random directions",), ("chance",)
+            parts.append(Repair(*words, chosen.center, removed, rank=chosen.rank))
         found.append(combine(*parts))
     return found
 
@@ -140,27 +126,29 @@ class _Test:
     classes: tuple[str, ...]
     edited: tuple[EditedSet, ...] = ()
 
-    def figures(self, method: Method) -> tuple[dict[str, float], Tensor]:
-        """Accuracy, worst group, and for every edit the share of images called by the class beyond before."""
-        found, answers = figures(method, self.images)
-        answer = answers_of(Model(method), self.classes)
+    def figures(self, model: Model) -> tuple[dict[str, float], Tensor]:
+        """Accuracy, worst group, per edit the share of images called by the class beyond before; answers."""
+        evaluated = model.evaluate(self.images)
+        report = evaluated.report()
+        found = {"accuracy": report["accuracy"]}
+        if "worst_group" in report:
+            found["worst_group"] = report["worst_group"]["accuracy"]
+        answer = answers_of(model, self.classes)
         for one in self.edited:
-            result = causal_test(one, answer)
-            found[f"called {one.shortcut.class_name}"] = max(0.0, result.extra)
-        return found, answers
+            found[f"called {one.shortcut.class_name}"] = max(0.0, causal_test(one, answer).extra)
+        return found, evaluated.answers[evaluated.pick(None)]
 
 
-def compare(
-    train_again: Callable[[Clip], Method],
-    plain: Clip,
-    repaired: Method,
-    test: _Test,
-    others: Sequence[Repair] = (),
-) -> Comparison:
+def _compare(job: Job, plain: Clip, repaired: Model, test: _Test) -> Comparison:
     """Train the same method on the plain backbone and on random removals, and test all of them."""
-    before, answers = test.figures(train_again(plain.corrected(None)))
+    again = replace(job, spec=job.spec.changed(calibrate=False, copies=None), edits=None)
+    draws = DRAWS if job.method.cut == "feature" else INSIDE
+    before, answers = test.figures(fit(again.on(plain.corrected(None))))
     after, fixed = test.figures(repaired)
-    drawn = tuple(test.figures(train_again(plain.corrected(other.correction())))[0] for other in others)
+    drawn = tuple(
+        test.figures(fit(again.on(plain.corrected(other.correction()))))[0]
+        for other in random_repairs(job.removal, job.edits, draws)
+    )
     return Comparison(before, after, drawn, float((answers != fixed).double().mean()))
 
 
@@ -169,12 +157,9 @@ class Repaired:
     """A run that was trained again without some concepts or properties."""
 
     trained: Model
-    #: of concepts
-    removal: Removal | None
-    #: of properties of the images
-    edits: EditPlan | None
-    #: on test images, where there are any
-    comparison: Comparison | None
+    removal: Removal | None  #: of concepts
+    edits: EditPlan | None  #: of properties of the images
+    comparison: Comparison | None  #: on test images, where there are any
 
     @property
     def title(self) -> str:
@@ -192,11 +177,8 @@ class Repaired:
         if self.edits is not None:
             choices = {**facts.get("choices", {}), ", ".join(self.edits.kinds): self.edits.facts()}
             facts = {**facts, "choices": choices, "notices": list(self.notices)}
-        return {
-            **facts,
-            "removed": self.title,
-            **({} if self.comparison is None else self.comparison.report()),
-        }
+        compared = {} if self.comparison is None else self.comparison.report()
+        return {**facts, "removed": self.title, **compared}
 
 
 def repair_run(
@@ -225,9 +207,6 @@ def repair_run(
         device: "auto", "cpu", "cuda", …
         compared: also train on the untouched backbone and on random removals, and compare.
         progress: called with (stage, done, total).
-
-    Raises:
-        DearError: anything a user can correct, in one sentence.
     """
     old = load_run(run, backbone, pick_device(device))
     spec, plain = read_config(run), old.clip.corrected(None)
@@ -254,13 +233,8 @@ def repair_run(
         if images is not None:
             shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
             edited = tuple(edited_set(one, images, job.images) for one in shortcuts)
-            tested = _Test(images, tuple(job.images.classes), edited)
-            draws = DRAWS if job.method.cut == "feature" else INSIDE
-            others = random_repairs(job.removal, job.edits, draws)
-            again = replace(job, spec=job.spec.changed(calibrate=False, copies=None), edits=None)
-            comparison = compare(
-                lambda clip: fit(again.on(clip)).method, plain, trained.method, tested, others
-            )
+            test_set = _Test(images, tuple(job.images.classes), edited)
+            comparison = _compare(job, plain, trained, test_set)
     return Repaired(trained, job.removal, job.edits, comparison)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
@@ -46,13 +47,16 @@ class Found:
     keys: tuple[str, ...]
     similarity: tuple[float, ...]  #: cosine with the query
 
+    @property
+    def pairs(self) -> list[tuple[str, float]]:
+        """Key and cosine of each image."""
+        return list(zip(self.keys, self.similarity, strict=True))
+
 
 def gallery_of(source: PathLike | ImageSet, root: PathLike | None = None) -> ImageSet:
     """Images to search: every image below a folder (labels do not matter), or what `open_data` takes.
 
-    Args:
-        source: a folder, a table, the name of a benchmark (its test images), `world:NAME`, or an image set.
-        root: folder of the benchmarks, for the name of a benchmark.
+    Of the name of a benchmark, whose folder is in `root`, the test images are taken.
     """
     if isinstance(source, ImageSet):
         return source
@@ -76,12 +80,10 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
     what = learned_digest("attribute features", method)
 
     def features(some: ImageSet, rows: list[int]) -> Tensor:
-        return cache.rows(
-            what,
-            some,
-            rows,
-            lambda missing: unit(method.attribute_features(pixels_for(method.clip, some, missing))),
-        )
+        def compute(missing: list[int]) -> Tensor:
+            return unit(method.attribute_features(pixels_for(method.clip, some, missing)))
+
+        return cache.rows(what, some, rows, compute)
 
     parts, _ = over_batches(images, features, method.clip.device, progress=progress)
     return torch.cat(parts)
@@ -168,18 +170,6 @@ def _short(words: str, pen: ImageDraw.ImageDraw) -> str:
     return words
 
 
-def write_png(path: str | os.PathLike[str], image: Image.Image) -> None:
-    """Write an image as PNG, whole or not at all."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    write_atomic(path, buffer.getvalue())
-
-
-def keys_of(found: Sequence[Found]) -> dict[str, list[tuple[str, float]]]:
-    """The answer as plain values, for JSON."""
-    return {one.attribute: list(zip(one.keys, one.similarity, strict=True)) for one in found}
-
-
 @dataclass(frozen=True)
 class Neighbors:
     """What was found by heads."""
@@ -205,22 +195,12 @@ def retrieve_by_heads(
     top: int = 8,
     out: PathLike | None = None,
     root: PathLike | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Neighbors:
     """The images of a gallery that are most like a query in the heads of one attribute, or of each.
 
-    The query itself is left out if it is in the gallery.
-
-    Args:
-        clip: the backbone.
-        query: an image.
-        gallery: a folder of images, or what `open_data` takes, or an image set.
-        roles: role map of the backbone or its file; None: its own.
-        attribute: in any case; None: all that have heads.
-        top: how many images.
-        out: folder for one contact sheet per attribute.
-        root: folder of the benchmarks, for the name of a benchmark.
-        progress: called with ("images", images read, images in all).
+    The query itself is left out if it is in the gallery. `roles` is a role map instead of the backbone's own;
+    the other parameters are those of `retrieve`.
 
     Raises:
         UsageError: no head of the role map has that attribute.
@@ -233,11 +213,9 @@ def retrieve_by_heads(
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
     wanted = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
-    report = progress or silent
-    seen = collect(clip, images, known.layers, progress=lambda done: report("images", done, len(images)))
+    seen = collect(clip, images, known.layers, progress=lambda done: progress("images", done, len(images)))
     own = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers)
-    whole = torch.nn.functional.normalize(seen.features, dim=1)
-    same = (whole @ torch.nn.functional.normalize(own.features, dim=1)[0]) > SAME
+    same = (F.normalize(seen.features, dim=1) @ F.normalize(own.features, dim=1)[0]) > SAME
     found = []
     for name, heads in spaces.items():
         space, center = head_space(seen, heads)
@@ -258,7 +236,9 @@ def retrieve_by_heads(
 def _write_sheets(out: PathLike | None, query: ImageLike, found: Sequence[Found], images: ImageSet) -> None:
     """One contact sheet per attribute, where a folder is named."""
     for one in found if out is not None else ():
-        write_png(Path(out or "") / f"{one.attribute.lower()}.png", contact_sheet(query, one, images))
+        sheet = io.BytesIO()
+        contact_sheet(query, one, images).save(sheet, "PNG")
+        write_atomic(Path(out or "") / f"{one.attribute.lower()}.png", sheet.getvalue())
 
 
 def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Found:

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ENGINES = ("local", "ray")
-Compute = Callable[
-    [ListedImages, range], "pa.Table"
-]  #: from all images and the places of a shard's to its rows
+#: from all images and the places of a shard's to its rows
+Compute = Callable[[ListedImages, range], "pa.Table"]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,11 +89,7 @@ class ShardJob:
 
 
 def list_images(source: str | os.PathLike[str]) -> list[str]:
-    """Paths of the images under a folder, or in the column `path` of a CSV or Parquet table.
-
-    Raises:
-        DataError: there is nothing of the kind; it is named.
-    """
+    """Paths of the images under a folder, or in the column `path` of a CSV or Parquet table."""
     path = Path(source)
     if path.is_dir():
         try:
@@ -135,21 +130,19 @@ def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Pro
 
     Raises:
         RunError: the folder holds something else.
-        DearError: what `make_compute` raises, before anything is written.
     """
     _need_pyarrow()
     _claim(job)
     missing = [shard for shard in range(job.shards) if not job.part(shard).exists()]
-    done = job.shards - len(missing)
-    progress("shards", done, job.shards)
+    there = job.shards - len(missing)
+    progress("shards", there, job.shards)
     images = 0
     if job.engine == "ray":
         counts = map_items(partial(_on_worker, job, make_compute), missing, job.workers)
     else:
         counts = _here(job, make_compute(), missing)
-    for count in counts:
+    for done, count in enumerate(counts, there + 1):
         images += count
-        done += 1
         progress("shards", done, job.shards)
     return images
 

@@ -68,14 +68,10 @@ class SpeedOptions:
 def measure(
     options: SpeedOptions, device: torch.device, progress: Progress = silent
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows of figures with the machine they were measured on, and the estimate of an adaptation.
+    """Figures with the machine they were measured on, and the estimate of an adaptation.
 
-    Returns:
-        Rows with what was timed, the images in one run, milliseconds and images per second; and steps and
-        seconds of training on `classes` x `shots` images by the method's own recipe.
-
-    Raises:
-        UsageError: the precision is not known.
+    A row says what was timed, the images in one run, milliseconds and images per second; the estimate, steps
+    and seconds of training on `classes` x `shots` images by the method's own recipe.
     """
     progress("model", 0, None)
     with torch.random.fork_rng(devices=[]):
@@ -196,11 +192,7 @@ def _processor() -> str:
 
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows to a CSV file, which is made when it is not there.
-
-    Raises:
-        DataError: the file has other columns.
-    """
+    """Add rows to a CSV file, which is made when it is not there and must have the same columns."""
     if not rows:
         return
     old: list[dict[str, str]] = []

@@ -1,0 +1,172 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from dear.cli.printing import say
+from dear.errors import UsageError
+
+if TYPE_CHECKING:
+    from dear.heads.without import Without
+
+
+def run_folder(source: str) -> Path:
+    """The folder of a run: the folder itself, or where `hf://owner/name` or an archive was put."""
+    if not source.startswith("hf://") and not source.lower().endswith(".zip"):
+        return Path(source)
+    from dear.runs.share import local_run
+
+    return local_run(source)
+
+
+#: of an argument or option that names a run
+AS_RUN: dict[str, Any] = {"parser": run_folder, "metavar": "RUN", "show_default": False}
+Run = Annotated[
+    Path,
+    Argument(
+        help="Run folder that `dear adapt` wrote, archive of `dear bundle`, or hf://owner/name.", **AS_RUN
+    ),
+]
+Backbone = Annotated[
+    str,
+    Option("--backbone", "-b", help="An embedded name (mini), a hub name, a folder or a checkpoint file."),
+]
+OwnBackbone = Annotated[
+    str | None, Option("--backbone", "-b", help="The backbone, if it moved since training.")
+]
+Data = Annotated[
+    str,
+    Option(
+        "--data", "-d", help="A folder of class folders, a CSV/JSONL table, a benchmark name, or world:NAME."
+    ),
+]
+DataRoot = Annotated[str | None, Option(help="Where the benchmark datasets are kept.")]
+Split = Annotated[str, Option(help="train, test, val or all.")]
+Template = Annotated[str | None, Option(help='The prompt, with {} for the class: "a photo of a {}."')]
+Unreadable = Annotated[str, Option(help="Images that cannot be read: stop, or skip and report.")]
+Roles = Annotated[str | None, Option(help="Role map of the backbone.")]
+AllowOtherRoles = Annotated[
+    bool, Option("--allow-other-roles", help="Use a role map that was made on other weights.")
+]
+Mode = Annotated[str | None, Option(help="fused or decoupled (DeAR); the method's usual mode if left out.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")]
+TensorBoard = Annotated[str | None, Option(help="Also log to this folder for `tensorboard --logdir`.")]
+RunOut = Annotated[Path, Option("--out", "-o", help="The run folder to write.")]
+PageOut = Annotated[Path, Option("--out", "-o", help="The page to write.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object for programs, and nothing else.")]
+Way = Annotated[
+    str,
+    Option(
+        help="auto; of concepts words, heads, examples, leace, or several (heads+words); of properties "
+        "directions, heads, copies."
+    ),
+]
+Examples = Annotated[
+    list[str] | None,
+    Option(help="Folder with one folder of images per value; CONCEPT=FOLDER for several concepts."),
+]
+
+
+def device_named(name: str) -> str:
+    """The device to use: `auto` is the first GPU where there is one."""
+    from dear.clip.factory import pick_device
+
+    return pick_device(name)
+
+
+def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """`NAME=VALUE` options as a mapping; values are read as JSON where they are JSON.
+
+    >>> parse_pairs(["beta=0.8", "isolation=readonly"], "--set")
+    {'beta': 0.8, 'isolation': 'readonly'}
+    """
+    result: dict[str, Any] = {}
+    for item in items or ():
+        name, sign, value = item.partition("=")
+        if not sign or not name:
+            raise UsageError(f"{option} {item}: write it as NAME=VALUE")
+        try:
+            result[name] = json.loads(value)
+        except ValueError:
+            result[name] = value
+    return result
+
+
+def read_recipe(items: Sequence[str] | None) -> tuple[str | None, dict[str, Any]]:
+    """`--recipe` items: the name of a preset, if one is given, and the values by name.
+
+    >>> read_recipe(["strong", "epochs=5"])
+    ('strong', {'epochs': 5})
+    """
+    presets = [item for item in items or () if "=" not in item]
+    if len(presets) > 1:
+        raise UsageError(f"--recipe {presets[0]} and --recipe {presets[1]}: name one preset")
+    values = parse_pairs([item for item in items or () if "=" in item], "--recipe")
+    return (presets[0] if presets else None), values
+
+
+def split_names(text: str) -> list[str]:
+    """Names with commas between them, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def class_names(classes: str | None, file: Path | None) -> list[str] | None:
+    """The names of `--classes` or `--classes-file`; None if neither is given."""
+    if classes is not None and file is not None:
+        raise UsageError("--classes and --classes-file: give one of them")
+    if file is not None:
+        from dear._io.files import read_text
+
+        names = [line.strip() for line in read_text(file, "list of classes").splitlines() if line.strip()]
+        if not names:
+            raise UsageError(f"--classes-file {file}: names no class; write one per line")
+        say(f"classes: {len(names)} from {file}, the first is {names[0]!r}")
+        return names
+    if classes is None:
+        return None
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--classes names no class; give names with commas between")
+    if len(names) == 1 and os.path.isfile(names[0]):
+        raise UsageError(f"--classes {names[0]}: is a file; give it as --classes-file {names[0]}")
+    if len(names) == 1 and not names[0].startswith("+"):
+        say(f"classes: only {names[0]!r}; with one class every image is answered with it")
+    return names
+
+
+def read_removal(
+    without: list[str] | None, way: str = "auto", examples: list[str] | None = None
+) -> Without | None:
+    """What `--without`, `--way` and `--examples` say together; None without the first."""
+    if not without:
+        if examples or way != "auto":
+            raise UsageError("--way and --examples say how to remove a concept; name it with --without")
+        return None
+    from dear.heads.values import find_concept
+    from dear.heads.without import Without
+    from dear.photos.edits import KINDS
+
+    names: list[str] = []  # one concept with values of its own ("lighting: day, night"), or several names
+    for item in without:
+        names += [item.strip()] if ":" in item else split_names(item)
+    names = list(dict.fromkeys(names))
+    shown: dict[str, str] = {}
+    for item in examples or ():
+        name, sign, folder = item.partition("=")
+        if sign and name in names:
+            shown[name] = folder
+        elif len(names) == 1:
+            shown[names[0]] = item
+        else:
+            raise UsageError(f"--examples {item}: write CONCEPT=FOLDER, the concept as after --without")
+    for name in names:
+        if name not in shown and name not in KINDS:
+            find_concept(name)
+    return Without(tuple(names), way, shown)

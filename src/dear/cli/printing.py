@@ -1,0 +1,144 @@
+"""What the commands print: results on standard output, notices and progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dear._io.progress import Progress
+from dear._io.text import duration, shown, unprintable
+from dear.errors import Interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from dear.runs.evaluate import Evaluation
+
+
+def echo(text: str) -> None:
+    """A line on standard output, without control characters."""
+    typer.echo(shown(text))
+
+
+def say(text: str) -> None:
+    """A sentence for people on standard error, as it is: no markup, no wrapping, no control characters."""
+    _stderr().print(shown(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    plain = unprintable(text) is None  # else the same JSON in escapes: a file's name may hold anything
+    typer.echo(text if plain else json.dumps(value, allow_nan=False))
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str = "", labels: int = 1
+) -> None:
+    """A table; columns behind the first `labels` are aligned right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title) if title else None, header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < labels else "right")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    Console().print(table)
+
+
+def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> None:
+    """An evaluation as a table: one row per class, the chosen mode's accuracy, and all modes' below."""
+    report = found.report(mode)
+    rows = [(name, f"{accuracy:.1%}") for name, accuracy in report["per_class"].items()]
+    print_table(("class", "accuracy"), rows, title)
+    if "worst_group" in report:
+        worst = report["worst_group"]
+        group = f"{worst['group']} (worst of {worst['groups']} groups of class and value)"
+        echo(f"worst group: {worst['accuracy']:.1%}, {group}")
+    for name, accuracy in report["modes"].items():
+        label = "accuracy" if name == "default" else f"accuracy, {name}"
+        echo(f"{label}: {accuracy:.1%} of {report['images']} images")
+    line = f"calibration error: {report['ece']:.1%}"
+    if report["ece_trained"] is not None and report["ece_new"] is not None:
+        line += f"; {report['ece_trained']:.1%} for trained classes, {report['ece_new']:.1%} for new ones"
+    echo(line)
+
+
+def print_unreadable(found: Evaluation) -> None:
+    """Say which images were left out."""
+    if found.unreadable:
+        say(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.labels)} images cannot be read:")
+        for reason in found.unreadable:
+            say(f"  {reason}")
+
+
+@contextmanager
+def stages() -> Iterator[Progress]:
+    """A bar for each named stage of long work; elsewhere than on a terminal a line now and then."""
+    if not sys.stderr.isatty():
+        yield ProgressLines()
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=_stderr(), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield report
+
+
+class ProgressLines:
+    """Progress where no bar can be drawn: nothing for a few seconds of work, then a line every half minute.
+
+    The first line comes when enough is done to say how long the rest will take.
+    """
+
+    FIRST, NEXT = 5.0, 30.0  #: seconds until the first line of a stage, and between two lines
+
+    def __init__(self) -> None:
+        self._began: dict[str, tuple[float, int]] = {}
+        self._next: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """See `Progress`."""
+        now = time.monotonic()
+        if stage not in self._began:
+            self._began[stage] = (now, done)
+            self._next[stage] = now + self.FIRST
+            return
+        began, first = self._began[stage]
+        if now < self._next[stage] or not total or done <= first or done >= total:
+            return
+        self._next[stage] = now + self.NEXT
+        left = (now - began) / (done - first) * (total - done)
+        say(f"{stage}: {done} of {total} ({done / total:.1%}), about {duration(left)} left")
+
+
+@contextmanager
+def stoppable(more: Callable[[], str]) -> Iterator[None]:
+    """Work that Ctrl-C may stop; `more` says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped by you{more()}") from None
