@@ -72,7 +72,8 @@ def without_heads(tower: VisionTower, run: Callable[[Stretch], Tensor], given: S
             outputs = outputs * left[..., None].to(outputs.dtype)
         block = tower.blocks[layer - 1]
         assert isinstance(block, Block)
-        weight, change = block.attn.o.weight, None if edit is None else edit.layers.get(layer)
+        weight: Tensor = block.attn.o.weight
+        change = None if edit is None else edit.layers.get(layer)
         if change is not None and change.added is not None and "attn.o.weight" in change.added:
             weight = weight + change.added["attn.o.weight"]
         weight = weight[:, head * width : (head + 1) * width]  # [D, d]

@@ -175,7 +175,7 @@ def _neighbors(explainer: Explainer, one: Explanation) -> tuple[Thumbnail, ...]:
 
 def seen(image: Image.Image, model: Model) -> Image.Image:
     """The part of an image that the model sees."""
-    return Image.fromarray(resize_crop(image, model.view).permute(1, 2, 0).numpy())
+    return Image.fromarray(resize_crop(image, model.clip.config.view).permute(1, 2, 0).numpy())
 
 
 def set_facts(explainer: Explainer, found: SetExplanation, images: ImageSet, most: int = 8) -> SetFacts:
