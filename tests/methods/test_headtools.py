@@ -131,7 +131,7 @@ def test_edits_combine_and_fold() -> None:
 @pytest.mark.parametrize("head", [(0, 0), (7, 0), (1, 4), (1, -1)])
 def test_heads_that_do_not_exist_are_named(head: tuple[int, int]) -> None:
     config = tiny_clip().config.vision
-    with pytest.raises(UsageError, match=f"no head {head[1]} in layer {head[0]}"):
+    with pytest.raises(UsageError, match=rf"head {head[1]} .*layer {head[0]}"):
         HeadLoRA(config, [head])
     with pytest.raises(UsageError, match="no head"):
         head_gates(config, {head: 0.0})
