@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,14 +167,10 @@ def test_one_sentence_for_each_bad_file(tmp_path: Path) -> None:
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     paths = [tmp_path / name for name in (*contents, "missing.jpg")]
-    errors: dict[int, str] = {}
-    views = read_views(paths, 16, errors)
-    assert sorted(errors) == [1, 2, 3, 4, 5]
-    assert all(str(paths[place]) in sentence for place, sentence in errors.items())
-    assert torch.equal(views[0], resize_crop(whole, 16))
-    assert not views[1:].any()
-    with pytest.raises(InputError, match="cut"):
-        read_views(paths[:2], 16)
+    assert torch.equal(read_views(paths[:1], 16)[0], resize_crop(whole, 16))
+    for path in paths[1:]:
+        with pytest.raises(InputError, match=re.escape(str(path))):
+            read_views([paths[0], path], 16)
     with pytest.raises(InputError, match="cut"):
         FileImages("x", ("a",), TEMPLATE, tmp_path, ("cut.jpg",), torch.zeros(1).long()).pixels([0], 16)
 

@@ -34,14 +34,8 @@ def usable_cores() -> int:
 def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:
     """`work` of the rows 0 to `count` - 1, a batch at a time; when memory runs out, batches are halved.
 
-    For work whose answer for a row does not depend on the other rows. Halving is told by a warning of the
-    logger "dear", which stands on standard error unless the program says otherwise.
-
-    Yields:
-        the rows of a batch and what `work` made of them.
-
-    Raises:
-        OutOfMemory: not even one row fits.
+    For work whose answer for a row does not depend on the other rows. Yields the rows of a batch and what
+    `work` made of them; a warning of the logger "dear" tells of halving.
 
     >>> [result for _, result in in_batches(lambda rows: list(rows), 5, 2)]
     [[0, 1], [2, 3], [4]]

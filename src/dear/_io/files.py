@@ -39,14 +39,11 @@ _KINDS = {
 }
 
 
-def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
+def write_atomic(path: PathLike, content: bytes | str) -> None:
     """Write `content` to `path`, whole or not at all; an older file survives any failure.
 
     What a killed process left of the same file is removed. Two processes may write one file at once: the last
     one's is kept.
-
-    Raises:
-        DiskError: the folder cannot be written or the disk is full.
     """
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
@@ -108,12 +105,8 @@ def _remove_abandoned(path: Path) -> None:
             name.unlink()
 
 
-def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Make a folder if it is missing and try to write there: before long work, not after it.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+def require_writable(folder: PathLike) -> None:
+    """Make a folder if it is missing and try to write there: before long work, not after it."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -122,28 +115,21 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
         raise DiskError(f"{folder}: cannot be written to ({error.strerror or error})") from error
 
 
-def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = 1) -> None:
+def write_json(path: PathLike, value: Any, indent: int | None = 1) -> None:
     """Write `value` as UTF-8 JSON with a final newline; NaN and infinity are refused."""
     write_atomic(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_text(
-    path: str | os.PathLike[str],
+    path: PathLike,
     what: str = "text file",
     max_bytes: int = MAX_TEXT_BYTES,
     encoding: str = "utf-8",
 ) -> str:
     """Read a text file of bounded length; a device or a pipe, which might never end, is refused.
 
-    Args:
-        path: the file.
-        what: what the file should be, for messages ("role map", "table").
-        max_bytes: larger files are refused.
-        encoding: "utf-8", or "utf-8-sig" where a byte-order mark may stand first.
-
-    Raises:
-        UsageError: there is no such file.
-        DearError: it cannot be read, is too large, or is not UTF-8.
+    `what` is what the file should be, for messages ("role map"); the encoding is "utf-8-sig" where a
+    byte-order mark may stand first.
     """
     path = Path(path)
     try:
@@ -165,22 +151,13 @@ def read_text(
         raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
 
 
-def read_json(path: str | os.PathLike[str], what: str = "JSON file", max_bytes: int = MAX_TEXT_BYTES) -> Any:
-    """Read a JSON file; duplicate keys, too deep nesting and too large files are refused.
-
-    Args:
-        path: the file.
-        what: what the file should be, for messages ("role map", "run configuration").
-        max_bytes: larger files are refused.
-
-    Raises:
-        DearError: the file is missing, too large, or not valid JSON (see `parse_json`).
-    """
+def read_json(path: PathLike, what: str = "JSON file", max_bytes: int = MAX_TEXT_BYTES) -> Any:
+    """Read a JSON file under the rules of `parse_json`; `what` it should be is for messages."""
     return parse_json(read_text(path, what, max_bytes), str(Path(path)), what)
 
 
 def write_safetensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write named tensors with string metadata as safetensors, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -188,13 +165,9 @@ def write_safetensors(
 
 
 def read_safetensors(
-    path: str | os.PathLike[str], what: str = "safetensors file"
+    path: PathLike, what: str = "safetensors file"
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read all tensors and the metadata of a safetensors file.
-
-    Raises:
-        DearError: the file is missing, cut, or its header does not fit its content.
-    """
+    """Read all tensors and the metadata of a safetensors file."""
     path = Path(path)
     if not os.path.isfile(path):
         raise UsageError(f"{path}: no such {what}")
@@ -230,11 +203,7 @@ def _check_header(path: Path, what: str) -> None:
 
 
 def require_finite(tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raise if any floating tensor holds NaN or infinity, naming it and its source.
-
-    Raises:
-        DearError: naming the first tensor that is not finite.
-    """
+    """Raise if any floating tensor holds NaN or infinity, naming it and its source."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise DearError(f"{source}: tensor {name!r} holds NaN or infinity; the file is damaged")

@@ -18,7 +18,6 @@ from dear._io.batches import in_batches, threaded
 from dear._io.image_names import find_images, image_paths, is_image_name, is_own_name
 from dear._io.image_open import FORMATS, MAX_PIXELS, Source, open_image, open_pixels
 from dear._io.resample import Pixels, resample
-from dear.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -75,17 +74,8 @@ def resize_short(pixels: Pixels, size: int, bilinear: bool = False) -> Pixels:
 def view_pixels(source: Source, size: Size) -> Pixels:
     """A model's view of an image: by default the short side to `size` bicubic, then the center.
 
-    The corner of the crop is rounded half to even, as in CLIP's transform.
-
-    Args:
-        source: a file, its bytes or a Pillow image; modes, rotation and transparency as in `open_image`.
-        size: side of the result in pixels, or a `View`.
-
-    Returns:
-        [size, size, 3].
-
-    Raises:
-        InputError: it cannot be read; the file is named.
+    The corner of the crop is rounded half to even, as in CLIP's transform; modes, rotation and transparency
+    are those of `open_image`.
     """
     view = size if isinstance(size, View) else View(size)
     pixels, side = open_pixels(source, scratch=True), view.size
@@ -125,36 +115,17 @@ def resize_crop(image: Source, size: Size) -> Tensor:
     return to_tensor(view_pixels(image, size))
 
 
-def read_views(sources: Sequence[Source], size: Size, errors: dict[int, str] | None = None) -> Tensor:
-    """The views of many images, decoded by several threads into one buffer.
-
-    Args:
-        sources: files, their bytes or Pillow images.
-        size: side of the results in pixels, or a `View`.
-        errors: gets the place of each image that cannot be read, whose view is black, and why; None: the
-            first such image is an error.
-
-    Returns:
-        uint8 [b, 3, size, size].
-
-    Raises:
-        InputError: an image cannot be read, and `errors` is None; the file is named.
-    """
+def read_views(sources: Sequence[Source], size: Size) -> Tensor:
+    """The views of many images, uint8 [b, 3, size, size], decoded by several threads into one buffer."""
     import torch
 
     side = side_of(size)
     batch = np.empty((len(sources), 3, side, side), np.uint8)
 
-    def read(place: int) -> None:
-        try:
-            batch[place] = view_pixels(sources[place], size).transpose(2, 0, 1)
-        except InputError as error:
-            if errors is None:
-                raise
-            errors[place] = str(error)
-            batch[place] = 0
+    def read(place: int) -> None:  # NumPy copies: PyTorch would start threads of its own in each thread
+        batch[place] = view_pixels(sources[place], size).transpose(2, 0, 1)
 
-    threaded(read, range(len(sources)))  # NumPy copies, as PyTorch would start threads of its own in each
+    threaded(read, range(len(sources)))
     with torch.inference_mode(False):
         return torch.from_numpy(batch)
 

@@ -61,12 +61,7 @@ def open_image(source: Source) -> Image.Image:
 def open_pixels(source: Source, scratch: bool = False) -> Pixels:
     """`open_image` as an array; ordinary JPEG files do not take the way through Pillow.
 
-    Args:
-        source: as for `open_image`.
-        scratch: the result may be written over by the next call of this thread.
-
-    Raises:
-        InputError: as `open_image`.
+    With `scratch`, the next call of this thread may write over the result.
     """
     with _named_errors(source):
         content = None if isinstance(source, Image.Image) else _content(source)

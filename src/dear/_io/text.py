@@ -62,9 +62,6 @@ def shown(text: str) -> str:
 def fill_template(template: str, name: str) -> str:
     """The prompt of one class; braces in the name are kept as they are.
 
-    Raises:
-        UsageError: the template has no place for the name.
-
     >>> fill_template("a photo of a {}, a type of pet.", "beagle")
     'a photo of a beagle, a type of pet.'
     """
@@ -74,11 +71,7 @@ def fill_template(template: str, name: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A class name that can stand in a prompt and on a page; returned as it came.
-
-    Raises:
-        InputError: it is blank, longer than 200 characters, or holds control characters.
-    """
+    """A class name that can stand in a prompt and on a page; returned as it came."""
     if not name.strip():
         raise InputError(f"the class name {name[:40]!r} is blank; give it a name")
     if len(name) > MAX_NAME:
@@ -89,11 +82,7 @@ def check_name(name: str) -> str:
 
 
 def check_shown(text: str, what: str) -> str:
-    """A text without characters that must not be shown; returned as it came.
-
-    Raises:
-        InputError: it holds one; `what` says what the text is.
-    """
+    """A text without characters that must not be shown, returned as it came; `what` it is, for messages."""
     found = unprintable(text)
     if found is not None:
         raise InputError(f"the {what} {text[:80]!r} holds the control character {found}; remove it")
@@ -108,9 +97,6 @@ def parse_json(text: str, source: str, what: str = "JSON text") -> Any:
 
     Refused are: a key that stands twice in one object (one of its values would be hidden), NaN, infinity and
     numbers too large for a float, halves of characters, and nesting deeper than `MAX_DEPTH`.
-
-    Raises:
-        DearError: the text is not JSON, or is refused.
 
     >>> parse_json('{"a": 1, "a": 2}', "x.json")
     Traceback (most recent call last):
@@ -221,10 +207,6 @@ def decode(
         upgrade: called with the parsed document before it is checked; brings older files up to date.
         max_bytes: longer texts are refused.
 
-    Raises:
-        DearError: the text is too long or is not JSON under the rules of `parse_json`; or, as `error`, a
-            value does not fit: the place is named.
-
     >>> decode('[1, "x"]', list[int], "sizes.json", "list of sizes")
     Traceback (most recent call last):
     dear.errors.DearError: sizes.json: is not a valid list of sizes (at [1]: expected `int`, got `str`)
@@ -243,11 +225,7 @@ def check(
     error: type[DearError] = DearError,
     upgrade: Callable[[Any], Any] | None = None,
 ) -> Result:
-    """Check a parsed document against a schema; see `decode`.
-
-    Raises:
-        DearError: as `error`, a value does not fit: the place is named.
-    """
+    """Check a parsed document against a schema; see `decode`."""
     try:
         return msgspec.convert(document if upgrade is None else upgrade(document), schema, strict=True)
     except (msgspec.ValidationError, ValueError) as problem:

@@ -244,11 +244,3 @@ class Readable(Wrapped):
         except InputError as error:
             self.problems[index] = str(error)
             return torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8)
-
-    def readable(self) -> list[int]:
-        """Places of the images that could be read, after all were asked for."""
-        if len(self.problems) == len(self) > 0:
-            raise DataError(
-                f"{self.name}: none of its {len(self)} images can be read; the first: {self.problems[0]}"
-            )
-        return [index for index in range(len(self)) if index not in self.problems]

@@ -23,15 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dear._io.files import read_json, read_text
+from dear._io.files import read_json
 from dear._io.image_file import image_paths
 from dear.data.images import spaced
-from dear.data.paths import Inside
+from dear.data.paths import Inside, read_list
 from dear.errors import DataError, DearError
 
 COOP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 _SPLITS = {"0": "train", "1": "val", "2": "test"}
-_MAX_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -191,10 +190,7 @@ def _folders(folder: Path) -> Iterable[str]:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
-        text = read_text(file, "list of names or images")
-    except DearError as error:
-        raise DataError(str(error), hint="data-check") from error
+    text = read_list(file, "list of names or images", hint="data-check")
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -244,16 +240,9 @@ def _collect(root: Path, classes: tuple[str, ...], rows: Iterable[Picked]) -> Li
     return Listing(inside.root, classes, splits, groups=groups)
 
 
-def _text(file: Path) -> str:
-    try:
-        return read_text(file, "list of images", _MAX_BYTES, "utf-8-sig")
-    except DearError as error:
-        raise DataError(str(error)) from error
-
-
 def _table(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Place and cells of each line of a CSV file that has these columns."""
-    reader = csv.DictReader(io.StringIO(_text(file), newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(read_list(file, "list of images"), newline=""), strict=True)
     try:
         missing = [column for column in columns if column not in (reader.fieldnames or ())]
         if missing:
@@ -271,7 +260,7 @@ def _either(home: Path, name: str, columns: tuple[str, ...]) -> Iterator[tuple[s
         yield from _table(home / f"{name}.csv", columns)
         return
     file = home / f"{name}.txt"
-    lines = _text(file).splitlines()
+    lines = read_list(file, "list of images").splitlines()
     if name == "list_eval_partition":  # image and number, no header
         header, first = list(columns), 0
     else:  # the number of images, then the attributes' names

@@ -93,12 +93,7 @@ def open_data(
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse a path or name that is no dataset, before anything is read.
-
-    Raises:
-        DataError: there is no such folder, table, benchmark or task.
-        UsageError: a benchmark without `root`.
-    """
+    """Refuse a path or name that is no dataset, before anything is read."""
     text = os.fspath(spec)
     if text.startswith(WORLD):
         from dear.world.tasks import find_task
@@ -172,10 +167,6 @@ def open_benchmark(
         split: "train", "val" or "test" as published, or "all".
         root: the folder that holds the benchmark's folder.
         template: instead of the benchmark's own.
-
-    Raises:
-        DataError: a file is missing or malformed, or a path leaves the folder.
-        UsageError: no such benchmark.
     """
     benchmark = find_benchmark(name)
     if benchmark is None:
@@ -211,11 +202,7 @@ def _pick(benchmark: Benchmark, listing: Listing, split: str) -> list[tuple[str,
 
 
 def list_benchmark(benchmark: Benchmark, root: Path) -> Listing:
-    """Read the benchmark's lists of images, whether or not the images are there.
-
-    Raises:
-        DataError: a file is missing or malformed, or a path leaves the folder.
-    """
+    """Read the benchmark's lists of images, whether or not the images are there."""
     home = root / benchmark.folder
     if not home.is_dir():
         raise DataError(f"{home}: no such folder; {benchmark.name} must lie there", hint="data-check")
@@ -242,12 +229,8 @@ def open_folder(
         template: prompt with `{}` (default "a photo of a {}.").
         name: of the dataset (default: the folder's name).
 
-    Returns:
-        The images of the split. All splits have the same classes: those of all split folders together. Class
-        folders without images are named in a warning of the logger "dear".
-
-    Raises:
-        DataError: no such folder or split, no classes, no images, or two classes that read the same.
+    All splits have the same classes: those of all split folders together. Class folders without images are
+    named in a warning of the logger "dear".
     """
     root = Path(root)
     if not root.is_dir():

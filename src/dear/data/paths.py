@@ -1,4 +1,4 @@
-"""Paths that come from files: kept inside the folder they belong to."""
+"""Files that describe data, and the paths that stand in them: kept inside the folder they belong to."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import os
 import re
 from pathlib import Path
 
-from dear.errors import DataError
+from dear._io.files import read_text
+from dear.errors import DataError, DearError
 
 _DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def read_list(path: Path, what: str, hint: str | None = None) -> str:
+    """The text of a table or list, without a byte-order mark; `what` it is, for messages."""
+    try:
+        return read_text(path, what, encoding="utf-8-sig")
+    except DearError as error:
+        raise DataError(str(error), hint=hint) from error
 
 
 class Inside:

@@ -16,10 +16,10 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dear._io.files import read_text
 from dear._io.notes import note
 from dear._io.text import parse_json
 from dear.data.images import ImageSet
+from dear.data.paths import read_list
 from dear.errors import DataError, DearError
 
 HELD_OUT = 0.2
@@ -113,11 +113,7 @@ def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
 
     Where a line also has a `class` (a name), it must be the image's own.
     """
-    path = Path(path)
-    try:
-        text = read_text(path, "draw")
-    except DearError as error:
-        raise DataError(str(error)) from error
+    text = read_list(Path(path), "draw")
     place = {images.key(index): index for index in range(len(images))}
     labels = images.labels.tolist()
     chosen: dict[int, None] = {}

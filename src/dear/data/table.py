@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from dear._io.files import read_text
 from dear._io.text import check_name, parse_json
 from dear.data.images import (
     TEMPLATE,
@@ -36,11 +35,10 @@ from dear.data.images import (
     readable,
     spaced,
 )
-from dear.data.paths import Inside
+from dear.data.paths import Inside, read_list
 from dear.data.shots import pick_split
 from dear.errors import DataError, DearError, InputError
 
-MAX_BYTES = 256 * 1024 * 1024
 REQUIRED = ("path", "label")
 OPTIONAL = ("classname", "split", "domain", "group")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -160,17 +158,9 @@ def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, in
     return classes, {label: number for number, label in enumerate(order)}
 
 
-def _text(path: Path) -> str:
-    """The table's text, without a byte-order mark."""
-    try:
-        return read_text(path, "table", MAX_BYTES, "utf-8-sig")
-    except DearError as error:
-        raise DataError(str(error)) from error
-
-
 def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and cells of each row of a CSV table."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_list(path, "table"), newline=""), strict=True)
     try:
         header = [cell.strip().lower() for cell in next(reader, [])]
         _check_header(header, path)
@@ -199,7 +189,7 @@ def _check_header(header: list[str], path: Path) -> None:
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and object of each line of a JSONL table."""
-    for number, line in enumerate(_text(path).split("\n"), 1):
+    for number, line in enumerate(read_list(path, "table").split("\n"), 1):
         if not line.strip():
             continue
         try:
