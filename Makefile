@@ -30,7 +30,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every test that needs a CUDA device, and a short run of every benchmark: no .venv needed, only pytest and this
 # folder. None is skipped on an H200.
@@ -46,7 +46,7 @@ test-newest: TORCH := $(NEWEST_TORCH)
 test-oldest test-newest:
 	test -x .venv-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[$(EXTRAS)]"
-	.venv-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile
+	.venv-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every reader of files, changed inputs: an answer or a sentence. About a quarter of an hour on two cores.
 fuzz: setup

@@ -30,8 +30,13 @@ for folder in Path(__file__).parent.rglob("*/"):
         sys.path.append(str(folder))
 
 
+#: Files that take longest begin first, so that two workers end together.
+FIRST = ("test_one_answer", "test_every_command", "test_audit", "test_demo", "test_attacks", "test_engines")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` need a CUDA device; `make test-gpu` runs them all. `slow` ones need DEAR_SLOW=1."""
+    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
     if not os.environ.get("DEAR_SLOW"):
         for item in items:
             if item.get_closest_marker("slow") is not None:

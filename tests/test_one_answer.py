@@ -160,7 +160,8 @@ def table(methods: tuple[str, ...]) -> list[tuple[str, str, str]]:
 
 
 QUICK = [(name, "crop", "nothing") for name in METHODS]
-QUICK += [row for row in table(("dear", "linear-probe")) if row not in QUICK]
+OTHERS = [("crop", "heads"), ("squash", "nothing"), ("squash", "words")]
+QUICK += [(name, *other) for name in ("dear", "linear-probe") for other in OTHERS]
 QUICK += [("linear-probe+focus", "crop", "heads"), ("tip-adapter+focus", "squash", "words")]
 QUICK += [("dear+focus", "crop", "heads"), ("dear+focus", "squash", "words")]
 SLOW = [row for row in table(tuple(list_methods())) if row not in QUICK]

@@ -46,6 +46,17 @@ def adapted(folder: Path, name: str) -> Path:
     return folder / name
 
 
+_predicted: dict[str, list[dict]] = {}
+
+
+def predicted(runs: Path, name: str, images: Path) -> list[dict]:
+    """The answers of `dear predict`, made once."""
+    if name not in _predicted:
+        words = ("predict", str(adapted(runs, name)), str(images), "--reject", "--json", "--device", "cpu")
+        _predicted[name] = json.loads(command(*words))["predictions"]
+    return _predicted[name]
+
+
 @pytest.mark.parametrize("name", list_methods())
 def test_a_method_goes_through_every_command(
     name: str, runs_of_all: Path, few_images: Path, tmp_path
@@ -55,8 +66,7 @@ def test_a_method_goes_through_every_command(
     for _ in range(2):  # the second time from the cache
         found = json.loads(command("evaluate", str(run), "--data", str(few_images), "--json", *shown))
     assert found["images"] == 6
-    answers = json.loads(command("predict", str(run), str(few_images), "--reject", "--json", *shown))
-    for answer in answers["predictions"]:
+    for answer in predicted(runs_of_all, name, few_images):
         values = [one["probability"] for one in answer["classes"]]
         assert len(values) == 5
         assert 0 < values[0] <= sum(values) <= 1 + 1e-6
@@ -73,18 +83,14 @@ def test_all_runs_are_served_together(runs_of_all: Path, few_images: Path) -> No
     from dear.serve.app import make_app
     from dear.serve.service import Service
 
-    for name in list_methods():
-        adapted(runs_of_all, name)
-    image = next(few_images.rglob("*.png"))
+    answers = {name: predicted(runs_of_all, name, few_images)[0] for name in list_methods()}
     with testclient.TestClient(make_app(Service(runs_of_all, dear.load("mini")))) as client:
-        for name in list_methods():
-            files = [("files", (image.name, image.read_bytes()))]
-            reply = client.post(f"/v1/models/{name}/classify", files=files)
-            assert reply.status_code == 200, f"{name}: {reply.text}"
-            said = json.loads(
-                command("predict", str(runs_of_all / name), str(image), "--json", "--device", "cpu")
+        for name, answer in answers.items():
+            image = Path(answer["image"])
+            reply = client.post(
+                f"/v1/models/{name}/classify", files=[("files", (image.name, image.read_bytes()))]
             )
-            wanted = said["predictions"][0]["classes"][0]
-            best = reply.json()["answers"][0]["classes"][0]
+            assert reply.status_code == 200, f"{name}: {reply.text}"
+            best, wanted = reply.json()["answers"][0]["classes"][0], answer["classes"][0]
             assert best["name"] == wanted["name"]
             assert best["probability"] == pytest.approx(wanted["probability"], abs=1e-4)
