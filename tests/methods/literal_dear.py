@@ -210,10 +210,14 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
     )
     tau = torch.exp(w["log_scale"])
     alpha = torch.exp(learned["v"]) / torch.exp(learned["v"]).sum()
-    decoupled = tau * cosine(f_cls[:, None], texts[None])  # eq. 17
+
+    def vote(f, mean):  # eq. 17; with a mean [E], cos(f, w) - mean . w / |w|
+        return tau * (cosine(f[:, None], texts[None]) - (texts @ mean) / texts.norm(dim=-1))
+
+    decoupled = vote(f_cls, o["mean"])
     fused = alpha[0] * decoupled
     for a, f in enumerate(f_attr):  # eq. 19
-        fused = fused + alpha[a + 1] * tau * cosine(f[:, None], texts[None])
+        fused = fused + alpha[a + 1] * vote(f, o["mean"])
     ce = torch.stack(
         [torch.logsumexp(fused[i], 0) - fused[i, int(label)] for i, label in enumerate(labels)]
     ).mean()

@@ -24,7 +24,7 @@ def build(clip: Clip | None = None, roles: RoleMap | None = None, **options) -> 
     model = DeAR(clip, NAMES, roles=roles or mixed_roles(), ids=token_ids(), **{**PAPER, **options})
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():  # away from the start, where v = 0 and P_attr = P_v hide mistakes
-        for p in model.parameters():
+        for p in (*model.parameters(), *model.buffers()):
             p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.1)
     return model
 
@@ -47,7 +47,10 @@ def literal(model: DeAR, pixels: torch.Tensor, labels: torch.Tensor):
         "fusion_loss": c.fusion_loss,
         "lambda_reg": c.lambda_reg,
         "lambda_fusion": c.lambda_fusion,
+        "mean": torch.zeros(model.clip.config.embed_dim, dtype=torch.float64),
     }
+    if model.image_mean is not None:
+        options["mean"] = c.center * model.image_mean
     state = model.clip.state_dict()
     result = literal_dear.step(state, model.clip.config, learned, roles, token_ids(), pixels, labels, options)
     return learned, *result
@@ -80,6 +83,7 @@ CASES = {
         "tokens_per_attribute": 2,
         "tokens_per_layer": True,
     },
+    "less a mean": {"center": 0.7, "class_ce": 0.3},
     "strong": dict(DeAR.presets["strong"].options),
     "quick": dict(DeAR.presets["quick"].options),
 }

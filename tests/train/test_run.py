@@ -57,7 +57,8 @@ def test_a_run_folder_holds_what_was_learned_and_no_backbone(tmp_path: Path) -> 
         "log.jsonl",
     }
     stored = safetensors.torch.load((tmp_path / "run/adapter.safetensors").read_bytes())
-    assert set(stored) == {"tokens", "early_tokens", "text_tokens", "p_attr", "v"}
+    assert set(stored) == {"tokens", "early_tokens", "text_tokens", "p_attr", "v", "image_mean"}
+    assert stored.pop("image_mean").any()
     assert sum(t.numel() for t in stored.values()) == model.trainable_parameters
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["method"] == "dear"
