@@ -25,10 +25,11 @@ def import_torch() -> None:
         return
     for name in _LEFT_OUT:
         sys.modules[name] = ModuleType(name)
-    gc.disable()  # nothing of what an import makes is garbage
+    gc.disable()  # nothing of what an import makes is garbage, neither now nor when the process ends
     try:
         import torch
     finally:
+        gc.freeze()
         gc.enable()
         for name in _LEFT_OUT:
             del sys.modules[name]
