@@ -10,6 +10,7 @@
 - `gpu`: what a GPU waits for, within `--seconds`: `dear embed` of a folder beside its engine alone (pixels on
   the device) and the same DataLoader; the first epoch of `dear adapt` beside a DataLoader with 8 processes;
   nvJPEG. Rows are written as they come; a stage that fails or takes too long is named and left out.
+- `precision`: for how many images of `--data` answers in bfloat16 are those in float32.
 - `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
 - `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
 
@@ -278,6 +279,21 @@ def features(options: argparse.Namespace) -> list[Row]:
     ]  # fmt: skip
 
 
+def precision(options: argparse.Namespace) -> list[Row]:
+    """For how many images of `--data` zero-shot answers in bfloat16 are those in float32."""
+    clip, data = dear.load(options.backbone), dear.open_data(options.data, "all")
+    data = data.subset(
+        torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: options.images]
+    )
+    method = build_method("zeroshot", clip, data.classes, template=data.template)
+    whole, half = (
+        next(iter(Model(method, precision=one).logits(data).values())) for one in ("float32", "bfloat16")
+    )
+    same = int((whole.argmax(1) == half.argmax(1)).sum())
+    return [{"work": f"answers for {len(data)} images", "way": "bfloat16 as float32", "value": str(same),
+             "unit": "images", "dear_is_faster": ""}]  # fmt: skip
+
+
 def gpu(options: argparse.Namespace) -> Iterator[list[Row]]:
     """What a GPU waits for, with random weights; the model lies on the device before anything is timed."""
     began, device = time.perf_counter(), options.device
@@ -515,7 +531,8 @@ def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any
 
 
 PARTS = {
-    "pixels": pixels, "features": features, "predict": predict, "gpu": gpu, "start": start, "cpu": cpu,
+    "pixels": pixels, "features": features, "precision": precision, "predict": predict, "gpu": gpu,
+    "start": start, "cpu": cpu,
 }  # fmt: skip
 
 
@@ -549,8 +566,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=None, help="of DataLoaders; default: 2 (GPU: 14)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="for pixels")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--data", type=Path, help="folder of JPEG files, for features")
-    parser.add_argument("--backbone", help="for features")
+    parser.add_argument("--data", type=Path, help="folder of JPEG files, or data, for features and precision")
+    parser.add_argument("--backbone", help="for features and precision")
     parser.add_argument("--base", type=Path, help="another source tree, for start")
     parser.add_argument("--cpu-time", action="store_true", help="processor time, on a machine that does more")
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
