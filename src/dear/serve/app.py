@@ -21,7 +21,7 @@ from dear.serve.decode import Upload
 from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
-from dear.serve.guard import Guard, body_of
+from dear.serve.guard import Guard, response_of
 from dear.serve.keys import MANAGEMENT, Caller
 from dear.serve.requests import Options, asked_classes, json_schema, read_request
 from dear.serve.service import Service
@@ -62,10 +62,7 @@ def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
 
 async def _as_sentence(request: Request, error: DearError) -> JSONResponse:
     """An error as a status and one sentence."""
-    if not isinstance(error, Refused):
-        error = Refused(400, str(error))
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return JSONResponse(body_of(error), error.http_status, headers)
+    return response_of(error if isinstance(error, Refused) else Refused(400, str(error)))
 
 
 async def _as_sentence_of_http(request: Request, error: HTTPException) -> JSONResponse:
@@ -76,7 +73,7 @@ async def _as_sentence_of_http(request: Request, error: HTTPException) -> JSONRe
         405: f"{path} does not take {request.method}; /docs describes the addresses",
     }
     refused = Refused(error.status_code, sentences.get(error.status_code, str(error.detail)))
-    return JSONResponse(body_of(refused), refused.http_status, error.headers)
+    return response_of(refused, **(error.headers or {}))
 
 
 def _caller(service: Service, request: Request, model: str | None = None) -> Caller:
@@ -152,14 +149,6 @@ def _asks_why(request: Request) -> bool:
     return explain is not None
 
 
-def _with_reasons(answers: list[Any], why: Sequence[dict[str, Any] | Refused]) -> list[Any]:
-    """Answers with what explains them, where that was asked for."""
-    for answer, bars in zip(answers, why, strict=False):
-        if not isinstance(bars, Refused):
-            answer["explanation"] = bars
-    return answers
-
-
 def _add_answers(app: FastAPI, service: Service) -> None:
     async def read(request: Request, name: str) -> tuple[list[Upload], Options]:
         """Images and options of a request for an adapter."""
@@ -197,7 +186,10 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             best.append((classes[0]["name"], classes[0]["probability"]))
             return {"classes": classes, **({"rejected": one.rejected} if options.reject else {})}
 
-        answers = _with_reasons(_per_image(uploads, found, show), why)
+        answers = _per_image(uploads, found, show)
+        for answer, bars in zip(answers, why, strict=False):
+            if not isinstance(bars, Refused):
+                answer["explanation"] = bars
         service.metrics.observe_answers(name, adapter.names, best)
         return _json(reply(adapter, answers))
 

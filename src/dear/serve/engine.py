@@ -54,10 +54,7 @@ class ImageJob:
 class Engine:
     """Computes batches of jobs on one backbone; on a GPU by recorded runs.
 
-    Args:
-        clip: the backbone, on its device.
-        precision: of its matrices, for features; adapters come bound to theirs.
-        run: records what comes again; None: a recorder for GPUs.
+    `precision` is that of features; adapters come bound to theirs.
     """
 
     def __init__(self, clip: Clip, precision: str = "auto", run: Recorder | None = None) -> None:

@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 
 from dear.serve.errors import Refused, stopping
 from dear.serve.metrics import Metrics
@@ -49,6 +50,9 @@ class Guard:
                     headers.append((b"server-timing", server_timing(spent)))
             await send(message)
 
+        async def refuse(error: Refused) -> None:
+            await response_of(error, connection="close")(scope, receive, answer)
+
         body = _Body(scope, receive, self.traffic)
         with staged() as spent, span(scope, number) as traced:
             try:
@@ -56,17 +60,17 @@ class Guard:
                 await self.app(scope, body.receive, answer)
             except Refused as error:
                 if not answered["status"]:
-                    await _refuse(error, answer)
+                    await refuse(error)
             except asyncio.CancelledError:  # the drain limit is over
                 if not answered["status"]:
-                    await _refuse(stopping(), answer)
+                    await refuse(stopping())
                 raise
             except ClientDisconnect:
                 answered["status"] = answered["status"] or GONE
             except Exception:
                 LOG.exception(json.dumps({"request": number, "failed": True}))
                 if not answered["status"]:
-                    await _refuse(Refused(500, f"the service failed; its log names request {number}"), answer)
+                    await refuse(Refused(500, f"the service failed; its log names request {number}"))
             finally:
                 body.release()
                 seconds = time.perf_counter() - began
@@ -147,15 +151,8 @@ class _Body:
             self._traffic.hold(self._caller, -self._seen)
 
 
-def body_of(error: Refused) -> dict[str, Any]:
-    """The JSON of a refusal."""
-    return {"error": str(error)}
-
-
-async def _refuse(error: Refused, send: Any) -> None:
-    """Answer with the refusal's status and sentence."""
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+def response_of(error: Refused, **headers: str) -> JSONResponse:
+    """A refusal as a response: its status and one sentence."""
     if error.retry_after is not None:
-        headers.append((b"retry-after", str(error.retry_after).encode()))
-    await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body_of(error)).encode()})
+        headers["retry-after"] = str(error.retry_after)
+    return JSONResponse({"error": str(error)}, error.http_status, headers)

@@ -144,15 +144,17 @@ class Keys:
         """Refuse a request that may not manage the service."""
         if self._management is None:
             raise Refused(403, "management is off: the key file of this service names no management key")
-        if not hmac.compare_digest(self._management, _digest(_bearer(header))):
+        if not self._manages(header):
             raise Refused(401, "this is not the management key")
 
     def check_any(self, header: str | None) -> None:
         """Refuse a request without a key where keys are required; the management key is one, too."""
-        if self.required and (
-            self._management is None or not hmac.compare_digest(self._management, _digest(_bearer(header)))
-        ):
+        if not self._manages(header):
             self.caller(header, "")
+
+    def _manages(self, header: str | None) -> bool:
+        own = self._management
+        return own is not None and hmac.compare_digest(own, _digest(_bearer(header)))
 
 
 def _bearer(header: str | None) -> str:

@@ -63,11 +63,8 @@ def build(service: RayService) -> Any:
 def start(service: RayService, host: str, port: int, address: str | None = None) -> Any:
     """Start the application on a Ray cluster; returns when its replicas answer.
 
-    Args:
-        service: what to start.
-        host: address that every machine's proxy listens on.
-        port: its port.
-        address: of a running cluster ("auto", "ray://host:10001"); None starts one here.
+    Every machine's proxy listens on `host` and `port`; `address` is that of a running cluster ("auto",
+    "ray://host:10001"), None starts one here.
     """
     return serve_replicas(
         partial(build, service),

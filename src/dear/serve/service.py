@@ -63,15 +63,9 @@ class Answer:
 
 
 class Service:
-    """One backbone, any number of adapters, one queue.
+    """One backbone, any number of adapters (a run folder each in `folder`), one queue.
 
-    Args:
-        folder: holds a run folder per adapter.
-        clip: the backbone on its device.
-        settings: limits, batching and how many adapters stay loaded.
-        galleries: images to search, by name.
-        recorder: of batches that come again; None: one that records on GPUs.
-        keys: who may do what; None: everybody may ask.
+    Without `keys` everybody may ask; without a `recorder` batches that come again are recorded on GPUs.
     """
 
     def __init__(

@@ -73,14 +73,7 @@ class Adapter:
 
 
 class AdapterStore:
-    """The runs of a folder as adapters of one backbone.
-
-    Args:
-        folder: holds a run folder per adapter.
-        clip: the backbone, on its device.
-        most_loaded: adapters kept loaded; the least recently used one makes room.
-        precision: of the backbone's matrices.
-    """
+    """The runs of a folder as adapters of one backbone; the least recently used make room for others."""
 
     def __init__(self, folder: Path, clip: Clip, most_loaded: int = 1000, precision: str = "auto") -> None:
         if not folder.is_dir():
