@@ -33,7 +33,10 @@ RUNS = {
     "roles": "dear", "other-roles": "dear",
 }  # fmt: skip
 
-QUICK = ServeSettings(Limits(images=6, body_bytes=200_000, pixels=1_000_000), poll_seconds=0.05, decoders=1)
+#: a service that looks often at its folder; on a busy machine its decoders may take long to start
+QUICK = ServeSettings(
+    Limits(images=6, body_bytes=200_000, pixels=1_000_000, seconds=120), poll_seconds=0.05, decoders=1
+)
 
 
 def make_run(folder: Path, method: str, seed: int = 1, classes: int = 3, **options) -> Path:
