@@ -8,6 +8,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -41,7 +42,7 @@ class Guard:
         state["request_id"] = number
         answered: dict[str, Any] = {"status": 0}
 
-        async def answer(message: dict[str, Any]) -> None:
+        async def answer(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 answered["status"] = message["status"]
                 headers = message.setdefault("headers", [])
