@@ -261,7 +261,8 @@ def test_a_folder_can_be_searched_here_but_not_from_other_computers(tmp_path):
 # --- train ---------------------------------------------------------------------------------------------
 
 
-def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path):
+def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("dear.studio.training._TESTED", 12)
     opened = state(tmp_path)
     trainer = Trainer(opened)
     with pytest.raises(DearError, match="no finished run"):
@@ -324,7 +325,8 @@ def test_nothing_to_train_on_is_a_sentence(tmp_path):
         Trainer(state(tmp_path, local=False)).start(training(str(tmp_path)))
 
 
-def test_a_training_takes_another_backbone_and_roles(tmp_path):
+def test_a_training_takes_another_backbone_and_roles(tmp_path, monkeypatch):
+    monkeypatch.setattr("dear.studio.training._TESTED", 12)
     opened = state(tmp_path)
     opened.roles.save(tmp_path / "roles.json")
     trainer = Trainer(opened)
