@@ -4,8 +4,8 @@
     python benchmarks/serve_gpu.py --device cpu --backbone mini --adapters 20 --batches 1 8 --in-flight 8
 
 A random ViT-B/16, DeAR adapters of 100 classes made on the spot, JPEG files of 500 x 375 pixels. The two
-servers (the service, and plain FastAPI with the same model) are forked before the GPU is touched, so that
-nothing is imported twice, and get ready while adapters are made here. Every stage stops at its deadline; one
+servers (the service, and plain FastAPI with the same model) are processes of their own, with the same random
+weights, and get ready while adapters are made here. Every stage stops at its deadline; one
 that fails is printed and left out.
 """
 
@@ -141,14 +141,14 @@ class Measuring:
         return self.options.seconds - (time.monotonic() - _BEGAN)
 
 
-def serve_dear(clip: dear.Clip, device: str, runs: Path, port: int) -> None:
+def serve_dear(name: str, device: str, runs: Path, port: int) -> None:
     """The service, as `dear serve` starts it."""
-    run_server(Service(runs, clip.to(device), ServeSettings()), "127.0.0.1", port)
+    run_server(Service(runs, backbone(name).to(device), ServeSettings()), "127.0.0.1", port)
 
 
-def serve_plain(clip: dear.Clip, device: str, runs: Path, port: int) -> None:
+def serve_plain(name: str, device: str, runs: Path, port: int) -> None:
     """The same model in a few lines of FastAPI."""
-    model, app = Model.load(runs / _NAME, clip.to(device)), FastAPI()
+    model, app = Model.load(runs / _NAME, backbone(name).to(device)), FastAPI()
 
     @app.get("/health/live")
     def live() -> dict[str, str]:
@@ -216,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda")  # asking for one would touch it before the fork
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--backbone", default="ViT-B-16")
     parser.add_argument("--adapters", type=int, default=1000)
     parser.add_argument("--classes", type=int, default=100)
@@ -225,14 +225,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=35, help="for everything, imports included")
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    torch.set_num_threads(1)
     clip = backbone(options.backbone)
     ports = {"plain FastAPI": free_port(), "dear serve": free_port()}
-    fork = multiprocessing.get_context("fork")
+    spawn = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that this one has seen
     with tempfile.TemporaryDirectory() as folder:
         write_run(Path(folder) / _NAME, clip, options.classes)
         servers = [
-            fork.Process(target=serve, args=(clip, options.device, Path(folder), port))
+            spawn.Process(target=serve, args=(options.backbone, options.device, Path(folder), port))
             for serve, port in zip((serve_plain, serve_dear), ports.values(), strict=True)
         ]
         for server in servers:

@@ -13,6 +13,7 @@ from dear.clip.config import ClipConfig
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.precision import cast_backbone, matrix_dtype
 from dear.methods import mixed_batch
+from dear.runs.model import Model
 from measure.clock import Clock, medians
 from measure.task import SpeedTask
 
@@ -47,7 +48,7 @@ def inference(
             models["dear, plain CLIP recorded"] = lambda x: run(
                 "image", lambda y: (plain.encode_image(y),), x
             )
-            models["dear, auto recorded"] = task.model.logits
+            models["dear, as a run answers"] = Model(task.model).forward
             models["dear, as the service"] = lambda x: torch.stack(
                 mixed_batch.logits([task.model] * len(x), x, run=run)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from inspect import getattr_static
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 
 from dear._io import image_file
-from dear.data.images import ListedImages
+from dear.data.images import ImageSet, ListedImages
 from dear.data.read_ahead import read_ahead
 from dear.errors import InputError
 
@@ -58,3 +59,10 @@ def test_a_bad_file_is_named_when_it_is_asked_for(images: ListedImages) -> None:
         with pytest.raises(InputError, match="3"):
             ahead.pixels([2, 3], 4)
         assert torch.equal(ahead.pixels([4, 5], 4), images.pixels([4, 5], 4))
+
+
+def test_it_is_an_image_set_on_every_version_of_python(images: ListedImages) -> None:
+    """Since 3.12 `isinstance` asks what an object has, not what its `__getattr__` finds."""
+    with read_ahead(images) as ahead:
+        for name in [*(name for name in vars(ImageSet) if not name.startswith("_")), "__len__"]:
+            assert getattr_static(ahead, name, None) is not None, name
