@@ -13,15 +13,21 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from types import ModuleType
 
+_TRIED = ("2.13.",)  # versions of PyTorch that the tests of this module ran with
 _LEFT_OUT = ("torch._meta_registrations", "torch.export")
 _TRACING = {*_LEFT_OUT, "torch._decomp", "torch._dynamo", "torch._export", "torch._prims", "torch._refs"}
 
 
 def import_torch() -> None:
-    """Import PyTorch, unless it is imported already; on a machine with a GPU all of it."""
-    if "torch" in sys.modules:
+    """Import PyTorch, unless it is imported already; on a machine with a GPU all of it.
+
+    It relies on how PyTorch imports its own parts, so other versions than those it was tried with are left
+    to import themselves.
+    """
+    if "torch" in sys.modules or not version("torch").startswith(_TRIED):
         return
     for name in _LEFT_OUT:
         sys.modules[name] = ModuleType(name)
