@@ -487,11 +487,8 @@ class DeAR(Method):
         With `class_ce` = c, CE is (1 - c) CE(fused logits) + c CE(decoupled logits).
         """
         config, share = self.config, self.config.class_ce
-        device, scale = self.clip.device, self.clip.logit_scale
-        if device.type == "cuda":
-            texts, adapted = side_by_side(self.texts, lambda: self._adapted(frozen), device)
-        else:
-            texts, adapted = self.texts(), self._adapted(frozen)
+        scale = self.clip.logit_scale
+        texts, adapted = side_by_side(self.texts, lambda: self._adapted(frozen), self.clip.device)
         f_cls, f_attr = (unit(f) for f in adapted)
         ce = F.cross_entropy(scale * self._mixed(f_cls, f_attr) @ texts.T, labels)
         log_alpha = self.v.log_softmax(dim=0)[0]

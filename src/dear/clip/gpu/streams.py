@@ -22,10 +22,11 @@ def side_by_side(
 ) -> tuple[Tensor, Result]:
     """The results of both functions; while a graph is recorded, the first may run beside the second.
 
-    While none is recorded, launching is what takes the time, and one stream is as fast as two. The backward
-    pass follows: PyTorch runs it on the streams of the forward pass.
+    On a CPU one follows the other, and so they do while no graph is recorded: then launching is what takes
+    the time, and one stream is as fast as two. The backward pass follows: PyTorch runs it on the streams of
+    the forward pass.
     """
-    if not torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return aside(), work()
     stream = _second(device)
     stream.wait_stream(torch.cuda.current_stream())
