@@ -286,3 +286,14 @@ def test_table2_can_be_asked_for_by_name(tmp_path):
     assert read_roles("table2") == RoleMap.table2()
     small_map().save(tmp_path / "roles.json")
     assert read_roles(tmp_path / "roles.json") == small_map()
+
+
+@pytest.mark.parametrize("key", ["concept", "entropy", "shares", "phrases"])
+def test_a_row_of_a_file_lacks_nothing(key, tmp_path):
+    path = tmp_path / "roles.json"
+    RoleMap.table2().save(path)
+    document = json.loads(path.read_text())
+    del document["roles"][3][key]
+    path.write_text(json.dumps(document))
+    with pytest.raises(RoleError, match=key):
+        RoleMap.load(path)

@@ -242,6 +242,10 @@ class _Row(Role, frozen=True, kw_only=True):
     kind: Literal["core", "other", "generalization", "mixed"]
     layer: _Count
     head: Annotated[int, Meta(ge=0, lt=512)]
+    concept: Word | None  # in a file nothing may be missing
+    entropy: Annotated[float, Meta(ge=0)] | None
+    shares: dict[Word, Annotated[float, Meta(ge=0, le=1)]]
+    phrases: tuple[Line, ...]
 
     def __post_init__(self) -> None:
         try:
