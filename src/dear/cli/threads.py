@@ -18,7 +18,7 @@ from typer import Option
 #: Commands that compute; `bench`, `ablate` and `serve` have an option of their own.
 COMPUTING = {
     "demo", "zeroshot", "choose", "adapt", "audit", "repair", "evaluate", "predict", "retrieve", "embed",
-    "export", "report", "studio", "pretrain", "speed", "explain", "drift", "discover", "check",
+    "export", "report", "studio", "pretrain", "mini", "speed", "explain", "drift", "discover", "check",
 }  # fmt: skip
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
