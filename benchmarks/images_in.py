@@ -9,7 +9,7 @@
   and CLIPModel behind a DataLoader with `--workers` processes.
 - `gpu`: what a GPU waits for, within `--seconds`: `dear embed` of a folder beside its engine alone (pixels on
   the device) and the same DataLoader; the first epoch of `dear adapt` beside a DataLoader with 8 processes;
-  nvJPEG. Rows are written as they come; a stage that fails or takes too long is named and left out.
+  views of files by the GPU's decoder, by the CPU and by torchvision. Rows are written as they come; a stage that fails or takes too long is named and left out.
 - `precision`: for how many images of `--data` answers in bfloat16 are those in float32.
 - `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
 - `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -198,27 +198,28 @@ def _all(
     list(pool.map(way, contents) if pool else map(way, contents))
 
 
-def on_device(options: argparse.Namespace, contents: Sequence[bytes], paths: Sequence[Path]) -> list[Row]:
-    """The GPU's own decoder through torchvision, where it is installed, beside our reader with all cores."""
-    try:
+def on_device(options: argparse.Namespace, paths: Sequence[Path]) -> list[Row]:
+    """Files to views on the GPU: read there, by the CPU's cores, and decoded by torchvision where it is."""
+    contents = [torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for path in paths]
+
+    def ours(device: torch.device | None) -> None:
+        read_views(paths, 224, device).to(options.device)
+        wait(options.device)
+
+    ways = {"dear, CPU": partial(ours, None), "dear": partial(ours, options.device)}
+    with suppress(ImportError):
         from torchvision.io import ImageReadMode, decode_jpeg
-    except ImportError:
-        return []
-    data = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
 
-    def nvjpeg() -> None:
-        found = torch.stack(decode_jpeg(data, ImageReadMode.RGB, device=options.device)).float()
-        small = torch.nn.functional.interpolate(found, (224, 224), mode="bicubic", antialias=True)
-        small.round_().clamp_(0, 255)
-        wait(options.device)
+        def torchvision() -> None:
+            found = torch.stack(decode_jpeg(contents, ImageReadMode.RGB, device=options.device)).float()
+            small = torch.nn.functional.interpolate(found, (224, 224), mode="bicubic", antialias=True)
+            small.round_().clamp_(0, 255)
+            wait(options.device)
 
-    def ours() -> None:
-        read_views(paths, 224).to(options.device)
-        wait(options.device)
-
-    taken = medians({"nvJPEG": nvjpeg, "dear": ours}, options.repeats)
+        ways["torchvision, content in memory"] = torchvision
+    taken = medians(ways, options.repeats, warm_up=1)
     own = {name: len(paths) / seconds for name, seconds in taken.items()}
-    return ratios("pixels to the GPU, all cores", "images/s", own, rate=True)
+    return ratios("views on the GPU", "images/s", own, rate=True)
 
 
 def predict(options: argparse.Namespace) -> list[Row]:
@@ -301,7 +302,7 @@ def gpu(options: argparse.Namespace) -> Iterator[list[Row]]:
         clip = dear.Clip(dear.ClipConfig.named(options.shape)).requires_grad_(False).eval().to(device)
         print(f"{len(paths)} files and the model: {time.perf_counter() - began:.1f} s", flush=True)
         rates: dict[str, float] = {}
-        some, contents = paths[: options.few], [path.read_bytes() for path in paths[:250]]
+        some = paths[: options.few]
         stages: dict[
             str, tuple[float, Callable[[], list[Row]]]
         ] = {  # each with its largest share of the time
@@ -309,7 +310,7 @@ def gpu(options: argparse.Namespace) -> Iterator[list[Row]]:
             "embed": (0.4, lambda: _embed(options, clip, paths, Path(folder), rates)),
             "epoch": (0.2, lambda: _epoch(options, clip, some)),
             "transformers": (0.4, lambda: _by_transformers(options, some, rates)),
-            "nvjpeg": (0.1, lambda: on_device(options, contents, paths[:250])),
+            "views": (0.2, lambda: on_device(options, paths[:256])),
         }
         for name, (share, stage) in stages.items():
             since = time.perf_counter()
@@ -367,7 +368,8 @@ def _embed(
     def run(where: Path) -> None:
         files = list_images(where)
         if parquet:
-            run_shards(ShardJob(files, folder / f"out {next(turns)}", {"what": "features"}), lambda: compute)
+            job = ShardJob(files, folder / f"out {next(turns)}", {"what": "features"})
+            run_shards(job, lambda: compute, device=clip.device)
         else:
             over_batches(files, lambda *some: tower.encode_image(pixels_for(tower, *some)).cpu(), clip.device)
 
@@ -558,7 +560,7 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--images", type=int, default=None, help="default: 1,000 (for gpu 6,000)")
+    parser.add_argument("--images", type=int, default=None, help="default: 1,000 (for gpu 20,000)")
     parser.add_argument("--few", type=int, default=2_000, help="images for slow ways, for gpu")
     parser.add_argument("--seconds", type=float, default=40.0, help="for all of gpu")
     parser.add_argument("--shape", default=None, help="default: small (for gpu ViT-B-16)")
@@ -573,7 +575,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
     options = parser.parse_args()
     whole = "gpu" in options.parts
-    options.images = options.images or (6_000 if whole else 1_000)
+    options.images = options.images or (20_000 if whole else 1_000)
     options.shape = options.shape or ("ViT-B-16" if whole else "small")
     options.workers = options.workers or (14 if options.device.type == "cuda" else 2)
     options.clock = time.process_time if options.cpu_time else timer

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from PIL import Image
 from test_augment import generator, photo, tensor
+from test_device_views import file_of
 from test_kernels import run_checks
 from test_recorded import batch, gradients, model
 from test_stack import alone, dear_adapters
 from tiny import images, tiny_clip
 
 from dear import world
+from dear._io.image_file import View, read_views
 from dear.clip.gpu import tower as fast
 from dear.clip.gpu.recorded import Recorder, Recording
 from dear.clip.images import augment_batch
+from dear.errors import InputError
 from dear.methods import mixed_batch
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +74,31 @@ def test_views_are_those_of_a_cpu() -> None:
     there = augment_batch(pixels.cuda(), 96, generator(5)).cpu()
     assert (here - there).abs().max() * 255 <= 1.001
     assert ((here - there).abs() * 255 > 0.5).float().mean() < 0.01
+
+
+def test_files_read_to_the_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """By its own decoder where nvImageCodec is installed, else by the CPU."""
+    files: list[bytes] = []
+    for number, (width, height) in enumerate([(150, 120), (97, 203), (64, 64), (33, 31), (640, 480)]):
+        files += [
+            file_of(photo(width, height, number), subsampling=way, quality=70 + 7 * way) for way in range(3)
+        ]
+        files.append(file_of(photo(width, height, number).convert("L")))
+        files.append(file_of(photo(width, height, number), "PNG"))
+    exif = Image.Exif()
+    for orientation in range(1, 9):
+        exif[0x112] = orientation
+        files.append(file_of(photo(90, 60), exif=exif.tobytes()))
+    for size in (48, View(48, squash=True, bilinear=True)):
+        there, here = read_views(files, size, torch.device("cuda")), read_views(files, size)
+        off = (there.cpu().int() - here.int()).abs()
+        assert there.is_cuda
+        assert off.max() <= 1
+        assert (off > 0).float().mean() < 0.05
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(files[0][:-200])
+    with pytest.raises(InputError, match=r"bad\.jpg"):
+        read_views([bad, *files], 48, torch.device("cuda"))
 
 
 def test_rendered_images_are_those_of_a_cpu_up_to_rounding() -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dear.clip.images import augment_batch, augment_image, crop_batch, resampling, sample_boxes
+from dear._io.device_views import resampling
+from dear.clip.images import augment_batch, augment_image, crop_batch, sample_boxes
 from dear.errors import InputError
 
 

@@ -52,40 +52,62 @@ def side_of(size: Size) -> int:
     return size if isinstance(size, int) else size.size
 
 
+@dataclass(frozen=True)
+class Axis:
+    """What happens along one side of an image: a stretch of pixels is resized, and a part of that is kept."""
+
+    start: int  #: first pixel that is used
+    length: int  #: pixels that are used
+    resized: int  #: what they are resized to
+    first: int  #: of the resized pixels, the first one that the view shows
+
+
+def axes_of(width: int, height: int, size: Size) -> tuple[Axis, Axis]:
+    """How an image becomes a view, across and down.
+
+    The long side is rounded down and the corner of the crop is rounded half to even, as in CLIP's transform.
+
+    >>> axes_of(100, 51, 10)
+    (Axis(start=0, length=100, resized=19, first=4), Axis(start=0, length=51, resized=10, first=0))
+    """
+    side, short = side_of(size), min(width, height)
+    used = [min(length, MAX_ASPECT * short) for length in (width, height)]
+    if isinstance(size, View) and size.squash:
+        return Axis(0, width, side, 0), Axis(0, height, side, 0)
+    resized = [side if length == short else int(side * length / short) for length in used]
+    across, down = (
+        Axis((whole - length) // 2, length, new, round((new - side) / 2))
+        for whole, length, new in zip((width, height), used, resized, strict=True)
+    )
+    return across, down
+
+
+def _resized(pixels: Pixels, across: Axis, down: Axis, bilinear: bool) -> Pixels:
+    if (down.length, across.length) != pixels.shape[:2]:
+        rows, columns = (slice(one.start, one.start + one.length) for one in (down, across))
+        pixels = np.ascontiguousarray(pixels[rows, columns])
+    return resample(pixels, across.resized, down.resized, bilinear)
+
+
 def resize_short(pixels: Pixels, size: int, bilinear: bool = False) -> Pixels:
-    """Short side to `size`, bicubic, aspect kept; the long side is rounded down, as in CLIP's transform.
+    """Short side to `size`, bicubic, aspect kept; of an image longer than `MAX_ASPECT` only the middle.
 
     >>> resize_short(np.zeros((51, 100, 3), np.uint8), 10).shape
     (10, 19, 3)
     """
     height, width = pixels.shape[:2]
-    limit = MAX_ASPECT * min(width, height)
-    if max(width, height) > limit:
-        top, left = max(0, (height - limit) // 2), max(0, (width - limit) // 2)
-        pixels = np.ascontiguousarray(pixels[top : top + limit, left : left + limit])
-        height, width = pixels.shape[:2]
-    long = int(size * max(width, height) / min(width, height))
-    if min(width, height) == size:
-        return pixels
-    across, down = (size, long) if width <= height else (long, size)
-    return resample(pixels, across, down, bilinear)
+    return _resized(pixels, *axes_of(width, height, size), bilinear)
 
 
 def view_pixels(source: Source, size: Size) -> Pixels:
     """A model's view of an image: by default the short side to `size` bicubic, then the center.
 
-    The corner of the crop is rounded half to even, as in CLIP's transform; modes, rotation and transparency
-    are those of `open_image`.
+    Modes, rotation and transparency are those of `open_image`.
     """
-    view = size if isinstance(size, View) else View(size)
-    pixels, side = open_pixels(source, scratch=True), view.size
-    if view.squash:
-        found = resample(pixels, side, side, view.bilinear)
-    else:
-        short = resize_short(pixels, side, view.bilinear)
-        height, width = short.shape[:2]
-        left, top = round((width - side) / 2), round((height - side) / 2)
-        found = short[top : top + side, left : left + side]
+    pixels, side = open_pixels(source, scratch=True), side_of(size)
+    across, down = axes_of(pixels.shape[1], pixels.shape[0], size)
+    whole = _resized(pixels, across, down, isinstance(size, View) and size.bilinear)
+    found = whole[down.first : down.first + side, across.first : across.first + side]
     return found.copy() if np.may_share_memory(found, pixels) else found
 
 
@@ -115,10 +137,19 @@ def resize_crop(image: Source, size: Size) -> Tensor:
     return to_tensor(view_pixels(image, size))
 
 
-def read_views(sources: Sequence[Source], size: Size) -> Tensor:
-    """The views of many images, uint8 [b, 3, size, size], decoded by several threads into one buffer."""
+def read_views(sources: Sequence[Source], size: Size, device: torch.device | None = None) -> Tensor:
+    """The views of many images, uint8 [b, 3, size, size], decoded by several threads into one buffer.
+
+    On a GPU that can decode (`dear._io.device_views`), plain JPEG files are decoded and resized there.
+    """
     import torch
 
+    if device is not None and device.type == "cuda":
+        from dear._io.device_views import decoder_of, device_views  # an exported model has no use for it
+
+        decode = decoder_of(device)
+        if decode is not None:
+            return device_views(sources, size, device, decode)
     side = side_of(size)
     batch = np.empty((len(sources), 3, side, side), np.uint8)
 
@@ -127,7 +158,8 @@ def read_views(sources: Sequence[Source], size: Size) -> Tensor:
 
     threaded(read, range(len(sources)))
     with torch.inference_mode(False):
-        return torch.from_numpy(batch)
+        views = torch.from_numpy(batch)
+        return views if device is None else views.to(device)
 
 
 def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

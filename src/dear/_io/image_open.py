@@ -13,6 +13,7 @@ import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,33 @@ def open_pixels(source: Source, scratch: bool = False) -> Pixels:
                 return jpeg.turned(pixels, _orientation(content)) if header.notes else pixels
         with _opened(source, content) as image:
             return np.array(_converted(image, _name(source)))
+
+
+@dataclass(frozen=True)
+class PlainJpeg:
+    """A JPEG file that needs nothing but decoding and, perhaps, turning."""
+
+    content: bytes
+    width: int
+    height: int
+    orientation: int  #: EXIF's number; 1 is upright
+
+
+def plain_jpeg(source: Source) -> PlainJpeg | None:
+    """A file that any decoder reads alike; None: only `open_pixels` knows what to make of it.
+
+    Raises:
+        InputError: as `open_image`, where it can be said before decoding.
+    """
+    if isinstance(source, Image.Image):
+        return None
+    with _named_errors(source):
+        content = _content(source)
+        header = None if content is None else jpeg.read_header(content)
+        if content is None or header is None or not header.plain or not jpeg.is_whole(content):
+            return None
+        _check_size((header.width, header.height), _name(source))
+        return PlainJpeg(content, header.width, header.height, _orientation(content) if header.notes else 1)
 
 
 def _converted(image: Image.Image, name: str) -> Image.Image:

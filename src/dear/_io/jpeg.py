@@ -17,8 +17,15 @@ except ImportError:  # there is no wheel for this machine: Pillow decodes everyt
     simplejpeg = None
 
 MAX_SCANS = 100  # a progressive photograph has about ten; a decoder goes over the whole image for each
-_START, _SCAN, _END, _NOTES = b"\xff\xd8", b"\xff\xda", 0xD9, 0xE1
-_FRAMES, _PROGRESSIVE = (0xC0, 0xC1, 0xC2), 0xC2
+_START, _SCAN, _END, _NOTES, _ADOBE = b"\xff\xd8", b"\xff\xda", 0xD9, 0xE1, 0xEE
+_FRAMES, _BASELINE, _PROGRESSIVE = (0xC0, 0xC1, 0xC2), 0xC0, 0xC2
+# number and sampling of each color: gray, and YCbCr whose color has all, half or a quarter of the pixels
+_PLAIN_COLORS = (b"\x01\x11", *(b"\x01%c\x02\x11\x03\x11" % luma for luma in (0x11, 0x21, 0x22)))
+#: how an image becomes upright, by EXIF's number: axes to mirror (rows, columns), then whether to transpose
+TURNS: dict[int, tuple[tuple[int, ...], bool]] = {
+    2: ((1,), False), 3: ((0, 1), False), 4: ((0,), False),
+    5: ((), True), 6: ((0,), True), 7: ((0, 1), True), 8: ((1,), True),
+}  # fmt: skip
 _SCRATCH = 1 << 24
 _own = threading.local()
 _MARKER = re.compile(
@@ -41,22 +48,25 @@ class Header:
     depth: int  #: bits of a color
     notes: bool  #: it holds EXIF or XMP
     scans: bool  #: it has more than one scan
+    plain: bool  #: baseline, one scan, YCbCr of the usual samplings or gray: any decoder makes the same of it
 
 
 def read_header(content: bytes) -> Header | None:
     """The header; None where it is not that of an ordinary JPEG."""
-    place, frame, notes = 2, b"", False
+    place, frame, notes, adobe = 2, b"", False, False
     while content[place : place + 1] == b"\xff":
         marker, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4], "big")
         if marker in _FRAMES:
-            frame = content[place : place + 10]
+            frame = content[place : place + 2 + length]
         if marker == _SCAN[1]:
             if len(frame) < 10 or place + 5 > len(content):
                 return None
             height, width = int.from_bytes(frame[5:7], "big"), int.from_bytes(frame[7:9], "big")
             several = frame[1] == _PROGRESSIVE or content[place + 4] != frame[9]
-            return Header(width, height, frame[9], frame[4], notes, several)
-        notes = notes or marker == _NOTES
+            colors = b"".join(frame[at : at + 2] for at in range(10, len(frame), 3))
+            plain = frame[1] == _BASELINE and not several and not adobe and colors in _PLAIN_COLORS
+            return Header(width, height, frame[9], frame[4], notes, several, plain and frame[4] == 8)
+        notes, adobe = notes or marker == _NOTES, adobe or marker == _ADOBE
         place += 2 + length
     return None
 
@@ -82,24 +92,16 @@ def decode(content: bytes, width: int, height: int, scratch: bool = False) -> Pi
     return pixels if found.shape == pixels.shape else None
 
 
+def is_whole(content: bytes) -> bool:
+    """Whether the file ends where its image ends."""
+    return content.endswith(bytes((0xFF, _END)))
+
+
 def turned(pixels: Pixels, orientation: int) -> Pixels:
     """The image upright, by EXIF's number for how the camera was held."""
-    match orientation:
-        case 2:
-            pixels = pixels[:, ::-1]
-        case 3:
-            pixels = pixels[::-1, ::-1]
-        case 4:
-            pixels = pixels[::-1]
-        case 5:
-            pixels = pixels.transpose(1, 0, 2)
-        case 6:
-            pixels = pixels[::-1].transpose(1, 0, 2)
-        case 7:
-            pixels = pixels[::-1, ::-1].transpose(1, 0, 2)
-        case 8:
-            pixels = pixels[:, ::-1].transpose(1, 0, 2)
-    return np.ascontiguousarray(pixels)
+    mirrored, transposed = TURNS.get(orientation, ((), False))
+    upright = np.flip(pixels, mirrored)
+    return np.ascontiguousarray(upright.transpose(1, 0, 2) if transposed else upright)
 
 
 def too_many_scans(content: bytes) -> bool:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dear._io.device_views import resampling, to_steps
 from dear._io.image_file import open_image, to_tensor
 from dear.errors import InputError
 
@@ -138,35 +139,7 @@ def crop_batch(pixels: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tenso
     # Mixed precision would round the weights; Pillow keeps 8 bits between the passes, and so do we.
     with torch.autocast(pixels.device.type, enabled=False):
         rows = pixels.float().reshape(count, colors * height, width)  # [B, 3h, w]
-        narrow = _to_steps(torch.bmm(rows, across.transpose(1, 2)))  # [B, 3h, S]
+        narrow = to_steps(torch.bmm(rows, across.transpose(1, 2)))  # [B, 3h, S]
         narrow = narrow.view(count, colors, height, size)
-        square = _to_steps(torch.matmul(down[:, None], narrow))  # [B, 3, S, S]
+        square = to_steps(torch.matmul(down[:, None], narrow))  # [B, 3, S, S]
     return square / 255
-
-
-def _to_steps(values: Tensor) -> Tensor:
-    """Rounded to whole steps of 255, half up as in Pillow, and clipped where the filter overshot."""
-    return values.add_(0.5).floor_().clamp_(0, 255)
-
-
-def resampling(start: Tensor, length: Tensor, extent: int, size: int) -> Tensor:
-    """Weights [B, size, extent] that resize `length` [B] pixels from `start` [B] on, bicubic, antialiased.
-
-    `extent` counts the pixels of the whole axis; rows sum to 1 and are 0 outside the stretch.
-    """
-    device = start.device
-    step = (length / size)[:, None, None]  # source pixels a result pixel
-    spread = step.clamp(min=1)  # the filter widens when images shrink: antialiasing
-    source = torch.arange(extent, device=device)[None, None, :] - start[:, None, None]  # [B, 1, n]
-    center = (torch.arange(size, device=device)[None, :, None] + 0.5) * step  # [B, S, 1]
-    weights = _cubic((source + 0.5 - center) / spread)  # [B, S, n]
-    weights = weights * ((source >= 0) & (source < length[:, None, None]))
-    return weights / weights.sum(-1, keepdim=True)
-
-
-def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
-    """Keys' cubic convolution kernel, zero beyond 2."""
-    x = x.abs()
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))

@@ -229,7 +229,10 @@ class Readable(Wrapped):
             if self.policy == "stop":
                 self._refuse(min(int(index) for index in indices))
                 raise  # it can be read now
-        return torch.stack([self._one(int(index), size) for index in indices])
+        found = [self._one(int(index), size) for index in indices]
+        device = next((view.device for view in found if view is not None), None)
+        black = torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
+        return torch.stack([black if view is None else view for view in found])
 
     def _refuse(self, first: int) -> None:
         """Name all images from `first` on that cannot be read; those before it were read."""
@@ -238,9 +241,9 @@ class Readable(Wrapped):
             report = ImageReport(len(self.images), bad, self.images)
             raise DataError(f"{self.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
 
-    def _one(self, index: int, size: Size) -> Tensor:
+    def _one(self, index: int, size: Size) -> Tensor | None:
         try:
             return self.images.pixels([index], size)[0]
         except InputError as error:
             self.problems[index] = str(error)
-            return torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8)
+            return None

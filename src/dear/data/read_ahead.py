@@ -1,4 +1,4 @@
-"""Images of the next batch are read while those of the present one are computed with."""
+"""Images of the next batches are read while the present one is computed with."""
 
 from __future__ import annotations
 
@@ -7,44 +7,77 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
-from dear._io.image_file import Size
-from dear.data.images import FileImages, ImageSet, ListedImages, Wrapped
+from dear._io.image_file import Size, read_views
+from dear.data.images import FileImages, ListedImages, Wrapped, source_of
 
-Images = TypeVar("Images", bound=ImageSet)
+Images = TypeVar("Images")
+# Batches that are begun before they are asked for. On a GPU files of one are read while another is decoded.
+_DEPTH, _GPU_DEPTH = 1, 2
 
 
 @contextmanager
-def read_ahead(images: Images) -> Iterator[Images]:
-    """A set that will be walked in order, a batch at a time: files are read before they are asked for."""
+def read_ahead(images: Images, device: torch.device | None = None) -> Iterator[Images]:
+    """A set that will be walked in order, a batch at a time: files are read before they are asked for.
+
+    Views lie on `device`, if one is given; see `dear._io.image_file.read_views`.
+    """
     if not isinstance(images, FileImages | ListedImages):
         yield images
         return
-    reader = ThreadPoolExecutor(1, thread_name_prefix="dear-read-ahead")
+    depth = _DEPTH if device is None or device.type == "cpu" else _GPU_DEPTH
+    reader = ThreadPoolExecutor(depth, thread_name_prefix="dear-read-ahead")
     try:
-        yield cast(Images, _Ahead(images, reader))
+        yield cast(Images, _Ahead(images, reader, depth, device))
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
 
 
 class _Ahead(Wrapped):
-    """`images`, whose `pixels` of some places starts to read the next batch: as many as the most so far."""
+    """`images`, whose `pixels` of some places starts to read the next batches: as many as the most so far."""
 
-    def __init__(self, images: FileImages | ListedImages, reader: ThreadPoolExecutor) -> None:
-        self.images, self._reader = images, reader
-        self._next: tuple[list[int], Size, Future[Tensor]] | None = None
+    def __init__(
+        self,
+        images: FileImages | ListedImages,
+        reader: ThreadPoolExecutor,
+        depth: int,
+        device: torch.device | None,
+    ) -> None:
+        self.images, self._reader, self._depth, self._device = images, reader, depth, device
+        self._begun: dict[tuple[range, Size], Future[Tensor]] = {}
         self._most = 0
 
     def __getattr__(self, name: str) -> Any:  # what only some sets have, such as `paths`
         return getattr(self.images, name)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        wanted, ready = [int(index) for index in indices], self._next
+        wanted = [int(index) for index in indices]
         self._most = max(self._most, len(wanted))
+        ready = self._begun.pop((_span(wanted), size), None)
         if len(wanted) > 1:
-            after = list(range(wanted[-1] + 1, min(wanted[-1] + 1 + self._most, len(self))))
-            self._next = (after, size, self._reader.submit(self.images.pixels, after, size))
-        if ready is not None and ready[:2] == (wanted, size):
-            return ready[2].result()
-        return self.images.pixels(wanted, size)
+            self._begin_after(wanted[-1] + 1, size)
+        found = self._read(wanted, size) if ready is None else ready.result()
+        if found.is_cuda:  # it was made on another stream than it is used on
+            found.record_stream(torch.cuda.current_stream(found.device))
+        return found
+
+    def _begin_after(self, start: int, size: Size) -> None:
+        """Have the batches read that come next; what was begun and is not among them is forgotten."""
+        begun, self._begun = self._begun, {}
+        for first in range(start, min(start + self._depth * self._most, len(self)), self._most):
+            batch = range(first, min(first + self._most, len(self)))
+            own = begun.pop((batch, size), None)
+            self._begun[batch, size] = own or self._reader.submit(self._read, batch, size)
+        for late in begun.values():
+            late.cancel()
+
+    def _read(self, wanted: Sequence[int], size: Size) -> Tensor:
+        return read_views([source_of(self.images, index) for index in wanted], size, self._device)
+
+
+def _span(places: Sequence[int]) -> range:
+    """The range of places that follow one another; an empty one for others."""
+    span = range(places[0], places[-1] + 1) if places else range(0)
+    return span if list(span) == list(places) else range(0)

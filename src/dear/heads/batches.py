@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dear._io.image_file import Size, normalize
 from dear.clip.model import Clip
+from dear.data.read_ahead import read_ahead
 from dear.errors import InputError
 
 
@@ -70,9 +71,9 @@ def _decoded(clip: Clip, images: ImageSource, batch_size: int) -> Iterator[Tenso
     size, total = config.view, len(images)
 
     def decode(start: int) -> Tensor:
-        return images.pixels(range(start, min(start + batch_size, total)), size)
+        return ahead.pixels(range(start, min(start + batch_size, total)), size)
 
-    with ThreadPoolExecutor(max_workers=1) as pool:
+    with read_ahead(images, clip.device) as ahead, ThreadPoolExecutor(max_workers=1) as pool:
         waiting = pool.submit(decode, 0) if total else None
         for start in range(0, total, batch_size):
             assert waiting is not None

@@ -116,4 +116,5 @@ def embed(
     images = list_images(source)
     question, here = make()
     job = ShardJob(images, Path(out), question, shard_images, engine, workers)
-    return run_shards(job, (lambda: make()[1]) if engine == "ray" else (lambda: here), progress)
+    made = (lambda: make()[1]) if engine == "ray" else (lambda: here)
+    return run_shards(job, made, progress, torch.device(device))

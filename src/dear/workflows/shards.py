@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from dear._io.files import read_text, write_atomic, write_json
 from dear._io.image_names import find_images
@@ -120,13 +121,19 @@ def _table_paths(path: Path) -> list[str]:
     return [os.path.join(path.parent, str(value)) for value in table.column("path").to_pylist()]
 
 
-def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Progress = silent) -> int:
+def run_shards(
+    job: ShardJob,
+    make_compute: Callable[[], Compute],
+    progress: Progress = silent,
+    device: torch.device | None = None,
+) -> int:
     """Compute the missing shards; returns how many images they held.
 
     Args:
         job: what to do.
         make_compute: makes the function that does it, once per process.
         progress: called with ("shards", done, total).
+        device: where it is done on this machine; images are read to it ahead.
 
     Raises:
         RunError: the folder holds something else.
@@ -140,7 +147,7 @@ def run_shards(job: ShardJob, make_compute: Callable[[], Compute], progress: Pro
     if job.engine == "ray":
         counts = map_items(partial(_on_worker, job, make_compute), missing, job.workers)
     else:
-        counts = _here(job, make_compute(), missing)
+        counts = _here(job, make_compute(), missing, device)
     for done, count in enumerate(counts, there + 1):
         images += count
         progress("shards", done, job.shards)
@@ -181,9 +188,11 @@ def _digest(images: Sequence[str]) -> str:
     return found.hexdigest()
 
 
-def _here(job: ShardJob, compute: Compute, shards: Sequence[int]) -> Iterator[int]:
+def _here(
+    job: ShardJob, compute: Compute, shards: Sequence[int], device: torch.device | None
+) -> Iterator[int]:
     """Shards in order: while one is computed, the last one is written and the next one's images are read."""
-    with read_ahead(unlabeled(job.images)) as images, ThreadPoolExecutor(1) as writer:
+    with read_ahead(unlabeled(job.images), device) as images, ThreadPoolExecutor(1) as writer:
         written: Future[int] | None = None
         for shard in shards:
             table = compute(images, job.rows(shard))

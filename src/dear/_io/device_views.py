@@ -1,0 +1,201 @@
+"""Views of images made on a GPU: plain JPEG files are decoded and resized there, others come from the CPU.
+
+The decoder is NVIDIA's nvImageCodec, where it is installed (the extra `nvjpeg`). It interpolates colors as
+libjpeg-turbo does, so that its pixels are the CPU's to 1 of 255 (torchvision's decoder, which does not, is up
+to 46 off). Resizing is Pillow's: first across, then down, with 8 bits between.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear._io.batches import threaded
+from dear._io.image_file import Axis, Size, View, axes_of, side_of, view_pixels
+from dear._io.image_open import PlainJpeg, Source, plain_jpeg
+from dear._io.jpeg import TURNS
+from dear._io.resample import Pixels
+
+#: from the contents of files to their pixels, uint8 [height, width, 3] on the device; None: it could not
+Decode = Callable[[Sequence[bytes]], Sequence[Tensor | None]]
+_MOST_PIXELS = 1 << 25  # decoded and resized at once; 400 MB as floating-point numbers
+
+
+@lru_cache(maxsize=8)
+def decoder_of(device: torch.device) -> Decode | None:
+    """What decodes JPEG files on a GPU; None where nvImageCodec is not installed or finds no decoder."""
+    try:
+        codec: Any = importlib.import_module("nvidia.nvimgcodec")
+        gpu = torch.cuda.current_device() if device.index is None else device.index
+        decoder = codec.Decoder(device_id=gpu, max_num_cpu_threads=1, options=":fancy_upsampling=1")
+        how = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
+        lock = threading.Lock()
+
+        def decode(contents: Sequence[bytes]) -> list[Tensor | None]:
+            with lock:  # one decoder for all threads
+                found = decoder.decode(
+                    [codec.CodeStream(content) for content in contents],
+                    params=how,
+                    cuda_stream=torch.cuda.current_stream(device).cuda_stream,
+                )
+            return [None if one is None else torch.as_tensor(one, device=device) for one in found]
+
+        return decode if _decodes(decode) else None
+    except Exception:  # not installed, made for another CUDA, or without the library it needs
+        return None
+
+
+def _decodes(decode: Decode) -> bool:
+    """Whether a decoder makes pixels of a small JPEG file."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 8), (200, 100, 50)).save(file, "JPEG")
+    found = decode([file.getvalue()])[0]
+    return found is not None and found.shape == (8, 16, 3)
+
+
+def device_views(sources: Sequence[Source], size: Size, device: torch.device, decode: Decode) -> Tensor:
+    """The views of images, uint8 [b, 3, size, size] on a device.
+
+    Plain JPEG files are given to `decode`; what it cannot decode comes from the CPU as all others do.
+    They are computed on a stream of this thread's own and ready when the function returns.
+    """
+    stream = _stream(device)
+    with torch.inference_mode(False), torch.cuda.stream(stream):
+
+        def start(place: int) -> PlainJpeg | Pixels:
+            return plain_jpeg(sources[place]) or _by_cpu(sources, size, place)
+
+        begun = threaded(start, range(len(sources)))
+        files = {place: one for place, one in enumerate(begun) if isinstance(one, PlainJpeg)}
+        views = torch.empty(len(sources), 3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
+        for places in _portions(files):
+            decoded = decode([files[place].content for place in places])
+            good = {
+                place: _upright(pixels, files[place].orientation)
+                for place, pixels in zip(places, decoded, strict=True)
+                if pixels is not None and pixels.shape == (files[place].height, files[place].width, 3)
+            }
+            if good:
+                views[list(good)] = resized(list(good.values()), size)
+            bad = [place for place in places if place not in good]
+            for place, view in zip(bad, threaded(partial(_by_cpu, sources, size), bad), strict=True):
+                begun[place] = view
+        others = {place: one for place, one in enumerate(begun) if not isinstance(one, PlainJpeg)}
+        if others:
+            rows = np.stack(list(others.values())).transpose(0, 3, 1, 2)
+            views[list(others)] = torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+        if stream is not None:
+            stream.synchronize()
+        return views
+
+
+def _by_cpu(sources: Sequence[Source], size: Size, place: int) -> Pixels:
+    return view_pixels(sources[place], size)
+
+
+_own = threading.local()
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    """This thread's stream for a GPU."""
+    if device.type != "cuda":
+        return None
+    streams: dict[torch.device, torch.cuda.Stream] = _own.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]
+
+
+def _portions(files: dict[int, PlainJpeg]) -> Iterator[list[int]]:
+    """Places of files that are decoded together: images of like sizes, as many as memory holds."""
+    some: list[int] = []
+    width = height = 0
+    for place in sorted(files, key=lambda place: files[place].width * files[place].height):
+        own = max(files[place].width, files[place].height)  # it may be turned
+        width, height = max(width, own), max(height, own)
+        if some and (len(some) + 1) * width * height > _MOST_PIXELS:
+            yield some
+            some, width, height = [], own, own
+        some.append(place)
+    if some:
+        yield some
+
+
+def _upright(pixels: Tensor, orientation: int) -> Tensor:
+    """[height, width, 3] upright, by EXIF's number."""
+    mirrored, transposed = TURNS.get(orientation, ((), False))
+    upright = pixels.flip(mirrored) if mirrored else pixels
+    return upright.transpose(0, 1) if transposed else upright
+
+
+def resized(images: Sequence[Tensor], size: Size) -> Tensor:
+    """The views of images uint8 [height, width, 3] of any sizes, uint8 [b, 3, size, size] on their device."""
+    device, side = images[0].device, side_of(size)
+    height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
+    padded = torch.empty(len(images), 3, height, width, dtype=torch.uint8, device=device)
+    for place, image in zip(padded, images, strict=True):
+        place[:, : image.shape[0], : image.shape[1]] = image.permute(2, 0, 1)
+    bilinear = isinstance(size, View) and size.bilinear
+    axes = [axes_of(image.shape[1], image.shape[0], size) for image in images]
+    across = _weights([one for one, _ in axes], width, side, bilinear, device)  # [b, S, w]
+    down = _weights([one for _, one in axes], height, side, bilinear, device)  # [b, S, h]
+    with torch.autocast(device.type, enabled=False):  # mixed precision would round the weights
+        narrow = to_steps(torch.bmm(padded.float().flatten(1, 2), across.transpose(1, 2)))  # [b, 3h, S]
+        square = to_steps(torch.matmul(down[:, None], narrow.view(len(images), 3, height, side)))
+    return square.to(torch.uint8)
+
+
+def _weights(axes: Sequence[Axis], extent: int, side: int, bilinear: bool, device: torch.device) -> Tensor:
+    numbers = [(one.start, one.length, one.resized, one.first) for one in axes]
+    start, length, new, first = torch.tensor(numbers, dtype=torch.float64).to(device).unbind(1)
+    return resampling(start, length, extent, side, new, first, bilinear).float()
+
+
+def to_steps(values: Tensor) -> Tensor:
+    """Rounded in place to whole steps of 255, half up as in Pillow, and clipped where the filter overshot."""
+    return values.add_(0.5).floor_().clamp_(0, 255)
+
+
+def resampling(
+    start: Tensor,
+    length: Tensor,
+    extent: int,
+    size: int,
+    resized: Tensor | None = None,
+    first: Tensor | None = None,
+    bilinear: bool = False,
+) -> Tensor:
+    """Weights [B, size, extent] that resize `length` [B] pixels from `start` [B] on, bicubic, antialiased.
+
+    The pixels are resized to `resized` [B], of which those from `first` [B] on are wanted; by default to
+    `size`, all of them. `extent` counts the pixels of the whole axis; rows sum to 1 and are 0 outside the
+    stretch.
+    """
+    device = start.device
+    step = (length / (size if resized is None else resized))[:, None, None]  # source pixels a result pixel
+    spread = step.clamp(min=1)  # the filter widens when images shrink: antialiasing
+    source = torch.arange(extent, device=device)[None, None, :] - start[:, None, None]  # [B, 1, n]
+    rows = torch.arange(size, device=device)[None, :, None]
+    if first is not None:
+        rows = rows + first[:, None, None]
+    center = (rows + 0.5) * step  # [B, S, 1]
+    distance = ((source + 0.5 - center) / spread).abs()
+    weights = (1 - distance).clamp(min=0) if bilinear else _cubic(distance)  # [B, S, n]
+    weights = weights * ((source >= 0) & (source < length[:, None, None]))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
+    """Keys' cubic convolution kernel of a distance, zero beyond 2."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
