@@ -9,7 +9,8 @@
   and CLIPModel behind a DataLoader with `--workers` processes.
 - `gpu`: what a GPU waits for, within `--seconds`: `dear embed` of a folder beside its engine alone (pixels on
   the device) and the same DataLoader; the first epoch of `dear adapt` beside a DataLoader with 8 processes;
-  views of files by the GPU's decoder, by the CPU and by torchvision. Rows are written as they come; a stage that fails or takes too long is named and left out.
+  views of files by the GPU's decoder, by the CPU and by torchvision. Rows are written as they come; a stage
+  that fails or takes too long is named and left out.
 - `precision`: for how many images of `--data` answers in bfloat16 are those in float32.
 - `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
 - `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
