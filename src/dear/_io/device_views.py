@@ -1,17 +1,21 @@
 """Views of images made on a GPU: plain JPEG files are decoded and resized there, others come from the CPU.
 
-The decoder is NVIDIA's nvImageCodec, where it is installed (the extra `nvjpeg`). It interpolates colors as
-libjpeg-turbo does, so that its pixels are the CPU's to 1 of 255 (torchvision's decoder, which does not, is up
-to 46 off). Resizing is Pillow's: first across, then down, with 8 bits between.
+The decoder is the hardware for it that data-center GPUs have (A100, H100, H200), by NVIDIA's nvImageCodec
+where that is installed (the extra `nvjpeg`). It interpolates colors as libjpeg-turbo does, so that its pixels
+are the CPU's to 1 of 255; torchvision's decoder, which does not, is up to 46 off. Resizing is Pillow's: first
+across, then down, with 8 bits between.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -23,30 +27,43 @@ from dear._io.batches import threaded
 from dear._io.image_file import Axis, Size, View, axes_of, side_of, view_pixels
 from dear._io.image_open import PlainJpeg, Source, plain_jpeg
 from dear._io.jpeg import TURNS
-from dear._io.resample import Pixels
 
 #: from the contents of files to their pixels, uint8 [height, width, 3] on the device; None: it could not
 Decode = Callable[[Sequence[bytes]], Sequence[Tensor | None]]
-_MOST_PIXELS = 1 << 25  # decoded and resized at once; 400 MB as floating-point numbers
+_AT_ONCE = 128  # files that the decoder gets
+_HOST_THREADS = 4  # that read headers for it
+_TRIED, _SLOW_SECONDS = 8, 5e-4  # files that are read to see whether a file takes longer than this
+_MOST_PIXELS = 1 << 26  # decoded and resized at once; 800 MB as floating-point numbers
 
 
 @lru_cache(maxsize=8)
 def decoder_of(device: torch.device) -> Decode | None:
     """What decodes JPEG files on a GPU; None where nvImageCodec is not installed or finds no decoder."""
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # of a damaged file, the CPU's reader tells
     try:
         codec: Any = importlib.import_module("nvidia.nvimgcodec")
         gpu = torch.cuda.current_device() if device.index is None else device.index
-        decoder = codec.Decoder(device_id=gpu, max_num_cpu_threads=1, options=":fancy_upsampling=1")
+        # Only the hardware: where CPU and GPU share the work, pixels are up to 3 of 255 off, and a file costs
+        # as much of the CPU's time as libjpeg-turbo takes.
+        decoder = codec.Decoder(
+            device_id=gpu,
+            max_num_cpu_threads=_HOST_THREADS,
+            backends=[codec.Backend(codec.HW_GPU_ONLY)],
+            options=":fancy_upsampling=1",
+        )
         how = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
         lock = threading.Lock()
 
         def decode(contents: Sequence[bytes]) -> list[Tensor | None]:
-            with lock:  # one decoder for all threads
-                found = decoder.decode(
-                    [codec.CodeStream(content) for content in contents],
-                    params=how,
-                    cuda_stream=torch.cuda.current_stream(device).cuda_stream,
-                )
+            streams = [codec.CodeStream(content) for content in contents]
+            found = []
+            for start in range(0, len(streams), _AT_ONCE):
+                with lock:  # one decoder for all threads
+                    found += decoder.decode(
+                        streams[start : start + _AT_ONCE],
+                        params=how,
+                        cuda_stream=torch.cuda.current_stream(device).cuda_stream,
+                    )
             return [None if one is None else torch.as_tensor(one, device=device) for one in found]
 
         return decode if _decodes(decode) else None
@@ -70,13 +87,9 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
     """
     stream = _stream(device)
     with torch.inference_mode(False), torch.cuda.stream(stream):
-
-        def start(place: int) -> PlainJpeg | Pixels:
-            return plain_jpeg(sources[place]) or _by_cpu(sources, size, place)
-
-        begun = threaded(start, range(len(sources)))
-        files = {place: one for place, one in enumerate(begun) if isinstance(one, PlainJpeg)}
         views = torch.empty(len(sources), 3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
+        files = {place: file for place, file in enumerate(_plain_files(sources)) if file is not None}
+        left = [place for place in range(len(sources)) if place not in files]
         for places in _portions(files):
             decoded = decode([files[place].content for place in places])
             good = {
@@ -86,20 +99,22 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
             }
             if good:
                 views[list(good)] = resized(list(good.values()), size)
-            bad = [place for place in places if place not in good]
-            for place, view in zip(bad, threaded(partial(_by_cpu, sources, size), bad), strict=True):
-                begun[place] = view
-        others = {place: one for place, one in enumerate(begun) if not isinstance(one, PlainJpeg)}
-        if others:
-            rows = np.stack(list(others.values())).transpose(0, 3, 1, 2)
-            views[list(others)] = torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+            left += [place for place in places if place not in good]
+        if left:
+            others = np.stack(threaded(lambda place: view_pixels(sources[place], size), left))
+            views[left] = torch.from_numpy(np.ascontiguousarray(others.transpose(0, 3, 1, 2))).to(device)
         if stream is not None:
             stream.synchronize()
         return views
 
 
-def _by_cpu(sources: Sequence[Source], size: Size, place: int) -> Pixels:
-    return view_pixels(sources[place], size)
+def _plain_files(sources: Sequence[Source]) -> list[PlainJpeg | None]:
+    """`plain_jpeg` of each; by several threads where files come slowly, else they get in each other's way."""
+    began = time.perf_counter()
+    found = [plain_jpeg(source) for source in sources[:_TRIED]]
+    slow = time.perf_counter() - began > _TRIED * _SLOW_SECONDS
+    rest = sources[_TRIED:]
+    return found + (threaded(plain_jpeg, rest) if slow else [plain_jpeg(source) for source in rest])
 
 
 _own = threading.local()
@@ -118,13 +133,14 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 def _portions(files: dict[int, PlainJpeg]) -> Iterator[list[int]]:
     """Places of files that are decoded together: images of like sizes, as many as memory holds."""
     some: list[int] = []
-    width = height = 0
-    for place in sorted(files, key=lambda place: files[place].width * files[place].height):
-        own = max(files[place].width, files[place].height)  # it may be turned
-        width, height = max(width, own), max(height, own)
-        if some and (len(some) + 1) * width * height > _MOST_PIXELS:
+    longest = 0  # side; images may be turned
+    sizes = {place: (file.width * file.height, file.width) for place, file in files.items()}
+    for place in sorted(files, key=sizes.__getitem__):
+        side = max(files[place].width, files[place].height)
+        longest = max(longest, side)
+        if some and (len(some) + 1) * longest**2 > _MOST_PIXELS:
             yield some
-            some, width, height = [], own, own
+            some, longest = [], side
         some.append(place)
     if some:
         yield some
@@ -142,8 +158,11 @@ def resized(images: Sequence[Tensor], size: Size) -> Tensor:
     device, side = images[0].device, side_of(size)
     height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
     padded = torch.empty(len(images), 3, height, width, dtype=torch.uint8, device=device)
-    for place, image in zip(padded, images, strict=True):
-        place[:, : image.shape[0], : image.shape[1]] = image.permute(2, 0, 1)
+    start = 0
+    for (rows, columns, _), some in groupby(images, key=lambda image: image.shape):
+        together = torch.stack(list(some)).permute(0, 3, 1, 2)
+        padded[start : start + len(together), :, :rows, :columns] = together
+        start += len(together)
     bilinear = isinstance(size, View) and size.bilinear
     axes = [axes_of(image.shape[1], image.shape[0], size) for image in images]
     across = _weights([one for one, _ in axes], width, side, bilinear, device)  # [b, S, w]
@@ -155,9 +174,14 @@ def resized(images: Sequence[Tensor], size: Size) -> Tensor:
 
 
 def _weights(axes: Sequence[Axis], extent: int, side: int, bilinear: bool, device: torch.device) -> Tensor:
-    numbers = [(one.start, one.length, one.resized, one.first) for one in axes]
+    """Weights [b, side, extent] of each image; those of images of one size are computed once."""
+    kinds = {axis: number for number, axis in enumerate(dict.fromkeys(axes))}
+    numbers = [(one.start, one.length, one.resized, one.first) for one in kinds]
     start, length, new, first = torch.tensor(numbers, dtype=torch.float64).to(device).unbind(1)
-    return resampling(start, length, extent, side, new, first, bilinear).float()
+    weights = resampling(start, length, extent, side, new, first, bilinear).float()
+    if len(kinds) == 1:
+        return weights.expand(len(axes), -1, -1)
+    return weights[torch.tensor([kinds[axis] for axis in axes], device=device)]
 
 
 def to_steps(values: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ MAX_JPEG_BYTES = 1 << 29  # more than 100 megapixels at the highest quality
 # Only these decoders are tried; others start outside programs (EPS) or read formats that are no photographs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
+# A pipe is not waited for: it is no image.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _ORIENTATION = 0x112  # EXIF's tag
 # Pillow warns of images that are below our own limit, or refused by it in a sentence. Not around each open:
 # that would change the filters of other threads.
@@ -54,7 +56,7 @@ def open_image(source: Source) -> Image.Image:
     (7, 7, 7)
     """
     with _named_errors(source):
-        content = None if isinstance(source, Image.Image) else _content(source)
+        content, _ = (None if isinstance(source, Image.Image) else _content(source)) or (None, None)
         with _opened(source, content) as image:
             return _converted(image, _name(source))
 
@@ -65,8 +67,7 @@ def open_pixels(source: Source, scratch: bool = False) -> Pixels:
     With `scratch`, the next call of this thread may write over the result.
     """
     with _named_errors(source):
-        content = None if isinstance(source, Image.Image) else _content(source)
-        header = None if content is None else jpeg.read_header(content)
+        content, header = (None if isinstance(source, Image.Image) else _content(source)) or (None, None)
         if content is not None and header is not None and header.colors in (1, 3) and header.depth == 8:
             _check_size((header.width, header.height), _name(source))
             pixels = jpeg.decode(content, header.width, header.height, scratch)
@@ -95,8 +96,7 @@ def plain_jpeg(source: Source) -> PlainJpeg | None:
     if isinstance(source, Image.Image):
         return None
     with _named_errors(source):
-        content = _content(source)
-        header = None if content is None else jpeg.read_header(content)
+        content, header = _content(source) or (None, None)
         if content is None or header is None or not header.plain or not jpeg.is_whole(content):
             return None
         _check_size((header.width, header.height), _name(source))
@@ -151,31 +151,39 @@ def _name(source: Source) -> str:
     return os.fspath(source)
 
 
-def _content(source: str | os.PathLike[str] | bytes) -> bytes | None:
-    """All bytes of a JPEG; None for a file of another kind, which is read from its place."""
-    if isinstance(source, bytes):
-        content = source
-    else:
-        facts = os.stat(source)
-        if not stat.S_ISREG(facts.st_mode):
-            if stat.S_ISDIR(facts.st_mode):
-                raise IsADirectoryError
-            raise InputError(f"{_name(source)}: is a pipe or a device, not an image")  # it might never end
-        with open(source, "rb", buffering=0) as file:
-            head = file.read(3)
-            if not jpeg.is_jpeg(head):
-                return None
-            if facts.st_size > MAX_JPEG_BYTES:
-                raise InputError(f"{_name(source)}: has more than {MAX_JPEG_BYTES:,} bytes; make it smaller")
-            content = head + file.readall()
-    if not jpeg.is_jpeg(content):
+def _content(source: str | os.PathLike[str] | bytes) -> tuple[bytes, jpeg.Header | None] | None:
+    """All bytes of a JPEG and its header; None for a file of another kind, which is read from its place."""
+    content = source if isinstance(source, bytes) else _jpeg_file(source)
+    if content is None or not jpeg.is_jpeg(content):
         return None
     header = jpeg.read_header(content)
     if (header is None or header.scans) and jpeg.too_many_scans(content):
         raise InputError(
             f"{_name(source)}: has more than {jpeg.MAX_SCANS} scans, which no photograph has; save it again"
         )
-    return content
+    return content, header
+
+
+def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
+    """The bytes of a JPEG file; None where it is another. File objects would take as long as the reading."""
+    descriptor = os.open(path, _READ)
+    try:
+        facts = os.fstat(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError
+        if not stat.S_ISREG(facts.st_mode):  # it might never end
+            raise InputError(f"{_name(path)}: is a pipe or a device, not an image")
+        if not jpeg.is_jpeg(os.read(descriptor, 3)):
+            return None
+        if facts.st_size > MAX_JPEG_BYTES:
+            raise InputError(f"{_name(path)}: has more than {MAX_JPEG_BYTES:,} bytes; make it smaller")
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        content = os.read(descriptor, facts.st_size)
+        while len(content) < facts.st_size and (more := os.read(descriptor, facts.st_size)):
+            content += more
+        return content
+    finally:
+        os.close(descriptor)
 
 
 def _opened(source: Source, content: bytes | None) -> Image.Image:

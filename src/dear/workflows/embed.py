@@ -11,6 +11,7 @@ from torch import Tensor
 from dear._io.files import PathLike
 from dear._io.progress import Progress, silent
 from dear.clip.factory import load
+from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
 from dear.data.images import ImageSet, ListedImages
@@ -29,9 +30,14 @@ def embedder(clip: Clip) -> Compute:
     """From paths to a table `path, embedding, error`; unit length, null where an image cannot be read."""
     tower = cached_cast(clip, matrix_dtype("auto", clip.device))
     batch = None if clip.device.type == "cpu" else _GPU_BATCH
+    run = Recorder((_GPU_BATCH,))  # the interpreter is left to those who read images
 
     def encode(images: ImageSet, rows: list[int]) -> Tensor:
-        return unit(tower.encode_image(pixels_for(tower, images, rows)).float()).cpu()
+        (features,) = run("features", features_of, pixels_for(tower, images, rows))
+        return features
+
+    def features_of(pixels: Tensor) -> tuple[Tensor]:
+        return (unit(tower.encode_image(pixels).float()),)
 
     def compute(images: ListedImages, rows: range) -> pa.Table:
         import pyarrow as pa
@@ -41,7 +47,7 @@ def embedder(clip: Clip) -> Compute:
         )
         errors = [problems.get(place) for place in rows]
         bad = pa.array([error is not None for error in errors])
-        values = pa.array(torch.cat(parts).flatten().numpy())
+        values = pa.array(torch.cat(parts).flatten().cpu().numpy())
         kind = pa.list_(pa.float32(), tower.config.embed_dim)
         columns = {
             "path": pa.array(_paths(images, rows)),
