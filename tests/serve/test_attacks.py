@@ -135,7 +135,7 @@ def test_an_image_whose_decoder_is_killed_by_others_is_decoded_all_the_same(deco
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(decoded, decoder, content)
-        wait_for(lambda: decoder._workers[0].task)
+        wait_for(lambda: decoder._workers[0].tasks)
         os.kill(pid, signal.SIGKILL)
         assert torch.equal(waiting.result(20), resize_crop(open_image(content), 24))
 
@@ -217,11 +217,11 @@ def test_pixels_in_flight_are_a_budget_and_large_images_leave_a_place_for_small_
     seen: list[str] = []
 
     class Worker:
-        idle, task = True, None
+        idle, tasks = True, ()
 
-        def decode(self, task):
-            self.idle, self.task = False, task
-            seen.append(task.upload.name)
+        def decode(self, tasks):
+            self.idle, self.tasks = False, tasks
+            seen.extend(task.upload.name for task in tasks)
 
     async def go(costs):
         seen.clear()

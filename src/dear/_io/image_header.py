@@ -11,6 +11,8 @@ import re
 import struct
 from dataclasses import dataclass
 
+from dear._io import jpeg
+
 #: scans of a JPEG file that cost no more than one; encoders write about ten
 USUAL_SCANS = 12
 _MOST_SEGMENTS = 1000  # of a JPEG before its frame
@@ -72,6 +74,9 @@ def count_scans(content: bytes) -> int:
 
 
 def _jpeg(content: bytes) -> Header | None:
+    ordinary = jpeg.read_header(content)
+    if ordinary is not None:
+        return Header(ordinary.width, ordinary.height, count_scans(content) if ordinary.scans else 1)
     place = 2
     for _ in range(_MOST_SEGMENTS):
         place = content.index(b"\xff", place) if content[place] != 0xFF else place

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from dear.serve.decode_process import Decoding, Worker
+from dear._io import jpeg
+from dear.serve.decode_process import MOST_AT_ONCE, Decoding, Worker
 from dear.serve.errors import Refused, stopping
 from dear.serve.tracing import add_split
 from dear.serve.turns import FairQueue
 
 __all__ = ["Decoder", "Decoding", "Upload"]
 _LARGE = 8_000_000  # pixels; such an image never takes the last idle process
+_SMALL = 2_000_000  # pixels; where many images wait, a process gets several of such a size
+_MOST_SMALL = 4  # of them; a GPU gets `MOST_AT_ONCE`
 _BASE_COST = 100_000  # pixels that the way to a process and back is worth
 _MOST_FAILED = 5  # starts of processes in a row, after which waiting files are refused
 
@@ -47,12 +50,16 @@ class Task:
 
 
 class Decoder:
-    """Turns uploads into uint8 [3, S, S], `workers` at once, each in a process. It runs on one event loop."""
+    """Turns uploads into uint8 [3, S, S], `workers` at once, each in a process. It runs on one event loop.
 
-    def __init__(self, workers: int, how: Decoding) -> None:
+    With a `device`, one more process decodes plain JPEG files there, many at a time, where a GPU can.
+    """
+
+    def __init__(self, workers: int, how: Decoding, device: str = "") -> None:
         self.how, self._budget = how, max(how.limits.decoding_pixels, how.limits.pixels)
-        self._most_workers = workers
+        self._most_workers, self._device = workers, device
         self._workers: list[Worker] = []
+        self._on_device: Worker | None = None
         self._failed = 0  # starts of processes in a row
         self._queue: FairQueue[Task] = FairQueue()
         self._pixels = 0  # being decoded
@@ -69,8 +76,17 @@ class Decoder:
     def start(self) -> None:
         """Start all processes now, on the running event loop; else they start when they are needed."""
         self._on_this_loop()
+        self._start_on_device()
         while len(self._workers) < self._most_workers:
             self._workers.append(Worker(self))
+
+    def _start_on_device(self) -> None:
+        if self._device and self._on_device is None and not self._closed:
+            self._on_device = Worker(self, self._device)
+
+    @property
+    def _all(self) -> list[Worker]:
+        return [*self._workers, self._on_device] if self._on_device else self._workers
 
     @property
     def starting(self) -> bool:
@@ -79,7 +95,7 @@ class Decoder:
 
     def standing(self, seconds: float) -> bool:
         """Whether files wait and none was finished for that long."""
-        waiting = len(self._queue) or any(worker.task for worker in self._workers)
+        waiting = len(self._queue) or any(worker.tasks for worker in self._all)
         return bool(waiting) and time.monotonic() - self._progress > seconds
 
     async def decode(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
@@ -99,7 +115,7 @@ class Decoder:
         if self._closed:
             raise stopping()
         loop = self._on_this_loop()
-        if not len(self._queue) and not any(worker.task for worker in self._workers):
+        if not len(self._queue) and not any(worker.tasks for worker in self._all):
             self._progress = time.monotonic()
         pending: list[Refused | asyncio.Future[Tensor | Refused]] = []
         tasks, since = [], time.perf_counter()
@@ -124,7 +140,7 @@ class Decoder:
     def close(self) -> None:
         """Stop: what waits is refused, what is being decoded is killed. From any thread."""
         self._closed = True
-        for worker in self._workers:
+        for worker in self._all:
             worker.kill()
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._refuse_all, stopping())
@@ -138,31 +154,57 @@ class Decoder:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
-            for worker in self._workers:
+            for worker in self._all:
                 loop.add_reader(worker.line, worker.hear)
         return loop
 
     def dispatch(self) -> None:
         """Give waiting files to idle processes; start one more where none is idle."""
-        while len(self._queue):
-            worker = next((one for one in self._workers if one.idle), None)
-            if worker is None:
-                if len(self._workers) < self._most_workers and not self._closed:
-                    self._workers.append(Worker(self))
+        idle = [worker for worker in self._workers if worker.idle]
+        gpu = self._on_device
+        if gpu is not None and gpu.idle and len(self._queue) > len(idle):
+            self._give(gpu, MOST_AT_ONCE, self._fits_device)
+        for worker in idle:
+            several = min(_MOST_SMALL, len(self._queue) // self._most_workers)
+            if not self._give(worker, max(1, several), self._fits):
                 return
-            task = self._queue.take(self._fits)
-            if task is None:
-                return
+        if len(self._queue) and len(self._workers) < self._most_workers and not self._closed:
+            self._workers.append(Worker(self))
+
+    def _give(self, worker: Worker, most: int, fits: Callable[[Task], bool]) -> bool:
+        """Have a process decode a file, or several small ones; whether there was any for it."""
+        tasks: list[Task] = []
+        length = 0
+
+        def fits_beside(task: Task) -> bool:
+            whole = length + len(task.upload.content) <= self.how.limits.body_bytes
+            return whole and task.cost <= _SMALL and not task.tries and fits(task)
+
+        while len(tasks) < most and (task := self._queue.take(fits_beside if tasks else fits)) is not None:
             if not task.future.done():
                 self._pixels += task.cost
                 task.began = task.began or time.perf_counter()
-                worker.decode(task)
+                tasks.append(task)
+                length += len(task.upload.content)
+        if tasks:
+            worker.decode(tasks)
+        return bool(tasks)
 
     def _fits(self, task: Task) -> bool:
         """Whether an image may be decoded now: its pixels are there, and it is small or not the last."""
-        busy = sum(worker.task is not None for worker in self._workers)
+        busy = sum(bool(worker.tasks) for worker in self._workers)
         last = busy >= self._most_workers - 1 and self._most_workers > 1
-        return self._pixels + task.cost <= self._budget and not (last and task.cost > _LARGE)
+        return self._has_pixels(task) and not (last and task.cost > _LARGE)
+
+    def _fits_device(self, task: Task) -> bool:
+        """Whether the GPU may decode an image: a plain JPEG file that no process has failed at."""
+        if task.tries or task.cost > _LARGE or not self._has_pixels(task):
+            return False
+        header = jpeg.read_header(task.upload.content)
+        return header is not None and header.plain
+
+    def _has_pixels(self, task: Task) -> bool:
+        return self._pixels + task.cost <= self._budget
 
     def released(self, task: Task) -> None:
         """A process is done with a file."""
@@ -184,6 +226,12 @@ class Decoder:
 
     def ended(self, worker: Worker, started: bool) -> None:
         """A process is gone; `started`: it was ready before."""
+        if worker is self._on_device:
+            self._on_device = None
+            if started:  # else there is no decoder for it
+                self._start_on_device()
+            self.dispatch()
+            return
         self._workers.remove(worker)
         self._failed = 0 if started else self._failed + 1
         if self._failed >= _MOST_FAILED:

@@ -19,10 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
+import numpy as np
 from PIL import Image
 
 from dear._io import jpeg
@@ -44,8 +46,12 @@ _SHORT = 2**20  # bytes; memory of longer files is given back
 _MOST_SENTENCE = 4000  # bytes
 _LOOK_SECONDS = 0.05  # at least, between two looks at what a process has used
 _ENDED = "the image ended the program that was to decode it"
-_REQUEST = struct.Struct("<IQ")  # length of the file, pixels that it may have
-_REPLY = struct.Struct("<HId")  # status (0: pixels), length of the answer, processor time so far
+_COUNT = struct.Struct("<H")  # files that are asked for at once
+_REQUEST = struct.Struct("<IQ")  # of each: its length, pixels that it may have
+_REPLY = struct.Struct("<Hd")  # results, processor time so far
+_RESULT = struct.Struct("<HI")  # of each file: status (0: pixels), length of the answer
+MOST_AT_ONCE = 64  #: files that a process gets at once
+File = tuple[bytes, int]  #: its content, and pixels that it may have
 _START = "from dear.serve.decode_process import template; template()"
 # Memory of a large image goes back to the system when it is freed.
 _MALLOC = {
@@ -76,6 +82,16 @@ class Decoding:
                 413, f"{header.scans} scans of {size} take too long to decode; save it as an ordinary JPEG"
             )
         return header.cost
+
+    def pixels_of(self, files: Sequence[File]) -> list[bytes | Refused]:
+        """`pixels` of each file, or why there are none."""
+        found: list[bytes | Refused] = []
+        for content, most_pixels in files:
+            try:
+                found.append(self.pixels(content, most_pixels))
+            except Refused as error:
+                found.append(error)
+        return found
 
     def pixels(self, content: bytes, most_pixels: int) -> bytes:
         """The bytes of uint8 [3, S, S]."""
@@ -117,27 +133,28 @@ def _allow(width: int, height: int, most_pixels: int) -> None:
 
 
 class Worker:
-    """A process that decodes one file after another; it ends with this one, whichever way that ends.
+    """A process that decodes files, one or a few at a time; it ends with this one, whichever way that ends.
 
-    File and pixels are in memory that both have; the line between them carries a few bytes for each.
+    Files and pixels are in memory that both have; the line between them carries a few bytes for each. With a
+    `device` it decodes plain JPEG files there, many at a time, and never becomes ready where that cannot.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, device: str = "") -> None:
+        self._decoder, self.device = decoder, device
         self._how = decoder.how
-        self.task: Task | None = None
+        self.tasks: list[Task] = []
         self.pid = 0  #: known when it is ready
         self._handle = -1
         self._ready = False
         self._heard = b""
-        self._used = self._began = 0.0  # processor time until its last answer; when the file came
+        self._used = self._began = 0.0  # processor time until its last answer; when the files came
         self._timer: asyncio.TimerHandle | None = None
         self._memory, descriptor = _shared_memory(_room(self._how))
         self.line, other = socket.socketpair()
         self.line.setblocking(False)
         try:
             Template.running().fork(other, descriptor)
-            how = msgspec.msgpack.encode(self._how)
+            how = msgspec.msgpack.encode((self._how, device))
             self.line.send(_REQUEST.pack(len(how), 0) + how)
         finally:
             other.close()
@@ -146,19 +163,23 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether it waits for a file."""
-        return self._ready and self.task is None
+        """Whether it waits for files."""
+        return self._ready and not self.tasks
 
-    def decode(self, task: Task) -> None:
-        """Begin with a file; `hear` is called when it is done."""
-        content = task.upload.content
-        self.task, self._began = task, time.monotonic()
+    def decode(self, tasks: list[Task]) -> None:
+        """Begin with files, together no longer than a body; `hear` is called when they are done."""
+        self.tasks, self._began = tasks, time.monotonic()
         self._timer = self._decoder.loop.call_later(self._how.limits.decode_seconds, self._look)
+        place, message = 0, [_COUNT.pack(len(tasks))]
         try:
-            self._memory[: len(content)] = content
-            self.line.send(_REQUEST.pack(len(content), max(task.cost, 1)))
-        except ValueError:  # longer than the room for it
-            self._done(Refused(413, "the file is too long"))
+            for task in tasks:
+                content = task.upload.content
+                self._memory[place : place + len(content)] = content
+                message.append(_REQUEST.pack(len(content), max(task.cost, 1)))
+                place += len(content)
+            self.line.send(b"".join(message))
+        except (ValueError, IndexError):  # longer than the room for it
+            self._done([Refused(413, "the file is too long")] * len(tasks))
         except OSError:
             self._end(Refused(400, _ENDED), again=True)
 
@@ -175,12 +196,16 @@ class Worker:
             return
         self._heard += data
         while len(self._heard) >= _REPLY.size:
-            status, length, self._used = _REPLY.unpack(self._heard[: _REPLY.size])
-            self._heard = self._heard[_REPLY.size :]
+            count, used = _REPLY.unpack_from(self._heard)
+            end = _REPLY.size + count * _RESULT.size
+            if len(self._heard) < end:
+                break
+            results = list(_RESULT.iter_unpack(self._heard[_REPLY.size : end]))
+            self._heard, self._used = self._heard[end:], used
             if self._ready:
-                self._done(self._found(status, length))
+                self._done(self._found(results))
             else:
-                self._greet(length)
+                self._greet(results[0][1])
         self._decoder.dispatch()
 
     def _greet(self, pid: int) -> None:
@@ -197,39 +222,42 @@ class Worker:
             elif self.pid:
                 os.kill(self.pid, signal.SIGKILL)
 
-    def _found(self, status: int, length: int) -> Tensor | Refused:
+    def _found(self, results: list[tuple[int, int]]) -> list[Tensor | Refused]:
         import torch  # not above: a decoding process has no use for it
 
-        place = _answer_at(self._how)
-        if status:
-            return Refused(status, self._memory[place : place + length].decode())
-        side = side_of(self._how.size)
-        found = torch.frombuffer(self._memory, dtype=torch.uint8, count=length, offset=place)
-        return found.clone().view(3, side, side)
+        start, each, side = _answer_at(self._how), _answer_size(self._how), side_of(self._how.size)
+        # NumPy copies: PyTorch would have all cores copy a part each, and wait for one another.
+        answers = np.frombuffer(self._memory, np.uint8, len(results) * each, start).reshape(-1, each)
+        pixels = torch.from_numpy(answers[:, : 3 * side * side].copy()).view(-1, 3, side, side)
+        return [
+            Refused(status, answers[number, :length].tobytes().decode()) if status else pixels[number]
+            for number, (status, length) in enumerate(results)
+        ]
 
-    def _done(self, found: Tensor | Refused) -> None:
-        """The file was decoded or refused; the process waits for the next."""
-        task, self.task = self.task, None
+    def _done(self, found: list[Tensor | Refused]) -> None:
+        """The files were decoded or refused; the process waits for the next."""
+        tasks, self.tasks = self.tasks, []
         if self._timer is not None:
             self._timer.cancel()
-        if task is not None:
-            if len(task.upload.content) > _SHORT and hasattr(mmap, "MADV_REMOVE"):
-                self._memory.madvise(mmap.MADV_REMOVE, 0, _answer_at(self._how))
+        if any(len(task.upload.content) > _SHORT for task in tasks) and hasattr(mmap, "MADV_REMOVE"):
+            self._memory.madvise(mmap.MADV_REMOVE, 0, _answer_at(self._how))
+        for task, own in zip(tasks, found, strict=False):
             self._decoder.released(task)
-            self._decoder.finish(task, found)
+            self._decoder.finish(task, own)
 
     def _look(self) -> None:
-        """See what a file that is not done has used; the process is killed when that is too much.
+        """See what files that are not done have used; the process is killed when that is too much.
 
         Processor time counts, so that a busy machine refuses no image. A process that something else stopped,
-        or that got hardly any time for long, is replaced and its file tried once more.
+        or that got hardly any time for long, is replaced and its file tried once more; so are several files
+        of which one takes too long.
         """
         limits, waited = self._how.limits, time.monotonic() - self._began
         used, stopped = _state(self.pid)
         left = limits.decode_seconds - (used - self._used)
         if left <= 0:
             reason = f"takes longer than {limits.decode_seconds:g} seconds to decode; make it smaller"
-            self._end(Refused(413, reason))
+            self._end(Refused(413, reason), again=len(self.tasks) > 1 or bool(self.device))
         elif stopped or waited >= limits.decode_wall_seconds:
             busy = Refused(503, "the service is too busy to decode it; try again", retry_after=1)
             self._end(busy, again=True)
@@ -238,17 +266,17 @@ class Worker:
             self._timer = self._decoder.loop.call_later(wait, self._look)
 
     def _end(self, reason: Refused, again: bool = False) -> None:
-        """End the process; its file is refused, or tried once more by another."""
+        """End the process; its files are refused, or tried once more by another, one at a time."""
         self._decoder.loop.remove_reader(self.line)
         self.kill()
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
         self.line.close()
-        task, self.task, started, self._ready = self.task, None, self._ready, False
+        tasks, self.tasks, started, self._ready = self.tasks, [], self._ready, False
         if self._timer is not None:
             self._timer.cancel()
-        if task is not None:
+        for task in tasks:
             self._decoder.released(task)
             if again:
                 self._decoder.again(task, reason)
@@ -258,13 +286,18 @@ class Worker:
 
 
 def _answer_at(how: Decoding) -> int:
-    """Where the answer begins in the shared memory; before it lies the file."""
+    """Where the answers begin in the shared memory; before them lie the files."""
     return -(-how.limits.body_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _answer_size(how: Decoding) -> int:
+    """Bytes between the answer of one file and that of the next."""
+    return max(3 * side_of(how.size) ** 2, _MOST_SENTENCE)
 
 
 def _room(how: Decoding) -> int:
     """Bytes of the shared memory; taken from the system only as far as they are used."""
-    return _answer_at(how) + max(3 * side_of(how.size) ** 2, _MOST_SENTENCE)
+    return _answer_at(how) + MOST_AT_ONCE * _answer_size(how)
 
 
 def _shared_memory(length: int) -> tuple[mmap.mmap, int]:
@@ -338,19 +371,59 @@ def work(descriptor: int, memory_descriptor: int) -> None:
     """Decode files in shared memory, as a line asks for, until it ends."""
     _end_with_parent()
     with socket.socket(fileno=descriptor) as line, contextlib.suppress(OSError, msgspec.DecodeError):
-        length, _ = _REQUEST.unpack(line.recv(_REQUEST.size, socket.MSG_WAITALL))
-        how = msgspec.msgpack.decode(line.recv(length, socket.MSG_WAITALL), type=Decoding)
-        place, memory = _answer_at(how), mmap.mmap(memory_descriptor, _room(how))
-        _limit_memory(how.limits.decode_bytes)
-        line.sendall(_REPLY.pack(0, os.getpid(), time.process_time()))
-        while len(asked := line.recv(_REQUEST.size, socket.MSG_WAITALL)) == _REQUEST.size:
-            length, most_pixels = _REQUEST.unpack(asked)
-            try:
-                status, found = 0, how.pixels(memory[:length], most_pixels)
-            except Refused as error:
-                status, found = error.http_status, str(error).encode()[:_MOST_SENTENCE]
-            memory[place : place + len(found)] = found
-            line.sendall(_REPLY.pack(status, len(found), time.process_time()))
+        length, _ = _REQUEST.unpack(_received(line, _REQUEST.size))
+        how, device = msgspec.msgpack.decode(_received(line, length), type=tuple[Decoding, str])
+        pixels = _on_device(how, device) if device else how.pixels_of
+        start, each, memory = _answer_at(how), _answer_size(how), mmap.mmap(memory_descriptor, _room(how))
+        _limit_memory(how.limits.decode_bytes * (8 if device else 1))
+        line.sendall(_REPLY.pack(1, time.process_time()) + _RESULT.pack(0, os.getpid()))
+        while True:
+            (count,) = _COUNT.unpack(_received(line, _COUNT.size))
+            asked = list(_REQUEST.iter_unpack(_received(line, count * _REQUEST.size)))
+            place, files = 0, []
+            for length, most_pixels in asked:
+                files.append((memory[place : place + length], most_pixels))
+                place += length
+            results = []
+            for number, found in enumerate(pixels(files)):
+                status, answer = (0, found) if isinstance(found, bytes) else _refusal(found)
+                at = start + number * each
+                memory[at : at + len(answer)] = answer
+                results.append(_RESULT.pack(status, len(answer)))
+            line.sendall(_REPLY.pack(count, time.process_time()) + b"".join(results))
+
+
+def _received(line: socket.socket, length: int) -> bytes:
+    """So many bytes of a line."""
+    data = line.recv(length, socket.MSG_WAITALL)
+    if len(data) < length:
+        raise ConnectionError("the line has ended")
+    return data
+
+
+def _refusal(error: Refused) -> tuple[int, bytes]:
+    return error.http_status, str(error).encode()[:_MOST_SENTENCE]
+
+
+def _on_device(how: Decoding, device: str) -> Callable[[Sequence[File]], list[bytes | Refused]]:
+    """`Decoding.pixels_of` by a GPU; the process ends where there is no decoder for it."""
+    import torch
+
+    from dear._io.device_views import decoder_of, device_views
+
+    gpu = torch.device(device)
+    decode = decoder_of(gpu)
+    if decode is None:
+        raise ConnectionError("this GPU does not decode")
+
+    def pixels_of(files: Sequence[File]) -> list[bytes | Refused]:
+        try:
+            views = device_views([content for content, _ in files], how.size, gpu, decode).cpu()
+        except Exception:  # one cannot be read: by the CPU, each for itself
+            return how.pixels_of(files)
+        return [view.numpy().tobytes() for view in views]
+
+    return pixels_of
 
 
 def _end_with_parent() -> None:

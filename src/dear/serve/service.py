@@ -87,7 +87,8 @@ class Service:
         recover(folder)
         self.store.refresh()
         size = clip.config.view
-        self.decoder = Decoder(settings.decoding(device), Decoding(size, limits, settings.reduced_jpeg))
+        how = Decoding(size, limits, settings.reduced_jpeg)
+        self.decoder = Decoder(settings.decoding(device), how, "" if device == "cpu" else str(clip.device))
         engine = Engine(clip, settings.precision, recorder)
         largest, wait = settings.batching(device)
         self.recorded = 0  #: recordings made before the first request
