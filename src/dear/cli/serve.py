@@ -128,10 +128,10 @@ def serve(
         say(f"{replicas} replicas; http://{host}:{port}{route}; stop with Ctrl-C")
         threading.Event().wait()
         return
-    if threads is not None:
-        torch.set_num_threads(threads)
     _show_log()
     clip = load(backbone, device=device_named(device))
+    if threads is not None or clip.device.type != "cpu":  # beside a GPU, the CPU only copies
+        torch.set_num_threads(threads or 1)
     service = Service(runs, clip, settings, galleries, keys=known)
     for name, reason in service.store.problems().items():
         say(f"not served: {name}: {reason}")
