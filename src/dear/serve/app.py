@@ -11,7 +11,9 @@ import anyio
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
 from dear import __version__
@@ -23,13 +25,28 @@ from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
 from dear.serve.guard import Guard, response_of
 from dear.serve.keys import MANAGEMENT, Caller
-from dear.serve.requests import Options, asked_classes, json_schema, read_request
+from dear.serve.requests import Options, asked_classes, json_schema, read_request, received
 from dear.serve.service import Service
 from dear.serve.store import Adapter, Card
 
 REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
 _CLOSE_SECONDS = 2.0  # for what is left when the server has answered or given up all requests
 T = TypeVar("T")
+
+
+class PlainRoute(APIRoute):
+    """A route that FastAPI describes; its function is called with the request and the names in the path.
+
+    FastAPI itself would look for parameters, dependencies and a response model at every request.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["method"] not in self.methods:
+            raise HTTPException(405, headers={"Allow": ", ".join(self.methods)})
+        found = await self.endpoint(Request(scope, receive), **scope["path_params"])
+        response = found if isinstance(found, Response) else _json(found)
+        await response(scope, receive, send)
 
 
 def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
@@ -48,6 +65,7 @@ def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
     app = FastAPI(
         title="dear", version=__version__, lifespan=life, openapi_tags=[], docs_url=None, redoc_url=None
     )
+    app.router.route_class = PlainRoute
     app.state.service = service
     app.add_middleware(Guard, metrics=service.metrics, traffic=service.traffic)
     app.add_exception_handler(DearError, _as_sentence)
@@ -88,7 +106,7 @@ def _caller(service: Service, request: Request, model: str | None = None) -> Cal
 
 def _add_operation(app: FastAPI, service: Service) -> None:
     @app.get("/health/live", summary="The process answers.")
-    async def live() -> dict[str, str]:
+    async def live(request: Request) -> dict[str, str]:
         return {"status": "live"}
 
     @app.get("/health/ready", summary="Requests are answered; with a key also how many adapters there are.")
@@ -110,7 +128,7 @@ def _add_operation(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
+    async def docs(request: Request) -> HTMLResponse:
         policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return HTMLResponse(docs_page(app.openapi()), headers=policy)
 
@@ -143,7 +161,7 @@ def _per_image(
 
 def _asks_why(request: Request) -> bool:
     """Whether a request asks for the parts of its answers' scores."""
-    explain = request.query_params.get("explain")
+    explain = request.query_params.get("explain") if request.scope["query_string"] else None
     if explain not in (None, "roles"):
         raise Refused(400, f"explain={explain[:40]}: the service explains answers by roles (explain=roles)")
     return explain is not None
@@ -283,7 +301,8 @@ def _add_management(app: FastAPI, service: Service) -> None:
     @app.put("/v1/models/{name}/upload", summary="Put a run into the folder: a zip archive as the body.")
     async def upload(request: Request, name: str) -> dict[str, Any]:
         allow(request, name)
-        return _plain(await service.manage(service.install, await request.body(), name))
+        body = await received(request, service.settings.limits)
+        return _plain(await service.manage(service.install, body, name))
 
 
 def _plain(card: Card) -> dict[str, Any]:

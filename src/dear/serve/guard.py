@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import re
 import time
-import uuid
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -36,8 +36,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        number = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        sent = dict(scope["headers"])
+        given = sent.get(b"x-request-id", b"").decode("latin-1")
+        number = given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         state = scope.setdefault("state", {})
         state["request_id"] = number
         answered: dict[str, Any] = {"status": 0}
@@ -54,7 +55,7 @@ class Guard:
         async def refuse(error: Refused) -> None:
             await response_of(error, connection="close")(scope, receive, answer)
 
-        body = _Body(scope, receive, self.traffic)
+        body = _Body(scope, sent.get(b"content-length", b""), receive, self.traffic)
         with staged() as spent, span(scope, number) as traced:
             try:
                 self._check_headers(scope)
@@ -87,26 +88,21 @@ class Guard:
         self, scope: dict[str, Any], status: int, seconds: float, number: str, spent: dict[str, float]
     ) -> None:
         route = _route(scope)
-        self.metrics.requests.labels(route, status).inc()
-        self.metrics.seconds.labels(route).observe(seconds)
-        for name, part in spent.items():
-            self.metrics.stages.labels(name).observe(part)
+        self.metrics.observe_request(route, status, seconds, spent)
         client = scope.get("client")
-        LOG.info(
-            json.dumps(
-                {
-                    "request": number,
-                    "client": client[0] if client else None,
-                    "key": scope["state"].get("key"),
-                    "method": scope["method"],
-                    "route": route,
-                    "model": scope.get("path_params", {}).get("name"),
-                    "status": status,
-                    "seconds": round(seconds, 4),
-                    **({"stages": {name: round(part, 4) for name, part in spent.items()}} if spent else {}),
-                }
-            )
-        )
+        line = {
+            "request": number,
+            "client": client[0] if client else None,
+            "key": scope["state"].get("key"),
+            "method": scope["method"],
+            "route": route,
+            "model": scope.get("path_params", {}).get("name"),
+            "status": status,
+            "seconds": round(seconds, 4),
+        }
+        if spent:
+            line["stages"] = {name: round(part, 4) for name, part in spent.items()}
+        LOG.info(json.dumps(line))
 
 
 def _route(scope: dict[str, Any]) -> str:
@@ -114,31 +110,22 @@ def _route(scope: dict[str, Any]) -> str:
 
 
 class _Body:
-    """`receive` with limits on the bytes of the body, on the time they take, and on what all bodies hold."""
+    """`receive` with limits on the bytes of the body and on what all bodies hold."""
 
-    def __init__(self, scope: dict[str, Any], receive: Any, traffic: Traffic) -> None:
+    def __init__(self, scope: dict[str, Any], length: bytes, receive: Any, traffic: Traffic) -> None:
         self._receive, self._traffic, self._state = receive, traffic, scope["state"]
-        self._limits = limits = traffic.limits
+        limits = traffic.limits
         self._most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
-        length = dict(scope["headers"]).get(b"content-length", b"0")
         self._announced = int(length) if length.isdigit() and len(length) < 20 else 0
-        self._until = time.monotonic() + limits.body_seconds
-        self._seen, self._complete, self._caller = 0, False, ""
+        self._seen, self._caller = 0, ""
 
     async def receive(self) -> Any:
         """The next event."""
         if self._announced > self._most:
             raise Refused(413, f"the request has {self._announced:,} bytes; {self._most:,} are allowed")
-        if self._complete:
-            return await self._receive()
-        try:
-            message = await asyncio.wait_for(self._receive(), max(0.001, self._until - time.monotonic()))
-        except asyncio.TimeoutError:
-            seconds = self._limits.body_seconds
-            raise Refused(408, f"the request did not arrive within {seconds:g} seconds") from None
+        message = await self._receive()
         if message["type"] == "http.request":
             count = len(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
             if self._seen + count > self._most:
                 raise Refused(413, f"the request has more than {self._most:,} bytes")
             self._caller = self._caller or self._state.get("caller") or ""
