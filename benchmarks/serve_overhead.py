@@ -1,6 +1,6 @@
 """Processor time of the service's own Python: towers and decoders are replaced by ready results.
 
-    python benchmarks/serve_overhead.py                        # without HTTP, then requests of 1 and 16 images
+    python benchmarks/serve_overhead.py                 # without HTTP, then requests of 1 and 16 images
     python benchmarks/serve_overhead.py http --images 16 --profile
 
 Rows say microseconds per image and per request, of the event loop's thread and of the computing thread.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import gc
 import itertools
 import json
 import logging
@@ -57,6 +58,7 @@ class Known(Recorder):
         self._found: dict[Hashable, tuple[Tensor, ...]] = {}
 
     def __call__(self, key: Hashable, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """The known result, for as many rows."""
         if key not in self._found:
             self._found[key] = tuple(
                 one.repeat(1024, *[1] * (one.ndim - 1)) for one in function(*(own[:1] for own in inputs))
@@ -73,13 +75,14 @@ class NoDecoder:
         self._pixels = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
 
     async def decode(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor]:
+        """The image, as often as files came."""
         return [self._pixels] * len(uploads)
 
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing runs."""
 
     def standing(self, seconds: float) -> bool:
+        """Nothing waits."""
         return False
 
 
@@ -91,6 +94,7 @@ class Clocks:
 
     @staticmethod
     def now() -> dict[str, float]:
+        """Seconds by name."""
         found = {"all": time.process_time()}
         for thread in threading.enumerate():
             if thread.ident is not None:
@@ -172,8 +176,9 @@ def http(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         service = Service(Path(folder), clip, settings, recorder=Known())
         service.decoder = NoDecoder(clip.config.vision.image_size)  # type: ignore[assignment]
         log = logging.getLogger("dear.serve")
-        log.handlers, log.propagate = [logging.StreamHandler(open("/tmp/log.txt", "w"))], False  # noqa: SIM115
+        log.handlers, log.propagate = [logging.StreamHandler(open(os.devnull, "w"))], False  # noqa: SIM115
         log.setLevel(logging.INFO)
+        gc.freeze()  # as the service does
         port = free_port()
         config = uvicorn.Config(
             make_app(service), port=port, http=guarded_protocol(settings.limits), ws="none", log_config=None,

@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 def read_parts(body: bytes, content_type: str, most: int) -> list[Part]:
     """The parts of a body, at most so many."""
-    found = []
+    found: list[Part] = []
     for part in _parts(body, _boundary(content_type)):
         if len(found) >= most:
             raise Refused(413, f"the multipart body has more than {most} parts")

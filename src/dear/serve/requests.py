@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
-import anyio
 import msgspec
 from fastapi import Request
 from msgspec import Meta
@@ -21,6 +20,7 @@ from dear.serve.decode import Upload
 from dear.serve.errors import Refused
 from dear.serve.multipart import read_parts
 from dear.serve.settings import Limits
+from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage
 
 _MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
@@ -60,19 +60,17 @@ def json_schema(*fields: str) -> dict[str, Any]:
 
 async def received(request: Request, limits: Limits) -> bytes:
     """The body of a request, which has some time to arrive."""
+    seconds = limits.body_seconds
+    late = Refused(408, f"the request did not arrive within {seconds:g} seconds")
     parts: list[bytes] = []
     more = True
-    try:
-        with stage("receive"), anyio.fail_after(limits.body_seconds):
-            while more:
-                message = await request.receive()
-                if message["type"] != "http.request":
-                    raise ClientDisconnect
-                parts.append(message.get("body", b""))
-                more = message.get("more_body", False)
-    except TimeoutError:
-        seconds = limits.body_seconds
-        raise Refused(408, f"the request did not arrive within {seconds:g} seconds") from None
+    with stage("receive"), time_limit(seconds, late):
+        while more:
+            message = await request.receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -7,15 +7,14 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import torch
 from torch import Tensor
 
@@ -37,6 +36,7 @@ from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import Rows, prepare_texts
+from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage, staged
 from dear.serve.traffic import Traffic
 from dear.serve.turns import Pace
@@ -58,8 +58,8 @@ Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 class Answer:
     """What an adapter says of one image."""
 
-    probabilities: Tensor  #: of the classes, [C]
-    rejected: bool = False  #: it is none of them
+    classes: list[tuple[str, float]]  #: the likeliest ones and their probabilities
+    rejected: bool | None = None  #: it is none of them; None: nobody asked
 
 
 class Service:
@@ -116,15 +116,10 @@ class Service:
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
 
-    @contextmanager
-    def in_time(self) -> Iterator[None]:
+    def in_time(self) -> AbstractContextManager[None]:
         """Give a request up that is not answered in time."""
         seconds = self.settings.limits.seconds
-        try:
-            with anyio.fail_after(seconds):
-                yield
-        except TimeoutError:
-            raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
+        return time_limit(seconds, Refused(503, f"no answer within {seconds:g} seconds; try again", 1))
 
     def unready(self) -> str | None:
         """Why requests are not answered; None where they are."""
@@ -201,6 +196,7 @@ class Service:
         images: Sequence[Image],
         adapter: Adapter,
         answerer: Answerer,
+        top: int,
         reject: float | None = None,
         caller: str = "",
     ) -> list[Answer | Refused]:
@@ -210,6 +206,7 @@ class Service:
             images: decoded.
             adapter: that answers.
             answerer: of the adapter, on the wanted classes.
+            top: how many classes to name.
             reject: share of images of known classes that may be called none of them; None: none is.
             caller: who asks.
         """
@@ -221,16 +218,22 @@ class Service:
                 raise Refused(400, str(error)) from None
         near = limit is not None and answerer.model.needs_nearness
         found = await self._computed(images, lambda one: ImageJob(one, answerer, nearness=near), caller)
-        answers: list[Answer | Refused] = []
-        for own in found:
-            if isinstance(own, Refused):
-                answers.append(own)
-                continue
-            _require_finite(own, adapter.card.name)
-            scaled, nearness = (own[:-1], own[-1:]) if near else (own, None)
-            rejected = limit is not None and float(answerer.model.score(scaled[None], nearness)) < limit.value
-            answers.append(Answer(scaled.softmax(dim=-1), rejected))
-        return answers
+        rows = [own for own in found if not isinstance(own, Refused)]
+        if not rows:
+            return [own for own in found if isinstance(own, Refused)]
+        logits = torch.stack(rows)  # [n, C], how near the image is behind them
+        _require_finite(logits, adapter.card.name)
+        rejected: list[bool | None] = [None] * len(rows)
+        if limit is not None:
+            logits, nearness = (logits[:, :-1], logits[:, -1]) if near else (logits, None)
+            rejected = (answerer.model.score(logits, nearness) < limit.value).tolist()
+        names = answerer.model.classes
+        best = logits.softmax(dim=-1).topk(min(top, len(names)))
+        answers = iter(
+            Answer([(names[number], value) for number, value in zip(*one, strict=True)], refused)
+            for *one, refused in zip(best.indices.tolist(), best.values.tolist(), rejected, strict=True)
+        )
+        return [own if isinstance(own, Refused) else next(answers) for own in found]
 
     async def role_bars(
         self, images: Sequence[Image], answerer: Answerer, caller: str = ""
