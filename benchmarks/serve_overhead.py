@@ -3,7 +3,8 @@
     python benchmarks/serve_overhead.py                 # without HTTP, then requests of 1 and 16 images
     python benchmarks/serve_overhead.py http --images 16 --profile
 
-Rows say microseconds per image and per request, of the event loop's thread and of the computing thread.
+Rows say microseconds per request, of the whole process, of the event loop's thread and of the computing
+thread: the least of some rounds, for other programs on the machine only add to it.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     thread.start()
     thread.join()
     batcher.close()
-    yield from rows
+    yield min(rows, key=lambda row: row["us"])
 
 
 @contextmanager
@@ -199,20 +200,22 @@ def http(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             time.sleep(0.02)
         for images in options.images:
             bodies = [form([files[(n + k) % 16] for k in range(images)]) for n in range(4)]
-            address, count = f"http://127.0.0.1:{port}", max(64, options.requests // images)
+            address, count = f"http://127.0.0.1:{port}", max(64, options.requests // images // options.rounds)
             load(address, ["run-0"], bodies, 200, options.http_in_flight, 2)
             profile = cProfile.Profile(time.thread_time)
             if options.profile:
                 loops[0].call_soon_threadsafe(profile.enable)
-            clocks = Clocks()
-            found = load(address, ["run-0"], bodies, count, options.http_in_flight, 2, warm=False)
-            row = {"what": "http", "images": images, **clocks.each(count), **found}
+            rows = []
+            for _ in range(options.rounds):
+                clocks = Clocks()
+                found = load(address, ["run-0"], bodies, count, options.http_in_flight, 2, warm=False)
+                rows.append({"what": "http", "images": images, **clocks.each(count), **found})
             if options.profile:
                 done = threading.Event()
                 loops[0].call_soon_threadsafe(lambda p=profile, d=done: (p.disable(), d.set()))
                 done.wait()
                 pstats.Stats(profile).sort_stats("tottime").print_stats(60)
-            yield row
+            yield min(rows, key=lambda row: row["us"])
         server.should_exit = True
         thread.join()
 
@@ -230,7 +233,8 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=256, help="without HTTP")
     parser.add_argument("--http-in-flight", type=int, default=32)
     parser.add_argument("--images", type=int, nargs="+", default=[1, 16], help="of a request over HTTP")
-    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--requests", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -61,16 +61,22 @@ def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
         await anyio.to_thread.run_sync(service.close, _CLOSE_SECONDS)
 
     app = FastAPI(
-        title="dear", version=__version__, lifespan=life, openapi_tags=[], docs_url=None, redoc_url=None
+        title="dear",
+        version=__version__,
+        lifespan=life,
+        openapi_tags=[],
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `dear.serve.tracing` has its own
     )
     app.router.route_class = PlainRoute
     # In the place of FastAPI's own layers, which are for other kinds of routes.
     app.middleware_stack = Guard(app.router, service.metrics, service.traffic)
     app.state.service = service
+    _add_answers(app, service)  # first: the router tries one after the other
+    _add_embeddings(app, service)
     _add_operation(app, service)
     _add_models(app, service)
-    _add_answers(app, service)
-    _add_embeddings(app, service)
     _add_management(app, service)
     return app
 

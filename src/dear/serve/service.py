@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from dear.errors import DearError
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Decoding
-from dear.serve.engine import Answerer, Engine, ImageJob
+from dear.serve.engine import Answerer, Engine, ImageJob, likeliest
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
@@ -95,7 +95,7 @@ class Service:
             kinds = self.store.one_of_each_kind(_MOST_KINDS)
             self.recorded = engine.prepare([one.answerer for one in kinds], largest)
         queued = limits.queued_images
-        self.batcher: Batcher[ImageJob, Tensor] = Batcher(
+        self.batcher: Batcher[ImageJob, Any] = Batcher(
             engine.compute,
             largest,
             wait,
@@ -217,23 +217,27 @@ class Service:
             except DearError as error:
                 raise Refused(400, str(error)) from None
         near = limit is not None and answerer.model.needs_nearness
-        found = await self._computed(images, lambda one: ImageJob(one, answerer, nearness=near), caller)
-        rows = [own for own in found if not isinstance(own, Refused)]
-        if not rows:
-            return [own for own in found if isinstance(own, Refused)]
-        logits = torch.stack(rows)  # [n, C], how near the image is behind them
-        _require_finite(logits, adapter.card.name)
-        rejected: list[bool | None] = [None] * len(rows)
-        if limit is not None:
-            logits, nearness = (logits[:, :-1], logits[:, -1]) if near else (logits, None)
-            rejected = (answerer.model.score(logits, nearness) < limit.value).tolist()
-        names = answerer.model.classes
-        best = logits.softmax(dim=-1).topk(min(top, len(names)))
-        answers = iter(
-            Answer([(names[number], value) for number, value in zip(*one, strict=True)], refused)
-            for *one, refused in zip(best.indices.tolist(), best.values.tolist(), rejected, strict=True)
+        ranked = 0 if limit is not None else top
+        found = await self._computed(
+            images, lambda one: ImageJob(one, answerer, nearness=near, top=ranked), caller
         )
-        return [own if isinstance(own, Refused) else next(answers) for own in found]
+        answers: list[Answer | Refused] = []
+        for own in found:
+            if isinstance(own, Refused):
+                answers.append(own)
+                continue
+            best, rejected = own, None
+            if limit is not None:
+                _require_finite(own, adapter.card.name)
+                logits, nearness = (own[:-1], own[-1:]) if near else (own, None)
+                rejected = bool(answerer.model.score(logits[None], nearness) < limit.value)
+                (best,) = likeliest(logits[None], top)
+            if not best.numbers:
+                raise _not_finite(adapter.card.name)
+            names = answerer.model.classes
+            classes = [(names[n], p) for n, p in zip(best.numbers, best.probabilities, strict=True)]
+            answers.append(Answer(classes, rejected))
+        return answers
 
     async def role_bars(
         self, images: Sequence[Image], answerer: Answerer, caller: str = ""
@@ -270,7 +274,7 @@ class Service:
 
     async def _computed(
         self, images: Sequence[Image], job: Callable[[Tensor], ImageJob], caller: str
-    ) -> list[Tensor | Refused]:
+    ) -> list[Any]:
         jobs = [job(one) for one in images if not isinstance(one, Refused)]
         computed = iter(await self.batcher.compute(jobs, caller))
         return [one if isinstance(one, Refused) else next(computed) for one in images]
@@ -313,7 +317,8 @@ class Service:
 
     async def _answered(self, adapter: Adapter, pixels: Tensor) -> Tensor:
         await self._prepare(adapter)
-        return (await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT))[0]
+        (found,) = await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT)
+        return cast(Tensor, found)
 
     # -- operation --------------------------------------------------------------------------------
 
@@ -353,4 +358,8 @@ class Service:
 def _require_finite(scores: Tensor, name: str) -> None:
     """Refuse scores that are not numbers: an adapter's values may be finite and too large."""
     if not bool(torch.isfinite(scores).all()):
-        raise Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")
+        raise _not_finite(name)
+
+
+def _not_finite(name: str) -> Refused:
+    return Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")
