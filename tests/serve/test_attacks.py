@@ -396,6 +396,19 @@ def test_slow_and_endless_headers_are_ended(runs):
         assert httpx.get(f"{address}/health/live").status_code == 200
 
 
+def test_a_body_that_does_not_arrive_is_ended(runs):
+    limits = replace(QUICK.limits, body_seconds=0.5)
+    with serving(runs, replace(QUICK, limits=limits)) as (address, _):
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+            line.sendall(b"POST /v1/models/zero/classify HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n")
+            line.sendall(b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x")
+            answer = line.recv(1000)
+        assert b" 408 " in answer
+        assert b"did not arrive within 0.5 seconds" in answer
+        assert httpx.get(f"{address}/health/live").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("status", "request_"),
     [

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import torch
 from starlette.requests import ClientDisconnect
-from test_service import client_of, file, gallery, wait_for
+from test_service import alone, client_of, file, gallery, wait_for
 from tiny import mixed_roles, tiny_clip
 from typer.testing import CliRunner
 
@@ -190,3 +198,61 @@ def test_certificates_reach_the_server(tmp_path, monkeypatch):
     assert "https://" in found.output
     assert (seen["ssl_certfile"], seen["ssl_keyfile"]) == (files["cert.pem"], files["key.pem"])
     assert seen["timeout_graceful_shutdown"] == 7
+
+
+@pytest.fixture
+def certificate(tmp_path) -> tuple[Path, Path]:
+    """A certificate for this machine that signs itself, and its key."""
+    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run(command, check=True, capture_output=True)
+    return files
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_answers_over_https(runs, tmp_path, certificate):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = (
+        "import sys, torch; sys.path[:0] = sys.argv[1].split(':'); from tiny import tiny_clip; "
+        "import dear.clip.factory; dear.clip.factory.load = lambda *a, **b: tiny_clip(dtype=torch.float32); "
+        "from dear.cli import build_app; build_app()(sys.argv[2:])"
+    )
+    options = ["serve", str(runs), "--port", str(port), "--device", "cpu"]
+    options += ["--tls-certificate", str(certificate[0]), "--tls-key", str(certificate[1])]
+    paths = ":".join(path for path in sys.path if path)
+    process = subprocess.Popen([sys.executable, "-c", code, paths, *options])
+    trusted = ssl.create_default_context(cafile=str(certificate[0]))
+    try:
+        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=60) as client:
+
+            def alive() -> bool:
+                with suppress(httpx.TransportError):
+                    return client.get("/health/live").json() == {"status": "live"}
+                return False
+
+            wait_for(alive, 60)
+            reply = client.post("/v1/models/zero/classify", files=[file(1)], data={"top": "1"})
+            assert reply.status_code == 200, reply.text
+            best = reply.json()["answers"][0]["classes"][0]["probability"]
+            assert best == pytest.approx(float(alone(runs / "zero", [1]).max()), abs=1e-5)
+        with pytest.raises(httpx.TransportError):  # nobody is answered without it
+            httpx.get(f"http://127.0.0.1:{port}/health/live")
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            httpx.get(f"https://127.0.0.1:{port}/health/live")
+    finally:
+        process.terminate()
+        process.wait(40)

@@ -10,26 +10,41 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from torch import Tensor
+from starlette.types import Receive, Scope, Send
 
 from dear import __version__
-from dear.errors import DearError
 from dear.serve.archive import check_run_name
 from dear.serve.decode import Upload
 from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
-from dear.serve.guard import Guard, response_of
+from dear.serve.guard import Guard
 from dear.serve.keys import MANAGEMENT, Caller
-from dear.serve.requests import Options, asked_classes, json_schema, read_request
-from dear.serve.service import Service
+from dear.serve.requests import Options, asked_classes, json_schema, read_request, received
+from dear.serve.service import Answer, Service
 from dear.serve.store import Adapter, Card
 
 REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
 _CLOSE_SECONDS = 2.0  # for what is left when the server has answered or given up all requests
 T = TypeVar("T")
+
+
+class PlainRoute(APIRoute):  # type: ignore[misc]
+    """A route that FastAPI describes; its function is called with the request and the names in the path.
+
+    FastAPI itself would look for parameters, dependencies and a response model at every request.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["method"] not in self.methods:
+            raise HTTPException(405, headers={"Allow": ", ".join(self.methods)})
+        found = await self.endpoint(Request(scope, receive), **scope["path_params"])
+        response = found if isinstance(found, Response) else _json(found)
+        await response(scope, receive, send)
 
 
 def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
@@ -46,34 +61,24 @@ def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
         await anyio.to_thread.run_sync(service.close, _CLOSE_SECONDS)
 
     app = FastAPI(
-        title="dear", version=__version__, lifespan=life, openapi_tags=[], docs_url=None, redoc_url=None
+        title="dear",
+        version=__version__,
+        lifespan=life,
+        openapi_tags=[],
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `dear.serve.tracing` has its own
     )
+    app.router.route_class = PlainRoute
+    # In the place of FastAPI's own layers, which are for other kinds of routes.
+    app.middleware_stack = Guard(app.router, service.metrics, service.traffic)
     app.state.service = service
-    app.add_middleware(Guard, metrics=service.metrics, traffic=service.traffic)
-    app.add_exception_handler(DearError, _as_sentence)
-    app.add_exception_handler(HTTPException, _as_sentence_of_http)
+    _add_answers(app, service)  # first: the router tries one after the other
+    _add_embeddings(app, service)
     _add_operation(app, service)
     _add_models(app, service)
-    _add_answers(app, service)
-    _add_embeddings(app, service)
     _add_management(app, service)
     return app
-
-
-async def _as_sentence(request: Request, error: DearError) -> JSONResponse:
-    """An error as a status and one sentence."""
-    return response_of(error if isinstance(error, Refused) else Refused(400, str(error)))
-
-
-async def _as_sentence_of_http(request: Request, error: HTTPException) -> JSONResponse:
-    """What the framework refuses, in the same form."""
-    path = request.url.path
-    sentences = {
-        404: f"nothing is at {path}; /docs describes the addresses",
-        405: f"{path} does not take {request.method}; /docs describes the addresses",
-    }
-    refused = Refused(error.status_code, sentences.get(error.status_code, str(error.detail)))
-    return response_of(refused, **(error.headers or {}))
 
 
 def _caller(service: Service, request: Request, model: str | None = None) -> Caller:
@@ -88,7 +93,7 @@ def _caller(service: Service, request: Request, model: str | None = None) -> Cal
 
 def _add_operation(app: FastAPI, service: Service) -> None:
     @app.get("/health/live", summary="The process answers.")
-    async def live() -> dict[str, str]:
+    async def live(request: Request) -> dict[str, str]:
         return {"status": "live"}
 
     @app.get("/health/ready", summary="Requests are answered; with a key also how many adapters there are.")
@@ -110,7 +115,7 @@ def _add_operation(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
+    async def docs(request: Request) -> HTMLResponse:
         policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return HTMLResponse(docs_page(app.openapi()), headers=policy)
 
@@ -143,7 +148,7 @@ def _per_image(
 
 def _asks_why(request: Request) -> bool:
     """Whether a request asks for the parts of its answers' scores."""
-    explain = request.query_params.get("explain")
+    explain = request.query_params.get("explain") if request.scope["query_string"] else None
     if explain not in (None, "roles"):
         raise Refused(400, f"explain={explain[:40]}: the service explains answers by roles (explain=roles)")
     return explain is not None
@@ -177,19 +182,13 @@ def _add_answers(app: FastAPI, service: Service) -> None:
                 answerer = await service.on_classes(adapter, classes, caller.name)
                 images = await service.decoder.decode(uploads, caller.name)
                 share = REJECT_SHARE if options.reject else None
-                found = await service.answers(images, adapter, answerer, share, caller.name)
+                found = await service.answers(images, adapter, answerer, options.top, share, caller.name)
                 why = await service.role_bars(images, answerer, caller.name) if explain else []
-        best: list[tuple[str, float]] = []
-
-        def show(one: Any) -> dict[str, Any]:
-            classes = _likeliest(one.probabilities, answerer.model.classes, options.top)
-            best.append((classes[0]["name"], classes[0]["probability"]))
-            return {"classes": classes, **({"rejected": one.rejected} if options.reject else {})}
-
-        answers = _per_image(uploads, found, show)
+        answers = _per_image(uploads, found, _shown)
         for answer, bars in zip(answers, why, strict=False):
             if not isinstance(bars, Refused):
                 answer["explanation"] = bars
+        best = [one.classes[0] for one in found if not isinstance(one, Refused)]
         service.metrics.observe_answers(name, adapter.names, best)
         return _json(reply(adapter, answers))
 
@@ -222,11 +221,12 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _likeliest(row: Tensor, names: tuple[str, ...], top: int) -> list[dict[str, Any]]:
-    """The likeliest classes by probabilities [C]."""
-    best = row.topk(min(top, len(names)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [{"name": names[number], "probability": value} for number, value in pairs]
+def _shown(answer: Answer) -> dict[str, Any]:
+    """An answer as it is told."""
+    classes = [{"name": name, "probability": value} for name, value in answer.classes]
+    return (
+        {"classes": classes} if answer.rejected is None else {"classes": classes, "rejected": answer.rejected}
+    )
 
 
 def _add_embeddings(app: FastAPI, service: Service) -> None:
@@ -283,7 +283,8 @@ def _add_management(app: FastAPI, service: Service) -> None:
     @app.put("/v1/models/{name}/upload", summary="Put a run into the folder: a zip archive as the body.")
     async def upload(request: Request, name: str) -> dict[str, Any]:
         allow(request, name)
-        return _plain(await service.manage(service.install, await request.body(), name))
+        body = await received(request, service.settings.limits)
+        return _plain(await service.manage(service.install, body, name))
 
 
 def _plain(card: Card) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +50,21 @@ class ImageJob:
     #: asks for the frozen image feature and the outputs of these layers' heads behind it, [E + L · H · d]
     layers: tuple[int, ...] = ()
     nearness: bool = False  #: also asks how near it is to the adapter's training images, behind the logits
+    top: int = 0  #: asks for the likeliest so many classes instead of logits
+
+
+class Likeliest(NamedTuple):
+    """The likeliest classes of an image; empty where its scores are not finite."""
+
+    numbers: list[int]
+    probabilities: list[float]
+
+    def first(self, count: int) -> Likeliest:
+        """Of these the first so many."""
+        return Likeliest(self.numbers[:count], self.probabilities[:count])
+
+
+Result = Tensor | Likeliest
 
 
 class Engine:
@@ -78,17 +94,17 @@ class Engine:
         return len(self.run)
 
     @torch.inference_mode()
-    def compute(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
+    def compute(self, jobs: Sequence[ImageJob]) -> list[Result]:
         """Calibrated logits [C_i] of each image under its adapter, or unit features [E] or [A, E].
 
-        All on the CPU.
+        All on the CPU. Jobs with `top` get the likeliest classes in the place of logits.
         """
         config = self.clip.config
         pinned = self.clip.device.type == "cuda"
         raw = torch.empty((len(jobs), *jobs[0].pixels.shape), dtype=torch.uint8, pin_memory=pinned)
         torch.stack([job.pixels for job in jobs], out=raw)
         pixels = normalize(raw.to(self.clip.device, non_blocking=True), config.mean, config.std)
-        found: list[Tensor] = [raw] * len(jobs)  # every place is filled below
+        found: list[Result] = [raw] * len(jobs)  # every place is filled below
         plain = [row for row, job in enumerate(jobs) if job.answerer is None and not job.layers]
         if plain:
             (features,) = self.run(("image", id(self.tower)), partial(_encode, self.tower), pixels[plain])
@@ -103,11 +119,11 @@ class Engine:
             logits, frozen = mixed_batch.logits_and_features(
                 [answerer.method for _, answerer in asked], part, near, run=self.run
             )
-            for place, ((row, answerer), own) in enumerate(zip(asked, _to_cpu(logits), strict=True)):
-                scales = answerer.scales
-                found[row] = own if scales is None else apply_scales(own[None], scales)[0]
-                if place in frozen:
-                    found[row] = torch.cat([found[row], answerer.model.nearness(frozen[place][None])])
+            answers = _answers([(jobs[row], answerer) for row, answerer in asked], _to_cpu(logits))
+            for place, ((row, answerer), answer) in enumerate(zip(asked, answers, strict=True)):
+                found[row] = answer
+                if place in frozen and isinstance(answer, Tensor):
+                    found[row] = torch.cat([answer, answerer.model.nearness(frozen[place][None])])
         return found
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
@@ -143,7 +159,39 @@ def _encode(clip: Clip, pixels: Tensor) -> tuple[Tensor]:
     return (unit(clip.encode_image(pixels).float()),)
 
 
+def _answers(asked: Sequence[tuple[ImageJob, Answerer]], logits: Sequence[Tensor]) -> list[Result]:
+    """Logits [C_i] of each image, calibrated, or the likeliest classes by them; those of a length at once."""
+    found: list[Result] = list(logits)
+    places: dict[int, list[int]] = {}
+    for place, row in enumerate(logits):
+        places.setdefault(row.shape[0], []).append(place)
+    for same in places.values():
+        rows = _calibrated(torch.stack([logits[one] for one in same]), [asked[one][1] for one in same])
+        tops = [asked[one][0].top for one in same]
+        ranked = likeliest(rows, max(tops)) if any(tops) else None
+        for number, (place, top) in enumerate(zip(same, tops, strict=True)):
+            found[place] = ranked[number].first(top) if ranked and top else rows[number]
+    return found
+
+
+def _calibrated(logits: Tensor, answerers: Sequence[Answerer]) -> Tensor:
+    """Logits [B, C] of images of different adapters on the scale of each."""
+    scales = [answerer.scales for answerer in answerers]
+    if all(one is None for one in scales):
+        return logits
+    as_is = torch.stack([torch.ones(logits.shape[1]), torch.zeros(logits.shape[1])])
+    return apply_scales(logits, torch.stack([as_is if one is None else one for one in scales], dim=1))
+
+
+def likeliest(logits: Tensor, top: int) -> list[Likeliest]:
+    """The likeliest classes of images by their logits [B, C]."""
+    best = logits.softmax(dim=-1).topk(min(top, logits.shape[1]))
+    finite = logits.isfinite().all(dim=-1)
+    columns = zip(best.indices.tolist(), best.values.tolist(), finite.tolist(), strict=True)
+    return [Likeliest(which, values) if right else Likeliest([], []) for which, values, right in columns]
+
+
 def _to_cpu(rows: Sequence[Tensor]) -> list[Tensor]:
-    """All rows on the CPU, moved at once."""
-    together = torch.cat([row.float() for row in rows]).cpu()
-    return list(together.split([len(row) for row in rows]))
+    """All rows on the CPU in float32, moved at once."""
+    together = torch.cat(list(rows)).float().cpu()
+    return list(together.split([row.shape[0] for row in rows]))

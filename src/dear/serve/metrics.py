@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -55,8 +56,19 @@ class Metrics:
             buckets=_CONFIDENCE,
             registry=registry,
         )
+        # `labels` looks at its words one by one; these have been looked at.
+        self._requests, self._seconds = cache(self.requests.labels), cache(self.seconds.labels)
+        self._stages = cache(self.stages.labels)
+        self._answers, self._confidence = cache(self.answers.labels), cache(self.confidence.labels)
         self._models: set[str] = set()
         self._classes: set[tuple[str, str]] = set()
+
+    def observe_request(self, route: str, status: int, seconds: float, stages: Mapping[str, float]) -> None:
+        """Count one request, and the seconds of its stages."""
+        self._requests(route, status).inc()
+        self._seconds(route).observe(seconds)
+        for name, part in stages.items():
+            self._stages(name).observe(part)
 
     def observe_batch(self, images: int, seconds: float) -> None:
         """Count one batch."""
@@ -72,8 +84,8 @@ class Metrics:
         for name, probability in answers:
             own = name if model != OTHER and name in known else OTHER
             model_and_class = _one_of(self._classes, (model, own), _MOST_CLASSES, (model, OTHER))
-            self.answers.labels(*model_and_class).inc()
-            self.confidence.labels(model).observe(probability)
+            self._answers(*model_and_class).inc()
+            self._confidence(model).observe(probability)
 
     def text(self) -> bytes:
         """All of it, for `GET /metrics`."""

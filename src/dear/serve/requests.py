@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Request
 from msgspec import Meta
+from starlette.requests import ClientDisconnect
 
 from dear._io.text import check_name
 from dear.errors import DearError
@@ -19,11 +20,14 @@ from dear.serve.decode import Upload
 from dear.serve.errors import Refused
 from dear.serve.multipart import read_parts
 from dear.serve.settings import Limits
+from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage
 
 _MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
 _Texts = Annotated[list[str], Meta(max_length=_MOST_LISTED)]
-_SHORT_BODY = 128 * 1024  # bytes that are read at once; longer bodies are read by a thread
+# Bytes of a body that are read on the event loop; longer ones are read by a thread. Decoding JSON and base64
+# takes some ten times as long as finding the files of a form.
+_SHORT = {"application/json": 128 * 2**10, "multipart/form-data": 2 * 2**20}
 _MOST_NAME = 255  # characters of a file's name that are repeated in the answer
 _readers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-read")
 
@@ -54,16 +58,31 @@ def json_schema(*fields: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+async def received(request: Request, limits: Limits) -> bytes:
+    """The body of a request, which has some time to arrive."""
+    seconds = limits.body_seconds
+    late = Refused(408, f"the request did not arrive within {seconds:g} seconds")
+    parts: list[bytes] = []
+    more = True
+    with stage("receive"), time_limit(seconds, late):
+        while more:
+            message = await request.receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 async def read_request(request: Request, limits: Limits) -> tuple[list[Upload], Options]:
     """Images and options of a request; a long body is not read on the event loop."""
     header = request.headers.get("content-type", "")
     kind = header.partition(";")[0].strip().casefold()
-    if kind not in ("multipart/form-data", "application/json"):
+    if kind not in _SHORT:
         raise Refused(415, "send images as multipart/form-data (field files) or as application/json")
-    with stage("receive"):
-        body = await request.body()
+    body = await received(request, limits)
     read = _read_json if kind == "application/json" else _read_multipart
-    if len(body) <= _SHORT_BODY:
+    if len(body) <= _SHORT[kind]:
         return read(body, header, limits)
     with stage("read"):
         return await asyncio.get_running_loop().run_in_executor(_readers, read, body, header, limits)
@@ -102,13 +121,13 @@ def _read_multipart(body: bytes, content_type: str, limits: Limits) -> tuple[lis
             raise Refused(400, f"the field {part.name[:80]!r} is not known; send images in the field files")
         else:
             name = part.filename[:_MOST_NAME] or f"file {len(uploads) + 1}"
-            uploads.append(Upload(name, bytes(part.content)))
+            uploads.append(Upload(name, part.content))
     options = _from_fields(fields)
     check_options(len(uploads), options, limits)
     return uploads, options
 
 
-def _text(name: str, content: bytearray) -> str:
+def _text(name: str, content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -50,6 +51,7 @@ def run_server(service: Service, host: str, port: int, **options: Any) -> None:
     )
     server = Server(config)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.freeze()  # what is loaded stays: no collection looks at it again
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it has stopped
         server.run()
     if not server.started:

@@ -7,15 +7,14 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import anyio
 import torch
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from dear.errors import DearError
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
 from dear.serve.decode import Decoder, Decoding
-from dear.serve.engine import Answerer, Engine, ImageJob
+from dear.serve.engine import Answerer, Engine, ImageJob, likeliest
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.guard import LOG
@@ -37,6 +36,7 @@ from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import Rows, prepare_texts
+from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage, staged
 from dear.serve.traffic import Traffic
 from dear.serve.turns import Pace
@@ -58,8 +58,8 @@ Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 class Answer:
     """What an adapter says of one image."""
 
-    probabilities: Tensor  #: of the classes, [C]
-    rejected: bool = False  #: it is none of them
+    classes: list[tuple[str, float]]  #: the likeliest ones and their probabilities
+    rejected: bool | None = None  #: it is none of them; None: nobody asked
 
 
 class Service:
@@ -96,7 +96,7 @@ class Service:
             kinds = self.store.one_of_each_kind(_MOST_KINDS)
             self.recorded = engine.prepare([one.answerer for one in kinds], largest)
         queued = limits.queued_images
-        self.batcher: Batcher[ImageJob, Tensor] = Batcher(
+        self.batcher: Batcher[ImageJob, Any] = Batcher(
             engine.compute,
             largest,
             wait,
@@ -117,15 +117,10 @@ class Service:
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
 
-    @contextmanager
-    def in_time(self) -> Iterator[None]:
+    def in_time(self) -> AbstractContextManager[None]:
         """Give a request up that is not answered in time."""
         seconds = self.settings.limits.seconds
-        try:
-            with anyio.fail_after(seconds):
-                yield
-        except TimeoutError:
-            raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
+        return time_limit(seconds, Refused(503, f"no answer within {seconds:g} seconds; try again", 1))
 
     def unready(self) -> str | None:
         """Why requests are not answered; None where they are."""
@@ -202,6 +197,7 @@ class Service:
         images: Sequence[Image],
         adapter: Adapter,
         answerer: Answerer,
+        top: int,
         reject: float | None = None,
         caller: str = "",
     ) -> list[Answer | Refused]:
@@ -211,6 +207,7 @@ class Service:
             images: decoded.
             adapter: that answers.
             answerer: of the adapter, on the wanted classes.
+            top: how many classes to name.
             reject: share of images of known classes that may be called none of them; None: none is.
             caller: who asks.
         """
@@ -221,16 +218,26 @@ class Service:
             except DearError as error:
                 raise Refused(400, str(error)) from None
         near = limit is not None and answerer.model.needs_nearness
-        found = await self._computed(images, lambda one: ImageJob(one, answerer, nearness=near), caller)
+        ranked = 0 if limit is not None else top
+        found = await self._computed(
+            images, lambda one: ImageJob(one, answerer, nearness=near, top=ranked), caller
+        )
         answers: list[Answer | Refused] = []
         for own in found:
             if isinstance(own, Refused):
                 answers.append(own)
                 continue
-            _require_finite(own, adapter.card.name)
-            scaled, nearness = (own[:-1], own[-1:]) if near else (own, None)
-            rejected = limit is not None and float(answerer.model.score(scaled[None], nearness)) < limit.value
-            answers.append(Answer(scaled.softmax(dim=-1), rejected))
+            best, rejected = own, None
+            if limit is not None:
+                _require_finite(own, adapter.card.name)
+                logits, nearness = (own[:-1], own[-1:]) if near else (own, None)
+                rejected = bool(answerer.model.score(logits[None], nearness) < limit.value)
+                (best,) = likeliest(logits[None], top)
+            if not best.numbers:
+                raise _not_finite(adapter.card.name)
+            names = answerer.model.classes
+            classes = [(names[n], p) for n, p in zip(best.numbers, best.probabilities, strict=True)]
+            answers.append(Answer(classes, rejected))
         return answers
 
     async def role_bars(
@@ -268,7 +275,7 @@ class Service:
 
     async def _computed(
         self, images: Sequence[Image], job: Callable[[Tensor], ImageJob], caller: str
-    ) -> list[Tensor | Refused]:
+    ) -> list[Any]:
         jobs = [job(one) for one in images if not isinstance(one, Refused)]
         computed = iter(await self.batcher.compute(jobs, caller))
         return [one if isinstance(one, Refused) else next(computed) for one in images]
@@ -311,7 +318,8 @@ class Service:
 
     async def _answered(self, adapter: Adapter, pixels: Tensor) -> Tensor:
         await self._prepare(adapter)
-        return (await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT))[0]
+        (found,) = await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT)
+        return cast(Tensor, found)
 
     # -- operation --------------------------------------------------------------------------------
 
@@ -351,4 +359,8 @@ class Service:
 def _require_finite(scores: Tensor, name: str) -> None:
     """Refuse scores that are not numbers: an adapter's values may be finite and too large."""
     if not bool(torch.isfinite(scores).all()):
-        raise Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")
+        raise _not_finite(name)
+
+
+def _not_finite(name: str) -> Refused:
+    return Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")

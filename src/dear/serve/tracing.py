@@ -70,12 +70,12 @@ def span(scope: dict[str, Any], request_id: str) -> Iterator[Callable[[str, int,
 
     Yields a function to call with route, status and stages when the request is answered.
     """
-    if trace is None:
-        yield lambda route, status, stages: None
+    tracer = None if trace is None else trace.get_tracer("dear.serve")
+    if tracer is None or isinstance(tracer, trace.ProxyTracer):  # the latter: nobody has set tracing up
+        yield _untraced
         return
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     parent = propagate.extract(headers)
-    tracer = trace.get_tracer("dear.serve")
     with tracer.start_as_current_span(scope["method"], parent, trace.SpanKind.SERVER) as current:
         current.set_attribute("dear.request", request_id)
 
@@ -88,3 +88,7 @@ def span(scope: dict[str, Any], request_id: str) -> Iterator[Callable[[str, int,
                 current.set_attribute(f"dear.{name}.seconds", seconds)
 
         yield answered
+
+
+def _untraced(route: str, status: int, stages: Mapping[str, float]) -> None:
+    """Nothing is noted."""

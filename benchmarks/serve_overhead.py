@@ -1,0 +1,249 @@
+"""Processor time of the service's own Python: towers and decoders are replaced by ready results.
+
+    python benchmarks/serve_overhead.py                 # without HTTP, then requests of 1 and 16 images
+    python benchmarks/serve_overhead.py http --images 16 --profile
+
+Rows say microseconds per request, of the whole process, of the event loop's thread and of the computing
+thread: the least of some rounds, for other programs on the machine only add to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import itertools
+import json
+import logging
+import os
+import pstats
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from measure.http_client import form, load
+from measure.serving import jpegs, make_adapters
+from measure.task import roles_of
+from serve_gpu import backbone, free_port, write_run
+from torch import Tensor
+
+from dear.clip.gpu.recorded import Recorder
+from dear.serve.app import make_app
+from dear.serve.batcher import Batcher
+from dear.serve.connections import guarded_protocol
+from dear.serve.decode import Upload
+from dear.serve.engine import Engine, ImageJob
+from dear.serve.service import Service
+from dear.serve.settings import ServeSettings
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
+
+class Known(Recorder):
+    """Computes what it is asked for once, for one image, and repeats that result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[Hashable, tuple[Tensor, ...]] = {}
+
+    def __call__(self, key: Hashable, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """The known result, for as many rows."""
+        if key not in self._found:
+            self._found[key] = tuple(
+                one.repeat(1024, *[1] * (one.ndim - 1)) for one in function(*(own[:1] for own in inputs))
+            )
+        return tuple(one[: len(inputs[0])] for one in self._found[key])
+
+
+class NoDecoder:
+    """In the place of `Decoder`: every file is the same ready image."""
+
+    starting = False
+
+    def __init__(self, side: int) -> None:
+        self._pixels = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
+
+    async def decode(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor]:
+        """The image, as often as files came."""
+        return [self._pixels] * len(uploads)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def standing(self, seconds: float) -> bool:
+        """Nothing waits."""
+        return False
+
+
+class Clocks:
+    """Processor time of this process and of its threads by name."""
+
+    def __init__(self) -> None:
+        self.before = self.now()
+
+    @staticmethod
+    def now() -> dict[str, float]:
+        """Seconds by name."""
+        found = {"all": time.process_time()}
+        for thread in threading.enumerate():
+            if thread.ident is not None:
+                found[thread.name] = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        return found
+
+    def each(self, count: int) -> dict[str, float]:
+        """Microseconds per piece since the start."""
+        now = self.now()
+        wanted = {"all": "us", "loop": "loop_us", "dear-serve-compute": "compute_us"}
+        return {
+            title: round(1e6 * (now[name] - self.before.get(name, 0.0)) / count, 1)
+            for name, title in wanted.items() if name in now
+        }  # fmt: skip
+
+
+def direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One image per request, without HTTP."""
+    torch.manual_seed(0)
+    clip = backbone(options.backbone)
+    adapters = make_adapters(clip, options.adapters, options.classes, roles_of(clip.config))
+    engine = Engine(clip, run=Known())
+    side = clip.config.vision.image_size
+    pixels = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
+    sizes: list[int] = []
+    batcher: Batcher[ImageJob, Tensor] = Batcher(
+        engine.compute, options.batch, 0.004, 4096, observe=lambda images, _: sizes.append(images)
+    )
+
+    async def client(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            await batcher.compute([ImageJob(pixels, adapters[number % len(adapters)])])
+
+    async def all_clients(count: int) -> None:
+        numbers = iter(range(count))
+        await asyncio.gather(*(client(numbers) for _ in range(options.in_flight)))
+
+    def go() -> None:
+        run = uvloop.run if uvloop is not None else asyncio.run
+        run(all_clients(4 * options.in_flight + 2 * len(adapters)))
+        sizes.clear()
+        count = options.requests
+        with profiled(options.profile):
+            clocks, began = Clocks(), time.perf_counter()
+            run(all_clients(count))
+            wall = time.perf_counter() - began
+        rows.append({"what": "direct", "per_s": round(count / wall), **clocks.each(count),
+                     "mean_batch": round(sum(sizes) / len(sizes), 1)})  # fmt: skip
+
+    rows: list[dict[str, Any]] = []
+    thread = threading.Thread(target=go, name="loop")
+    thread.start()
+    thread.join()
+    batcher.close()
+    yield min(rows, key=lambda row: row["us"])
+
+
+@contextmanager
+def profiled(wanted: bool) -> Iterator[None]:
+    """Print what takes longest in this thread."""
+    if not wanted:
+        yield
+        return
+    profile = cProfile.Profile(time.thread_time)
+    profile.enable()
+    yield
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+
+
+def http(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Requests over the loopback, by clients in processes of their own."""
+    torch.manual_seed(0)
+    clip = backbone(options.backbone)
+    files = jpegs(16)
+    with tempfile.TemporaryDirectory() as folder:
+        write_run(Path(folder) / "run-0", clip, options.classes)
+        settings = ServeSettings(largest_batch=options.batch, longest_wait=0.0)
+        service = Service(Path(folder), clip, settings, recorder=Known())
+        service.decoder = NoDecoder(clip.config.vision.image_size)  # type: ignore[assignment]
+        log = logging.getLogger("dear.serve")
+        log.handlers, log.propagate = [logging.StreamHandler(open(os.devnull, "w"))], False  # noqa: SIM115
+        log.setLevel(logging.INFO)
+        gc.freeze()  # as the service does
+        port = free_port()
+        config = uvicorn.Config(
+            make_app(service), port=port, http=guarded_protocol(settings.limits), ws="none", log_config=None,
+            access_log=False,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        loops: list[asyncio.AbstractEventLoop] = []
+        started = server.startup
+
+        async def startup(sockets: list[socket.socket] | None = None) -> None:
+            loops.append(asyncio.get_running_loop())
+            await started(sockets)
+
+        server.startup = startup  # type: ignore[method-assign]
+        thread = threading.Thread(target=server.run, name="loop")
+        thread.start()
+        while not server.started:
+            time.sleep(0.02)
+        for images in options.images:
+            bodies = [form([files[(n + k) % 16] for k in range(images)]) for n in range(4)]
+            address, count = f"http://127.0.0.1:{port}", max(64, options.requests // images // options.rounds)
+            load(address, ["run-0"], bodies, 200, options.http_in_flight, 2)
+            profile = cProfile.Profile(time.thread_time)
+            if options.profile:
+                loops[0].call_soon_threadsafe(profile.enable)
+            rows = []
+            for _ in range(options.rounds):
+                clocks = Clocks()
+                found = load(address, ["run-0"], bodies, count, options.http_in_flight, 2, warm=False)
+                rows.append({"what": "http", "images": images, **clocks.each(count), **found})
+            if options.profile:
+                done = threading.Event()
+                loops[0].call_soon_threadsafe(lambda p=profile, d=done: (p.disable(), d.set()))
+                done.wait()
+                pstats.Stats(profile).sort_stats("tottime").print_stats(60)
+            yield min(rows, key=lambda row: row["us"])
+        server.should_exit = True
+        thread.join()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["all", "direct", "http"], nargs="?", default="all")
+    parser.add_argument("--backbone", default="mini")
+    parser.add_argument("--adapters", type=int, default=100)
+    parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--in-flight", type=int, default=256, help="without HTTP")
+    parser.add_argument("--http-in-flight", type=int, default=32)
+    parser.add_argument("--images", type=int, nargs="+", default=[1, 16], help="of a request over HTTP")
+    parser.add_argument("--requests", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sys.setswitchinterval(0.0005)  # as the service does
+    kinds = {"direct": direct, "http": http}
+    chosen = kinds.values() if options.what == "all" else [kinds[options.what]]
+    for row in itertools.chain.from_iterable(kind(options) for kind in chosen):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
