@@ -143,6 +143,8 @@ class Measuring:
 
 def serve_dear(name: str, device: str, runs: Path, port: int) -> None:
     """The service, as `dear serve` starts it."""
+    if device != "cpu":
+        torch.set_num_threads(1)
     run_server(Service(runs, backbone(name).to(device), ServeSettings()), "127.0.0.1", port)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,8 +23,7 @@ from dear.serve.turns import FairQueue
 
 __all__ = ["Decoder", "Decoding", "Upload"]
 _LARGE = 8_000_000  # pixels; such an image never takes the last idle process
-_SMALL = 2_000_000  # pixels; where many images wait, a process gets several of such a size
-_MOST_SMALL = 4  # of them; a GPU gets `MOST_AT_ONCE`
+_SMALL = 2_000_000  # pixels; where many images wait, a process gets several of such a size at once
 _BASE_COST = 100_000  # pixels that the way to a process and back is worth
 _MOST_FAILED = 5  # starts of processes in a row, after which waiting files are refused
 
@@ -48,18 +47,22 @@ class Task:
     tries: int = 0
     began: float | None = None  #: when a process got it
 
+    @property
+    def quick(self) -> bool:
+        """Whether its decoding surely takes a moment: a small JPEG file of one scan, not tried before."""
+        if self.tries or self.cost > _SMALL:
+            return False
+        header = jpeg.read_header(self.upload.content)
+        return header is not None and header.plain
+
 
 class Decoder:
-    """Turns uploads into uint8 [3, S, S], `workers` at once, each in a process. It runs on one event loop.
+    """Turns uploads into uint8 [3, S, S], `workers` at once, each in a process. It runs on one event loop."""
 
-    With a `device`, one more process decodes plain JPEG files there, many at a time, where a GPU can.
-    """
-
-    def __init__(self, workers: int, how: Decoding, device: str = "") -> None:
+    def __init__(self, workers: int, how: Decoding) -> None:
         self.how, self._budget = how, max(how.limits.decoding_pixels, how.limits.pixels)
-        self._most_workers, self._device = workers, device
+        self._most_workers = workers
         self._workers: list[Worker] = []
-        self._on_device: Worker | None = None
         self._failed = 0  # starts of processes in a row
         self._queue: FairQueue[Task] = FairQueue()
         self._pixels = 0  # being decoded
@@ -76,17 +79,8 @@ class Decoder:
     def start(self) -> None:
         """Start all processes now, on the running event loop; else they start when they are needed."""
         self._on_this_loop()
-        self._start_on_device()
         while len(self._workers) < self._most_workers:
             self._workers.append(Worker(self))
-
-    def _start_on_device(self) -> None:
-        if self._device and self._on_device is None and not self._closed:
-            self._on_device = Worker(self, self._device)
-
-    @property
-    def _all(self) -> list[Worker]:
-        return [*self._workers, self._on_device] if self._on_device else self._workers
 
     @property
     def starting(self) -> bool:
@@ -95,7 +89,7 @@ class Decoder:
 
     def standing(self, seconds: float) -> bool:
         """Whether files wait and none was finished for that long."""
-        waiting = len(self._queue) or any(worker.tasks for worker in self._all)
+        waiting = len(self._queue) or any(worker.tasks for worker in self._workers)
         return bool(waiting) and time.monotonic() - self._progress > seconds
 
     async def decode(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
@@ -115,7 +109,7 @@ class Decoder:
         if self._closed:
             raise stopping()
         loop = self._on_this_loop()
-        if not len(self._queue) and not any(worker.tasks for worker in self._all):
+        if not len(self._queue) and not any(worker.tasks for worker in self._workers):
             self._progress = time.monotonic()
         pending: list[Refused | asyncio.Future[Tensor | Refused]] = []
         tasks, since = [], time.perf_counter()
@@ -140,7 +134,7 @@ class Decoder:
     def close(self) -> None:
         """Stop: what waits is refused, what is being decoded is killed. From any thread."""
         self._closed = True
-        for worker in self._all:
+        for worker in self._workers:
             worker.kill()
         if self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._refuse_all, stopping())
@@ -154,33 +148,32 @@ class Decoder:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
-            for worker in self._all:
+            for worker in self._workers:
                 loop.add_reader(worker.line, worker.hear)
         return loop
 
     def dispatch(self) -> None:
         """Give waiting files to idle processes; start one more where none is idle."""
         idle = [worker for worker in self._workers if worker.idle]
-        gpu = self._on_device
-        if gpu is not None and gpu.idle and len(self._queue) > len(idle):
-            self._give(gpu, MOST_AT_ONCE, self._fits_device)
         for worker in idle:
-            several = min(_MOST_SMALL, len(self._queue) // self._most_workers)
-            if not self._give(worker, max(1, several), self._fits):
+            if not self._give(worker, min(MOST_AT_ONCE, max(1, len(self._queue) // self._most_workers))):
                 return
         if len(self._queue) and len(self._workers) < self._most_workers and not self._closed:
             self._workers.append(Worker(self))
 
-    def _give(self, worker: Worker, most: int, fits: Callable[[Task], bool]) -> bool:
-        """Have a process decode a file, or several small ones; whether there was any for it."""
+    def _give(self, worker: Worker, most: int) -> bool:
+        """Have a process decode a file, or several quick ones; whether there was any for it."""
         tasks: list[Task] = []
         length = 0
 
         def fits_beside(task: Task) -> bool:
             whole = length + len(task.upload.content) <= self.how.limits.body_bytes
-            return whole and task.cost <= _SMALL and not task.tries and fits(task)
+            return whole and self._fits(task) and task.quick
 
-        while len(tasks) < most and (task := self._queue.take(fits_beside if tasks else fits)) is not None:
+        while len(tasks) < most and (not tasks or tasks[0].quick):  # none waits for one that takes long
+            task = self._queue.take(fits_beside if tasks else self._fits)
+            if task is None:
+                break
             if not task.future.done():
                 self._pixels += task.cost
                 task.began = task.began or time.perf_counter()
@@ -194,17 +187,7 @@ class Decoder:
         """Whether an image may be decoded now: its pixels are there, and it is small or not the last."""
         busy = sum(bool(worker.tasks) for worker in self._workers)
         last = busy >= self._most_workers - 1 and self._most_workers > 1
-        return self._has_pixels(task) and not (last and task.cost > _LARGE)
-
-    def _fits_device(self, task: Task) -> bool:
-        """Whether the GPU may decode an image: a plain JPEG file that no process has failed at."""
-        if task.tries or task.cost > _LARGE or not self._has_pixels(task):
-            return False
-        header = jpeg.read_header(task.upload.content)
-        return header is not None and header.plain
-
-    def _has_pixels(self, task: Task) -> bool:
-        return self._pixels + task.cost <= self._budget
+        return self._pixels + task.cost <= self._budget and not (last and task.cost > _LARGE)
 
     def released(self, task: Task) -> None:
         """A process is done with a file."""
@@ -226,12 +209,6 @@ class Decoder:
 
     def ended(self, worker: Worker, started: bool) -> None:
         """A process is gone; `started`: it was ready before."""
-        if worker is self._on_device:
-            self._on_device = None
-            if started:  # else there is no decoder for it
-                self._start_on_device()
-            self.dispatch()
-            return
         self._workers.remove(worker)
         self._failed = 0 if started else self._failed + 1
         if self._failed >= _MOST_FAILED:

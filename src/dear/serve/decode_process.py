@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,8 +49,7 @@ _COUNT = struct.Struct("<H")  # files that are asked for at once
 _REQUEST = struct.Struct("<IQ")  # of each: its length, pixels that it may have
 _REPLY = struct.Struct("<Hd")  # results, processor time so far
 _RESULT = struct.Struct("<HI")  # of each file: status (0: pixels), length of the answer
-MOST_AT_ONCE = 64  #: files that a process gets at once
-File = tuple[bytes, int]  #: its content, and pixels that it may have
+MOST_AT_ONCE = 4  #: files that a process gets at once
 _START = "from dear.serve.decode_process import template; template()"
 # Memory of a large image goes back to the system when it is freed.
 _MALLOC = {
@@ -82,16 +80,6 @@ class Decoding:
                 413, f"{header.scans} scans of {size} take too long to decode; save it as an ordinary JPEG"
             )
         return header.cost
-
-    def pixels_of(self, files: Sequence[File]) -> list[bytes | Refused]:
-        """`pixels` of each file, or why there are none."""
-        found: list[bytes | Refused] = []
-        for content, most_pixels in files:
-            try:
-                found.append(self.pixels(content, most_pixels))
-            except Refused as error:
-                found.append(error)
-        return found
 
     def pixels(self, content: bytes, most_pixels: int) -> bytes:
         """The bytes of uint8 [3, S, S]."""
@@ -135,12 +123,11 @@ def _allow(width: int, height: int, most_pixels: int) -> None:
 class Worker:
     """A process that decodes files, one or a few at a time; it ends with this one, whichever way that ends.
 
-    Files and pixels are in memory that both have; the line between them carries a few bytes for each. With a
-    `device` it decodes plain JPEG files there, many at a time, and never becomes ready where that cannot.
+    Files and pixels are in memory that both have; the line between them carries a few bytes for each.
     """
 
-    def __init__(self, decoder: Decoder, device: str = "") -> None:
-        self._decoder, self.device = decoder, device
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
         self._how = decoder.how
         self.tasks: list[Task] = []
         self.pid = 0  #: known when it is ready
@@ -154,7 +141,7 @@ class Worker:
         self.line.setblocking(False)
         try:
             Template.running().fork(other, descriptor)
-            how = msgspec.msgpack.encode((self._how, device))
+            how = msgspec.msgpack.encode(self._how)
             self.line.send(_REQUEST.pack(len(how), 0) + how)
         finally:
             other.close()
@@ -249,15 +236,14 @@ class Worker:
         """See what files that are not done have used; the process is killed when that is too much.
 
         Processor time counts, so that a busy machine refuses no image. A process that something else stopped,
-        or that got hardly any time for long, is replaced and its file tried once more; so are several files
-        of which one takes too long.
+        or that got hardly any time for long, is replaced and its files tried once more.
         """
         limits, waited = self._how.limits, time.monotonic() - self._began
         used, stopped = _state(self.pid)
         left = limits.decode_seconds - (used - self._used)
         if left <= 0:
             reason = f"takes longer than {limits.decode_seconds:g} seconds to decode; make it smaller"
-            self._end(Refused(413, reason), again=len(self.tasks) > 1 or bool(self.device))
+            self._end(Refused(413, reason), again=len(self.tasks) > 1)  # which of several was it?
         elif stopped or waited >= limits.decode_wall_seconds:
             busy = Refused(503, "the service is too busy to decode it; try again", retry_after=1)
             self._end(busy, again=True)
@@ -372,24 +358,22 @@ def work(descriptor: int, memory_descriptor: int) -> None:
     _end_with_parent()
     with socket.socket(fileno=descriptor) as line, contextlib.suppress(OSError, msgspec.DecodeError):
         length, _ = _REQUEST.unpack(_received(line, _REQUEST.size))
-        how, device = msgspec.msgpack.decode(_received(line, length), type=tuple[Decoding, str])
-        pixels = _on_device(how, device) if device else how.pixels_of
+        how = msgspec.msgpack.decode(_received(line, length), type=Decoding)
         start, each, memory = _answer_at(how), _answer_size(how), mmap.mmap(memory_descriptor, _room(how))
-        _limit_memory(how.limits.decode_bytes * (8 if device else 1))
+        _limit_memory(how.limits.decode_bytes)
         line.sendall(_REPLY.pack(1, time.process_time()) + _RESULT.pack(0, os.getpid()))
         while True:
             (count,) = _COUNT.unpack(_received(line, _COUNT.size))
             asked = list(_REQUEST.iter_unpack(_received(line, count * _REQUEST.size)))
-            place, files = 0, []
-            for length, most_pixels in asked:
-                files.append((memory[place : place + length], most_pixels))
-                place += length
-            results = []
-            for number, found in enumerate(pixels(files)):
-                status, answer = (0, found) if isinstance(found, bytes) else _refusal(found)
-                at = start + number * each
-                memory[at : at + len(answer)] = answer
-                results.append(_RESULT.pack(status, len(answer)))
+            place, results = 0, []
+            for number, (length, most_pixels) in enumerate(asked):
+                try:
+                    status, found = 0, how.pixels(memory[place : place + length], most_pixels)
+                except Refused as error:
+                    status, found = error.http_status, str(error).encode()[:_MOST_SENTENCE]
+                at, place = start + number * each, place + length
+                memory[at : at + len(found)] = found
+                results.append(_RESULT.pack(status, len(found)))
             line.sendall(_REPLY.pack(count, time.process_time()) + b"".join(results))
 
 
@@ -399,31 +383,6 @@ def _received(line: socket.socket, length: int) -> bytes:
     if len(data) < length:
         raise ConnectionError("the line has ended")
     return data
-
-
-def _refusal(error: Refused) -> tuple[int, bytes]:
-    return error.http_status, str(error).encode()[:_MOST_SENTENCE]
-
-
-def _on_device(how: Decoding, device: str) -> Callable[[Sequence[File]], list[bytes | Refused]]:
-    """`Decoding.pixels_of` by a GPU; the process ends where there is no decoder for it."""
-    import torch
-
-    from dear._io.device_views import decoder_of, device_views
-
-    gpu = torch.device(device)
-    decode = decoder_of(gpu)
-    if decode is None:
-        raise ConnectionError("this GPU does not decode")
-
-    def pixels_of(files: Sequence[File]) -> list[bytes | Refused]:
-        try:
-            views = device_views([content for content, _ in files], how.size, gpu, decode).cpu()
-        except Exception:  # one cannot be read: by the CPU, each for itself
-            return how.pixels_of(files)
-        return [view.numpy().tobytes() for view in views]
-
-    return pixels_of
 
 
 def _end_with_parent() -> None:

@@ -87,8 +87,7 @@ class Service:
         recover(folder)
         self.store.refresh()
         size = clip.config.view
-        how = Decoding(size, limits, settings.reduced_jpeg)
-        self.decoder = Decoder(settings.decoding(device), how, "" if device == "cpu" else str(clip.device))
+        self.decoder = Decoder(settings.decoding(device), Decoding(size, limits, settings.reduced_jpeg))
         engine = Engine(clip, settings.precision, recorder)
         largest, wait = settings.batching(device)
         self.recorded = 0  #: recordings made before the first request
