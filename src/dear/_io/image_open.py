@@ -56,7 +56,7 @@ def open_image(source: Source) -> Image.Image:
     (7, 7, 7)
     """
     with _named_errors(source):
-        content, _ = (None if isinstance(source, Image.Image) else _content(source)) or (None, None)
+        content, _ = _jpeg(source)
         with _opened(source, content) as image:
             return _converted(image, _name(source))
 
@@ -67,7 +67,7 @@ def open_pixels(source: Source, scratch: bool = False) -> Pixels:
     With `scratch`, the next call of this thread may write over the result.
     """
     with _named_errors(source):
-        content, header = (None if isinstance(source, Image.Image) else _content(source)) or (None, None)
+        content, header = _jpeg(source)
         if content is not None and header is not None and header.colors in (1, 3) and header.depth == 8:
             _check_size((header.width, header.height), _name(source))
             pixels = jpeg.decode(content, header.width, header.height, scratch)
@@ -93,10 +93,8 @@ def plain_jpeg(source: Source) -> PlainJpeg | None:
     Raises:
         InputError: as `open_image`, where it can be said before decoding.
     """
-    if isinstance(source, Image.Image):
-        return None
     with _named_errors(source):
-        content, header = _content(source) or (None, None)
+        content, header = _jpeg(source)
         if content is None or header is None or not header.plain or not jpeg.is_whole(content):
             return None
         _check_size((header.width, header.height), _name(source))
@@ -151,11 +149,13 @@ def _name(source: Source) -> str:
     return os.fspath(source)
 
 
-def _content(source: str | os.PathLike[str] | bytes) -> tuple[bytes, jpeg.Header | None] | None:
-    """All bytes of a JPEG and its header; None for a file of another kind, which is read from its place."""
+def _jpeg(source: Source) -> tuple[bytes | None, jpeg.Header | None]:
+    """All bytes of a JPEG file and its header; None for any other source, which is read from its place."""
+    if isinstance(source, Image.Image):
+        return None, None
     content = source if isinstance(source, bytes) else _jpeg_file(source)
     if content is None or not jpeg.is_jpeg(content):
-        return None
+        return None, None
     header = jpeg.read_header(content)
     if (header is None or header.scans) and jpeg.too_many_scans(content):
         raise InputError(
