@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 from tiny import tiny_clip
 
-from dear._io import jpeg
+from dear._io import batches, jpeg
 from dear._io.image_file import View, read_views, resize_crop, square, view_pixels
 from dear._io.image_open import open_image, open_pixels
 from dear._io.resample import resample, resample_numpy
@@ -231,3 +232,22 @@ def test_gray_in_32_bits_has_the_depth_of_its_numbers(highest: int) -> None:
     assert np.abs(np.asarray(open_image(content))[:, :, 0] - wanted).max() <= 1
     dark = encoded(Image.fromarray(values.clip(max=255).astype(np.uint16)), "PNG")
     assert np.asarray(open_image(dark)).max() == 1  # 16 bits by format: nearly black is nearly black
+
+
+def test_threads_keep_the_order_and_raise_the_error_of_the_first_item_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "usable_cores", lambda: 4)
+    assert batches.threaded(lambda number: number * number, range(50)) == [n * n for n in range(50)]
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        if number in (3, 4, 5):
+            time.sleep(0.02 * (6 - number))  # later items fail sooner
+            raise InputError(f"item {number}")
+        return number
+
+    with pytest.raises(InputError, match="item 3"):
+        batches.threaded(work, range(1000))
+    assert len(begun) < 1000

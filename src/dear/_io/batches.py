@@ -10,17 +10,38 @@ from typing import TypeVar
 
 from dear.errors import OutOfMemory, ran_out
 
+MOST_THREADS = 16  #: that work side by side
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`function` of every item, computed by several threads: image decoders release Python's lock."""
-    workers = min(len(items), usable_cores(), 16)
+    """`function` of every item, computed by several threads: image decoders release Python's lock.
+
+    Where it fails for some items, no further ones are begun, and the error of the first of them is raised.
+    """
+    workers = min(len(items), usable_cores(), MOST_THREADS)
     if workers < 2:
         return [function(item) for item in items]
+    found: dict[int, Result] = {}
+    failed: dict[int, BaseException] = {}
+    places = iter(range(len(items)))  # that all threads take from: a future for each would cost more
+
+    def work() -> None:
+        for place in places:
+            if failed:
+                return
+            try:
+                found[place] = function(items[place])
+            except BaseException as error:
+                failed[place] = error
+
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(function, items))
+        for worker in [pool.submit(work) for _ in range(workers)]:
+            worker.result()
+    if failed:
+        raise failed[min(failed)]
+    return [found[place] for place in range(len(items))]
 
 
 def usable_cores() -> int:
