@@ -246,6 +246,7 @@ def test_threads_keep_the_order_and_raise_the_error_of_the_first_item_that_fails
         if number in (3, 4, 5):
             time.sleep(0.02 * (6 - number))  # later items fail sooner
             raise InputError(f"item {number}")
+        time.sleep(0.001)
         return number
 
     with pytest.raises(InputError, match="item 3"):
