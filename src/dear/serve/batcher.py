@@ -13,9 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dear.serve.errors import Refused, stopping
 from dear.serve.tracing import add_split
@@ -48,16 +48,15 @@ class _Request:
             self.future.set_result(self._results)
 
 
-@dataclass
-class _Waiting:
+class _Waiting(NamedTuple):
     """A job in the queue, or a function that is called by itself."""
 
     caller: str
+    since: float
     request: _Request
-    number: int = 0
+    number: int
     job: Any = None
     function: Any = None
-    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -130,14 +129,14 @@ class Batcher(Generic[J, R]):
         """Results of all jobs of a request, in their order."""
         if not jobs:
             return []
-        request = _Request(len(jobs))
-        self._put([_Waiting(caller, request, n, job) for n, job in enumerate(jobs)], caller, cost)
+        request, now = _Request(len(jobs)), time.monotonic()
+        self._put([_Waiting(caller, now, request, n, job) for n, job in enumerate(jobs)], caller, cost)
         return await _staged(request)
 
     async def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> V:
         """Call a function in the computing thread when it is the caller's turn."""
         request = _Request(1)
-        self._put([_Waiting(caller, request, function=function)], caller, cost)
+        self._put([_Waiting(caller, time.monotonic(), request, 0, function=function)], caller, cost)
         result: V = (await _staged(request))[0]
         return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -40,8 +39,7 @@ class Answerer:
         return self._scales
 
 
-@dataclass(frozen=True)
-class ImageJob:
+class ImageJob(NamedTuple):
     """One image of a request."""
 
     pixels: Tensor  #: uint8 [3, S, S]
