@@ -1,12 +1,13 @@
-"""The service on a GPU in half a minute: engine, adapters, service and HTTP, each row as soon as it is known.
+"""The service on a GPU in a minute: HTTP, engine, adapters and service, each row as soon as it is known.
 
-    python benchmarks/serve_gpu.py --csv serve_gpu.csv        # 35 seconds on an H200
+    python benchmarks/serve_gpu.py --csv serve_gpu.csv        # within a minute on an H200
     python benchmarks/serve_gpu.py --device cpu --backbone mini --adapters 20 --batches 1 8 --in-flight 8
 
 A random ViT-B/16, DeAR adapters of 100 classes made on the spot, JPEG files of 500 x 375 pixels. The two
 servers (the service, and plain FastAPI with the same model) are processes of their own, with the same random
-weights, and get ready while adapters are made here. Every stage stops at its deadline; one
-that fails is printed and left out.
+weights, and get ready while adapters are made here; HTTP comes first when they are, so that it has its time.
+Rows of HTTP say the processor time of a request in the server's process alone (`server_ms`), its decoders not
+included. Every stage stops at its deadline; one that fails is printed and left out.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 import uvicorn
 from fastapi import FastAPI, UploadFile
-from measure.http_client import form, load
+from measure.http_client import BOUNDARY, form, load
+from measure.http_load import processor_seconds
 from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters, memory, under_load
 from measure.task import roles_of
 from PIL import Image
@@ -50,9 +52,11 @@ from dear.serve.settings import ServeSettings
 from dear.workflows.speed import add_rows, machine
 
 COLUMNS = ("what", "backbone", "server", "adapters", "batch", "images", "in_flight", "images_per_s",
-           "requests_per_s", "ms", "p50_ms", "p99_ms", "mean_batch", "of_engine", "megabytes")  # fmt: skip
+           "requests_per_s", "ms", "p50_ms", "p99_ms", "mean_batch", "of_engine", "megabytes",
+           "server_ms")  # fmt: skip
 Rows = Iterator[dict[str, Any]]
 _NAME = "run-0"
+_HTTP_SECONDS = 20.0  # for six measurements, starts of clients included
 
 
 def _age() -> float:
@@ -67,8 +71,8 @@ _BEGAN = time.monotonic() - _age()
 class Measuring:
     """What the stages share."""
 
-    def __init__(self, options: argparse.Namespace, clip: dear.Clip, ports: dict[str, int]) -> None:
-        self.options, self.clip, self.ports = options, clip, ports
+    def __init__(self, options: argparse.Namespace, clip: dear.Clip, servers: dict[str, Server]) -> None:
+        self.options, self.clip, self.servers = options, clip, servers
         self.device, self.files = clip.device, jpegs(64)
         self.batching = Batching(*ServeSettings().batching(self.device.type),
                                  ServeSettings().decoding(self.device.type))  # fmt: skip
@@ -79,7 +83,7 @@ class Measuring:
     def make(self) -> Rows:
         """Adapters with their texts encoded, as many as there is time for."""
         began, before = time.monotonic(), memory(self.device)
-        until = _BEGAN + 0.55 * self.options.seconds
+        until = _BEGAN + 0.4 * self.options.seconds
         wanted, roles = (self.options.adapters, self.options.classes), roles_of(self.clip.config)
         made = make_adapters(self.clip, *wanted, roles, until - 0.4 * (until - began))
         side = self.clip.config.vision.image_size
@@ -113,32 +117,72 @@ class Measuring:
             yield {"what": "service", "adapters": len(self.adapters), "in_flight": in_flight, **found}
 
     def wait_for_servers(self) -> Rows:
-        """Until both answer, so that their start disturbs nothing; not for longer than makes sense."""
-        for title, port in self.ports.items():
-            while self.left > 0.4 * self.options.seconds:
+        """Until both answer an image; not for longer than leaves HTTP its time."""
+        body = form(self.files[:1])
+        for title, server in self.servers.items():
+            while self.left > _HTTP_SECONDS:
                 with suppress(OSError):
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=1)
+                    server.ask(body)
                     break
-                time.sleep(0.05)
+                time.sleep(0.1)
             else:
                 raise TimeoutError(f"{title} has not started yet")
         yield {"what": "servers ready", "ms": 1000 * (time.monotonic() - _BEGAN)}
 
     def run_http(self) -> Rows:
         """Requests of one image and of 16, both servers in turn."""
+        seconds = min(_HTTP_SECONDS, self.left) / 6 / 2  # the other half is for the start of clients
         for images, in_flight in ((1, 1), (1, 32), (16, 16)):
             bodies = [form([self.files[(n + k) % 64] for k in range(images)]) for n in range(4)]
-            for title, port in self.ports.items():
-                if self.left < 2.5:
+            for title, server in self.servers.items():
+                if self.left < 1:
                     raise TimeoutError(f"{title}, {images} images: no time was left")
-                found = load(f"http://127.0.0.1:{port}", [_NAME], bodies, 10**6, in_flight, 4, seconds=1.2)
+                used = Stopwatch(server.pid)
+                found = load(
+                    server.address, [_NAME], bodies, 10**6, in_flight, 4, seconds=seconds, started=used.start
+                )
+                each = 1000 * used.seconds() / found.pop("requests")
                 row = {"what": "http", "server": title, "images": images, "in_flight": in_flight, **found}
-                yield {**row, "adapters": 1, "images_per_s": images * found["requests_per_s"]}
+                rate = images * found["requests_per_s"]
+                yield {**row, "adapters": 1, "images_per_s": rate, "server_ms": each}
 
     @property
     def left(self) -> float:
         """Seconds until all must be over."""
         return self.options.seconds - (time.monotonic() - _BEGAN)
+
+
+class Stopwatch:
+    """Processor time of a process alone, without those that it started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._before = pid, 0.0
+
+    def start(self) -> None:
+        """From now on."""
+        self._before = processor_seconds(self.pid, children=False)
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return processor_seconds(self.pid, children=False) - self._before
+
+
+class Server(NamedTuple):
+    """A server that runs."""
+
+    port: int
+    pid: int
+
+    @property
+    def address(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, body: bytes) -> None:
+        """Send a form, and wait for its answer."""
+        kind = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY.decode()}"}
+        asked = urllib.request.Request(f"{self.address}/v1/models/{_NAME}/classify", body, kind)
+        urllib.request.urlopen(asked, timeout=10).read()
 
 
 def serve_dear(name: str, device: str, runs: Path, port: int) -> None:
@@ -203,8 +247,8 @@ def kill_children() -> None:
 
 def run_stages(measuring: Measuring, write: Callable[[dict[str, Any]], None]) -> None:
     """All stages in turn; one that fails is told and left out."""
-    for stage in (measuring.make, measuring.wait_for_servers, measuring.run_engine, measuring.run_service,
-                  measuring.run_http):  # fmt: skip
+    for stage in (measuring.make, measuring.wait_for_servers, measuring.run_http, measuring.run_engine,
+                  measuring.run_service):  # fmt: skip
         try:
             for row in stage():
                 write(row)
@@ -224,7 +268,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--in-flight", type=int, default=256, help="of the service without HTTP")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
-    parser.add_argument("--seconds", type=float, default=35, help="for everything, imports included")
+    parser.add_argument("--seconds", type=float, default=60, help="for everything, imports included")
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -260,7 +304,9 @@ def main() -> None:
                     full = {name: {**where, **row}.get(name, "") for name in (*where, *COLUMNS)}
                     add_rows(options.csv, [full])
 
-            run_stages(Measuring(options, clip, ports), write)
+            running = {title: Server(port, one.pid or 0)
+                       for (title, port), one in zip(ports.items(), servers, strict=True)}  # fmt: skip
+            run_stages(Measuring(options, clip, running), write)
         finally:
             kill_children()
     sys.stdout.flush()

@@ -13,22 +13,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-_BOUNDARY = b"boundary-of-a-form"
+BOUNDARY = b"boundary-of-a-form"  #: of `form`
 
 
 def form(files: Sequence[bytes]) -> bytes:
     """A multipart body of image files."""
     parts = [
         b'--%s\r\nContent-Disposition: form-data; name="files"; filename="%d.jpg"\r\n\r\n%s\r\n'
-        % (_BOUNDARY, number, content)
+        % (BOUNDARY, number, content)
         for number, content in enumerate(files)
     ]
-    return b"".join(parts) + b"--%s--\r\n" % _BOUNDARY
+    return b"".join(parts) + b"--%s--\r\n" % BOUNDARY
 
 
 def load(
@@ -40,11 +40,13 @@ def load(
     clients: int,
     warm: bool = True,
     seconds: float = 3600.0,
+    started: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Rate and waiting times of requests that go round over adapters and bodies.
+    """Rate and waiting times of requests that go round over adapters and bodies, and how many they were.
 
     A connection sends its next request when it was answered, for so many seconds at most; the connections
-    are spread over `clients` processes. With `warm` every adapter is asked twice before.
+    are spread over `clients` processes. With `warm` every adapter is asked twice before. `started` is called
+    just before the requests that count.
     """
     clients = min(clients, in_flight)
     plan = {
@@ -67,6 +69,7 @@ def load(
     for one in running:  # all are warm
         assert one.stdout is not None
         one.stdout.readline()
+    started()
     for one in running:
         assert one.stdin is not None
         one.stdin.write("go\n")
@@ -75,6 +78,7 @@ def load(
     waited = sorted(second for one in found for second in one["seconds"])
     wall = max(one["end"] for one in found) - min(one["start"] for one in found)
     return {
+        "requests": len(waited),
         "requests_per_s": round(len(waited) / wall, 2),
         "p50_ms": round(1000 * waited[len(waited) // 2], 1),
         "p99_ms": round(1000 * waited[int(0.99 * (len(waited) - 1))], 1),
@@ -93,7 +97,7 @@ async def _measure(plan: dict[str, Any]) -> None:
     requests = [
         b"POST /v1/models/%s/classify HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n"
         b"Content-Type: multipart/form-data; boundary=%s\r\n\r\n"
-        % (name.encode(), to.netloc.encode(), len(body), _BOUNDARY) + body
+        % (name.encode(), to.netloc.encode(), len(body), BOUNDARY) + body
         for name in plan["names"] for body in bodies[: max(1, 64 // len(plan["names"]))]
     ]  # fmt: skip
     lines = [await asyncio.open_connection(to.hostname, to.port) for _ in range(plan["in_flight"])]

@@ -80,7 +80,8 @@ def compare(
                         load(address, names, bodies, in_flight, in_flight, clients)
                         before = processor_seconds(pid)
                         found = load(address, names, bodies, some, in_flight, clients, warm=False)
-                        found["processor_ms"] = 1000 * (processor_seconds(pid) - before) / some
+                        taken = processor_seconds(pid) - before
+                        found["processor_ms"] = 1000 * taken / found.pop("requests")
                         seen.setdefault((title, count), []).append(found)
                     for (title, count), rows in seen.items():
                         middle = {key: round(median(row[key] for row in rows), 2) for key in rows[0]}
@@ -91,10 +92,12 @@ def compare(
                         }  # fmt: skip
 
 
-def processor_seconds(pid: int) -> float:
-    """Processor time of a process and of those that it started and that are there."""
+def processor_seconds(pid: int, children: bool = True) -> float:
+    """Processor time of a process and, with `children`, of those that it started and that are there."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    if not children:
+        return own
     found = [
         path.read_text(encoding="ascii").split() for path in Path(f"/proc/{pid}/task").glob("*/children")
     ]

@@ -367,6 +367,48 @@ def test_a_failed_batch_fails_alone_and_closing_answers_what_waits():
     assert batcher.queued == 0
 
 
+def test_a_full_batch_begins_while_the_device_computes_the_one_before():
+    events, free = [], threading.Event()
+
+    def begin(jobs):
+        free.wait(5)
+        if "bad" in jobs:
+            raise ValueError("bad job")
+        events.append(("begin", *jobs))
+
+        def finish():
+            events.append(("finish", *jobs))
+            if "late" in jobs:
+                raise ValueError("late job")
+            return [2 * job for job in jobs]
+
+        return finish
+
+    batcher = Batcher(begin, largest=3, longest_wait=0, most_queued=99)
+
+    async def ask():
+        jobs = asyncio.create_task(batcher.compute([1, 2, 3, 4, 5, 6, 7]))
+        await asyncio.sleep(0.05)
+        texts = asyncio.create_task(batcher.call(lambda: events.append(("texts",)), cost=0.5))
+        free.set()
+        assert await jobs == [2, 4, 6, 8, 10, 12, 14]
+        await texts
+        for wrong in ("bad", "late"):
+            with pytest.raises(ValueError, match=f"{wrong} job"):
+                await batcher.compute([wrong])
+        last = asyncio.create_task(batcher.compute(list(range(8))))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(batcher.close)
+        assert await last == list(range(0, 16, 2))
+
+    asyncio.run(asyncio.wait_for(ask(), 10))
+    first = [("begin", 1, 2, 3), ("begin", 4, 5, 6), ("finish", 1, 2, 3), ("finish", 4, 5, 6)]
+    assert events[:4] == first  # the second one was full
+    assert events[4:7] == [("begin", 7), ("finish", 7), ("texts",)]  # one image alone waits for the device
+    assert events[7:9] == [("begin", "late"), ("finish", "late")]
+    assert batcher.queued == 0
+
+
 @pytest.mark.parametrize(
     "text",
     [

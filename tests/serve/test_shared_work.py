@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -11,11 +12,12 @@ from test_service import QUICK, alone, client_of, file, gallery
 from tiny import Colors, mixed_roles, tiny_clip
 
 from conftest import image_bytes
-from dear._io.image_file import open_image
+from dear._io.image_file import normalize, open_image
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.tower import Tower
 from dear.methods import build_method
+from dear.runs.folder import load_run
 from dear.runs.recipe import Recipe
 from dear.serve.app import make_app
 from dear.serve.engine import Engine, ImageJob
@@ -97,6 +99,36 @@ def test_a_corrected_adapter_searches_with_its_correction(corrected_runs, tmp_pa
     features = clip.encode_image(torch.stack([clip.preprocess(open_image(image_bytes(n))) for n in range(5)]))
     features = torch.nn.functional.normalize(features, dim=1)
     assert near == pytest.approx({str(n): float(features[n] @ features[3]) for n in range(5)}, abs=1e-5)
+
+
+def test_ranks_of_a_mixed_batch_are_those_of_its_logits(made_runs, tmp_path):
+    """Calibrated adapters beside others, lists of different lengths, and jobs that want logits."""
+    shutil.copytree(made_runs, tmp_path / "runs")
+    own = {"temperature": 2.0, "new_temperature": 3.0, "logits": [1.0] * 40}
+    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
+    (tmp_path / "runs" / "probe" / "calibration.json").write_text(json.dumps(words))
+    clip = tiny_clip(dtype=torch.float32)
+    store = AdapterStore(tmp_path / "runs", clip)
+    store.refresh()
+    answerers = [store.get(name).answerer for name in ("probe", "zero", "coop", "roles")]
+    answerers.append(store.get("zero").on_classes(("one", "two", "three", "four", "five")))
+    assert [one.scales is None for one in answerers] == [False, True, True, True, True]
+    pixels = torch.randint(0, 256, (5, 3, 24, 24), dtype=torch.uint8)
+    engine = Engine(clip)
+    logits = [engine.compute([ImageJob(*one)])[0] for one in zip(pixels, answerers, strict=True)]
+    uncalibrated = load_run(tmp_path / "runs" / "probe", clip)
+    config = clip.config
+    raw = uncalibrated.logits(normalize(pixels[:1], config.mean, config.std))[0]
+    torch.testing.assert_close(logits[0], raw / 2, rtol=1e-5, atol=1e-5)
+    tops = (2, 0, 9, 1, 4)
+    jobs = [ImageJob(one, who, top=top) for one, who, top in zip(pixels, answerers, tops, strict=True)]
+    for found, wanted, top in zip(engine.compute(jobs), logits, tops, strict=True):
+        if not top:
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            continue
+        best = wanted.softmax(-1).topk(min(top, len(wanted)))
+        assert found.numbers == best.indices.tolist()
+        assert found.probabilities == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
 class Fake:

@@ -56,12 +56,12 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     early = (_learned(models, "early_tokens"),) if first.config.early_tokens else ()  # [B, L, T, D]
     means = [model.focus_mean for model in models if model.focus_mean is not None]
     focus = (torch.stack(means)[:, None],) if means else ()  # [B, 1, E]
-    sizes = (len(frozen), len(early), len(projections), len(changes), len(focus))
+    counts = (len(frozen), len(early), len(projections), len(changes), len(focus))
 
     def suffix(*given: Tensor) -> tuple[Tensor, ...]:
         parts = iter(given)
         tokens, v = next(parts), next(parts)
-        stage, before, learned, own, focused = (tuple(islice(parts, size)) for size in sizes)
+        stage, before, learned, own, focused = (tuple(islice(parts, count)) for count in counts)
         return _features(first, stage, tokens, before, v, learned, own, focused)
 
     given = (*frozen, *early, *projections, *changes, *focus)
@@ -74,7 +74,11 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     else:
         chosen = first.centered(mixed, center, first.own_share)
     logits = first.clip.logit_scale * _products(_padded(texts), chosen)  # [B, C]
-    return [row[: len(own)] for row, own in zip(logits, texts, strict=True)]
+    sizes = [own.shape[0] for own in texts]
+    rows = logits.unbind()
+    if min(sizes) == logits.shape[1]:
+        return list(rows)
+    return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
 
 def _learned(models: Sequence[DeAR], name: str) -> Tensor:
@@ -158,6 +162,6 @@ def _products(texts: Tensor, images: Tensor) -> Tensor:
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
     """Tensors [C_i, ...] as one [B, C, ...], zeros behind the shorter ones."""
-    if len({len(row) for row in rows}) == 1:
+    if len({row.shape[0] for row in rows}) == 1:
         return torch.stack(list(rows))
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

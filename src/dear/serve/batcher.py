@@ -13,9 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dear.serve.errors import Refused, stopping
 from dear.serve.tracing import add_split
@@ -48,23 +48,44 @@ class _Request:
             self.future.set_result(self._results)
 
 
-@dataclass
-class _Waiting:
+class _Waiting(NamedTuple):
     """A job in the queue, or a function that is called by itself."""
 
     caller: str
+    since: float
     request: _Request
-    number: int = 0
+    number: int
     job: Any = None
-    function: Callable[[], Any] | None = None
-    since: float = field(default_factory=time.monotonic)
+    function: Any = None
+
+
+@dataclass
+class _Begun:
+    """A batch that the device has begun with."""
+
+    batch: list[_Waiting]
+    live: list[_Waiting]  #: those that somebody still waits for
+    since: float
+    results: Any = ()  #: or a function that waits for them
+    computed: float = 0.0  #: processor seconds so far
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Take what a function returns for results; an exception is that of every job."""
+        began = time.thread_time()
+        try:
+            self.results = function()
+        except BaseException as error:
+            self.results = [error] * len(self.live)
+        self.computed += time.thread_time() - began
 
 
 class Batcher(Generic[J, R]):
     """One queue and one computing thread.
 
     Args:
-        compute: results of a batch of jobs, in their order; an exception fails the whole batch.
+        compute: results of a batch of jobs, in their order; an exception fails the whole batch. Where the
+            device computes by itself, a function that waits for them: the next batch begins before if it
+            would be full.
         largest: jobs in a batch; fewer where they take long (`dear.serve.turns`).
         longest_wait: seconds that a job which found the device busy waits for others; one that finds it idle
             is computed at once.
@@ -75,7 +96,7 @@ class Batcher(Generic[J, R]):
 
     def __init__(
         self,
-        compute: Callable[[Sequence[J]], Sequence[R]],
+        compute: Callable[[Sequence[J]], Sequence[R] | Callable[[], Sequence[R]]],
         largest: int,
         longest_wait: float,
         most_queued: int,
@@ -108,14 +129,14 @@ class Batcher(Generic[J, R]):
         """Results of all jobs of a request, in their order."""
         if not jobs:
             return []
-        request = _Request(len(jobs))
-        self._put([_Waiting(caller, request, n, job) for n, job in enumerate(jobs)], caller, cost)
+        request, now = _Request(len(jobs)), time.monotonic()
+        self._put([_Waiting(caller, now, request, n, job) for n, job in enumerate(jobs)], caller, cost)
         return await _staged(request)
 
     async def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> V:
         """Call a function in the computing thread when it is the caller's turn."""
         request = _Request(1)
-        self._put([_Waiting(caller, request, function=function)], caller, cost)
+        self._put([_Waiting(caller, time.monotonic(), request, 0, function=function)], caller, cost)
         result: V = (await _staged(request))[0]
         return result
 
@@ -150,8 +171,26 @@ class Batcher(Generic[J, R]):
         _deliver([(one, stopping()) for one in left])
 
     def _work(self) -> None:
-        while batch := self._collect():
-            self._run(batch)
+        begun: _Begun | None = None  # the device computes it while the next one is collected
+        while True:
+            if begun is not None and not self._full():
+                self._finish(begun)
+                begun = None
+            batch = self._collect()
+            following = self._begin(batch) if batch and (begun is None or _is_job(batch[0])) else None
+            if begun is not None:
+                self._finish(begun)
+            if not batch:
+                return
+            begun = following or self._begin(batch)
+            if not callable(begun.results):
+                self._finish(begun)
+                begun = None
+
+    def _full(self) -> bool:
+        """Whether a whole batch waits."""
+        with self._changed:
+            return len(self._queue) >= self._pace.pieces(self._largest)
 
     def _collect(self) -> list[_Waiting]:
         """The next batch; empty when the last one was computed."""
@@ -160,7 +199,7 @@ class Batcher(Generic[J, R]):
                 if self._closed:
                     return []
                 self._changed.wait()
-            if first.function is not None:
+            if not _is_job(first):
                 return [first]
             batch, until = [first], first.since + self._wait if first.since < self._free else 0.0
             largest = self._pace.pieces(self._largest)
@@ -174,28 +213,33 @@ class Batcher(Generic[J, R]):
                     self._changed.wait(left)
             return batch
 
-    def _run(self, batch: list[_Waiting]) -> None:
+    def _begin(self, batch: list[_Waiting]) -> _Begun:
+        """Compute a batch, or have the device begin with it."""
         live = [one for one in batch if not one.request.future.done()]
-        began = time.perf_counter()
+        begun = _Begun(batch, live, time.perf_counter())
         for one in live:
-            one.request.began = one.request.began or began
-        results: Sequence[Any] = []
-        try:
-            if live and live[0].function is not None:
-                results = [live[0].function()]
-            elif live:
-                jobs = [one.job for one in live]
-                results = self._pace.timed(len(jobs), partial(self._compute, jobs))
-        except BaseException as error:
-            results = [error] * len(live)
-        _deliver(list(zip(live, results, strict=True)))
+            one.request.began = one.request.began or begun.since
+        if live and not _is_job(live[0]):
+            begun.call(lambda: [live[0].function()])
+        elif live:
+            begun.call(partial(self._compute, [one.job for one in live]))
+        return begun
+
+    def _finish(self, begun: _Begun) -> None:
+        """Hand out a batch's results when they are there."""
+        if callable(begun.results):
+            begun.call(begun.results)
+        live, images = begun.live, bool(begun.live) and _is_job(begun.live[0])
+        if images:
+            self._pace.took(len(live), begun.computed)
+        _deliver(list(zip(live, begun.results, strict=True)))
         with self._changed:
             self._progress = self._free = time.monotonic()
-            for one in batch:
+            for one in begun.batch:
                 self._held[one.caller] -= 1
             self._held = +self._held
-        if self._observe is not None and live and live[0].function is None:
-            self._observe(len(live), time.perf_counter() - began)
+        if self._observe is not None and images:
+            self._observe(len(live), time.perf_counter() - begun.since)
 
 
 async def _staged(request: _Request) -> list[Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -40,8 +39,7 @@ class Answerer:
         return self._scales
 
 
-@dataclass(frozen=True)
-class ImageJob:
+class ImageJob(NamedTuple):
     """One image of a request."""
 
     pixels: Tensor  #: uint8 [3, S, S]
@@ -93,38 +91,53 @@ class Engine:
                         self.compute([ImageJob(blank, answerer)] * size)
         return len(self.run)
 
-    @torch.inference_mode()
     def compute(self, jobs: Sequence[ImageJob]) -> list[Result]:
         """Calibrated logits [C_i] of each image under its adapter, or unit features [E] or [A, E].
 
         All on the CPU. Jobs with `top` get the likeliest classes in the place of logits.
         """
+        return self._launch(jobs)()
+
+    def begin(self, jobs: Sequence[ImageJob]) -> list[Result] | Callable[[], list[Result]]:
+        """What `compute` returns; on a GPU a function that waits for it, so that the next batch may begin."""
+        found = self._launch(jobs)
+        return found if self.clip.device.type == "cuda" else found()
+
+    @torch.inference_mode()
+    def _launch(self, jobs: Sequence[ImageJob]) -> Callable[[], list[Result]]:
+        """Ask the device for all of a batch; the function waits for the logits, all else is there."""
         config = self.clip.config
         pinned = self.clip.device.type == "cuda"
         raw = torch.empty((len(jobs), *jobs[0].pixels.shape), dtype=torch.uint8, pin_memory=pinned)
         torch.stack([job.pixels for job in jobs], out=raw)
         pixels = normalize(raw.to(self.clip.device, non_blocking=True), config.mean, config.std)
-        found: list[Result] = [raw] * len(jobs)  # every place is filled below
+        found: dict[int, Result] = {}
         plain = [row for row, job in enumerate(jobs) if job.answerer is None and not job.layers]
         if plain:
             (features,) = self.run(("image", id(self.tower)), partial(_encode, self.tower), pixels[plain])
-            for row, feature in zip(plain, features.cpu(), strict=True):
-                found[row] = feature
-        for row, own in (self._in_spaces(jobs, pixels) | self._in_heads(jobs, pixels)).items():
-            found[row] = own
+            found.update(zip(plain, features.cpu(), strict=True))
+        found |= self._in_spaces(jobs, pixels) | self._in_heads(jobs, pixels)
         asked = [(row, job.answerer) for row, job in enumerate(jobs) if job.answerer and not job.spaces]
-        if asked:
-            part = pixels if len(asked) == len(jobs) else pixels[[row for row, _ in asked]]
-            near = [place for place, (row, _) in enumerate(asked) if jobs[row].nearness]
-            logits, frozen = mixed_batch.logits_and_features(
-                [answerer.method for _, answerer in asked], part, near, run=self.run
-            )
-            answers = _answers([(jobs[row], answerer) for row, answerer in asked], _to_cpu(logits))
-            for place, ((row, answerer), answer) in enumerate(zip(asked, answers, strict=True)):
+        if not asked:
+            return lambda: [found[row] for row in range(len(jobs))]
+        part = pixels if len(asked) == len(jobs) else pixels[[row for row, _ in asked]]
+        near = [place for place, (row, _) in enumerate(asked) if jobs[row].nearness]
+        logits, frozen = mixed_batch.logits_and_features(
+            [answerer.method for _, answerer in asked], part, near, run=self.run
+        )
+        on_cpu = _to_cpu(logits)
+        nearness = {place: asked[place][1].model.nearness(own[None]) for place, own in frozen.items()}
+
+        @torch.inference_mode()
+        def finish() -> list[Result]:
+            answers = _answers([(jobs[row], answerer) for row, answerer in asked], on_cpu())
+            for place, ((row, _), answer) in enumerate(zip(asked, answers, strict=True)):
                 found[row] = answer
-                if place in frozen and isinstance(answer, Tensor):
-                    found[row] = torch.cat([answer, answerer.model.nearness(frozen[place][None])])
-        return found
+                if place in nearness and isinstance(answer, Tensor):
+                    found[row] = torch.cat([answer, nearness[place]])
+            return [found[row] for row in range(len(jobs))]
+
+        return finish
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
         """Unit features [A, E] of the jobs that ask for them, by their place."""
@@ -191,7 +204,18 @@ def likeliest(logits: Tensor, top: int) -> list[Likeliest]:
     return [Likeliest(which, values) if right else Likeliest([], []) for which, values, right in columns]
 
 
-def _to_cpu(rows: Sequence[Tensor]) -> list[Tensor]:
-    """All rows on the CPU in float32, moved at once."""
-    together = torch.cat(list(rows)).float().cpu()
-    return list(together.split([row.shape[0] for row in rows]))
+def _to_cpu(rows: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """All rows on the CPU in float32, moved at once; the function waits until they are there."""
+    together, sizes = torch.cat(list(rows)).float(), [row.shape[0] for row in rows]
+    if not together.is_cuda:
+        return lambda: list(together.split(sizes))
+    host = torch.empty(together.shape, pin_memory=True)
+    host.copy_(together, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(together.device))
+
+    def wait() -> list[Tensor]:
+        done.synchronize()
+        return list(host.split(sizes))
+
+    return wait

@@ -96,7 +96,7 @@ class Service:
             self.recorded = engine.prepare([one.answerer for one in kinds], largest)
         queued = limits.queued_images
         self.batcher: Batcher[ImageJob, Any] = Batcher(
-            engine.compute,
+            engine.begin,
             largest,
             wait,
             queued,
