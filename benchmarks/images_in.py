@@ -372,7 +372,7 @@ def _embed(
             job = ShardJob(files, folder / f"out {next(turns)}", {"what": "features"})
             run_shards(job, lambda: compute, device=clip.device)
         else:
-            over_batches(files, lambda *some: tower.encode_image(pixels_for(tower, *some)).cpu(), clip.device)
+            over_batches(files, lambda *some: tower.encode_image(pixels_for(tower, *some)).cpu(), clip)
 
     run(paths[-1].parent)  # libraries are loaded, kernels compiled
     taken = medians({"dear": partial(run, paths[0].parent.parent)}, options.repeats, warm_up=0)["dear"]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import torch
+
+from dear.cli.torch_start import _module_of
 
 START = (
     "import sys\nfrom dear.cli.torch_start import import_torch\nimport_torch()\nimport torch\n"
@@ -54,3 +60,51 @@ def test_every_method_answers_the_same() -> None:
         return done.stdout
 
     assert said("from dear.cli.torch_start import import_torch\nimport_torch()\n") == said("")
+
+
+def ended(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A process that starts PyTorch quickly, runs some code and then says that it is still there."""
+    code = START + "from dear.cli.torch_start import exit_early\n" + code + "\nprint('still there')"
+    return subprocess.run([sys.executable, "-c", code], text=True, check=False, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU all of PyTorch is imported")
+def test_an_early_exit_does_what_an_exit_owes() -> None:
+    done = ended(
+        "import atexit\natexit.register(lambda: print('exit function'))\nprint('answer')\nexit_early(0)",
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "answer\nexit function\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "exit_early(2)",
+        "exit_early('a message')",
+        "import threading; t = threading.Event(); threading.Thread(target=t.wait).start()\n"
+        "exit_early(0)\nt.set()",
+        "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()): exit_early(0)",
+        "import torch.export; exit_early(0)",
+    ],
+)
+def test_a_process_with_something_left_to_do_ends_as_usual(reason: str) -> None:
+    done = ended(reason, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, "still there\n"), done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full disk to write to")
+def test_output_that_cannot_be_written_is_told_of() -> None:
+    with open("/dev/full", "w") as full:
+        done = ended("print('answer')\nexit_early(0)", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode != 0
+    assert "No space left" in done.stderr
+
+
+def test_modules_of_frames_are_found_as_before() -> None:
+    code = "import inspect\nown = inspect.getmodule\n" + START + "assert inspect.getmodule is own"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for frame in (sys._getframe(), sys._getframe(1)):
+        assert _module_of(inspect.getmodule, frame) is inspect.getmodule(frame)
+    assert _module_of(inspect.getmodule, pytest.raises) is inspect.getmodule(pytest.raises)

@@ -268,7 +268,7 @@ def test_answers_do_not_depend_on_the_batch_of_evaluation(batch: int, monkeypatc
     model = method()
     train(model, Colors(), Recipe(epochs=4, batch=4, lr=1e-2))
     whole = Model(model).evaluate(Colors())
-    monkeypatch.setattr("dear.runs.batches.CPU_BATCH", batch)
+    monkeypatch.setattr("dear.runs.batches.images_at_once", lambda clip: batch)
     parts = Model(model).evaluate(Colors())
     for mode in model.modes:
         assert torch.equal(whole.answers[mode], parts.answers[mode])

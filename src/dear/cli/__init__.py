@@ -60,6 +60,12 @@ def main() -> None:
         except DearError as error:
             print(f"dear: {shown(sentence(error))}", file=sys.stderr)
             sys.exit(error.status)
+        except SystemExit as end:
+            if "dear.cli.torch_start" in sys.modules:
+                from dear.cli.torch_start import exit_early
+
+                exit_early(end.code)
+            raise
     except KeyboardInterrupt:  # while the modules are read, or a second one
         print("dear: stopped by you", file=sys.stderr)
         sys.exit(130)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dear.clip import cpu
 from dear.clip.config import TowerConfig
 from dear.clip.edit import BlockMask, Edit, LayerEdit, LowRank, Record, insert_tokens
 from dear.clip.rotary import RotaryAngles
@@ -57,7 +58,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        x = x.to(self.weight.dtype)
+        if cpu.usable(x, self.weight):
+            return cpu.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class Attention(nn.Module):
@@ -264,7 +268,11 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
-        out: Tensor = self.down(activate(self.up(x), self.activation))
+        up, down = self.up, self.down
+        x = x.to(up.weight.dtype)
+        if cpu.usable(x, up.weight):
+            return cpu.mlp(x, (up.weight, up.bias), (down.weight, down.bias), self.activation)
+        out: Tensor = down(activate(up(x), self.activation))
         return out
 
 

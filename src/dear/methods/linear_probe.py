@@ -39,14 +39,13 @@ class LinearProbe(Method):
     config: LinearProbeConfig
     weight: Tensor
     bias: Tensor
-    strength: Tensor
+    strength: Tensor  #: C, as it was chosen
 
     def build(self, generator: torch.Generator) -> None:
-        text = self.prompts.frozen
         self.reader = FeatureReader(self.clip, self.config)
-        self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
-        self.register_buffer("bias", text.new_zeros(len(text)))
-        self.register_buffer("strength", text.new_zeros(()))  # C, as it was chosen
+        count, kind = len(self.classes), torch.promote_types(self.clip.dtype, torch.float32)
+        for name, shape in (("weight", (count, self.reader.width)), ("bias", (count,)), ("strength", ())):
+            self.register_buffer(name, torch.zeros(shape, dtype=kind, device=self.clip.device))
 
     def prepare(self, batches: Batches) -> None:
         features, images, labels = training_features(self.clip, self.reader, batches, views=0)

@@ -24,7 +24,7 @@ Images = ImageSet | Sequence[ImageLike]  #: a labeled set, or files and Pillow i
 Result = TypeVar("Result")
 
 GPU_BATCH = 250  #: the supplement's test batch
-CPU_BATCH = 16  #: beyond it a CPU's caches overflow: `benchmarks/serve.py threads`
+CPU_TOKENS = 2_000  #: rows of a product on a CPU: `python benchmarks/images_in.py batches`
 
 
 def image_set(images: Images) -> ImageSet:
@@ -43,10 +43,17 @@ def pixels_for(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:
     return normalize(raw, clip.config.mean, clip.config.std)
 
 
+def images_at_once(clip: Clip) -> int:
+    """The batch that suits a backbone where it lies; a CPU's follows from the tokens that an image has."""
+    if clip.device.type != "cpu":
+        return GPU_BATCH
+    return max(1, min(64, CPU_TOKENS // clip.config.vision.positions))
+
+
 def over_batches(
     images: Images,
     compute: Callable[[ImageSet, list[int]], Result],
-    device: torch.device,
+    clip: Clip,
     *,
     unreadable: str = "stop",
     progress: Progress | None = None,
@@ -59,11 +66,11 @@ def over_batches(
     Args:
         images: a set or a list.
         compute: from the set and the places of a batch in it to a result; what it cannot read is black.
-        device: where it computes, which decides the size of a batch.
+        clip: the backbone that it computes with, which decides the size of a batch.
         unreadable: "stop" raises at an image that cannot be read, "skip" goes on.
         progress: called with (stage, images done, images in all).
         stage: for `progress`.
-        batch: images at once; None: what suits the device. Halved when memory runs out.
+        batch: images at once; None: `images_at_once`. Halved when memory runs out.
         rows: which images; None: all.
 
     Returns:
@@ -73,7 +80,7 @@ def over_batches(
         raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
     listed = not isinstance(images, ImageSet)
     found = image_set(images)
-    size = batch or (CPU_BATCH if device.type == "cpu" else GPU_BATCH)
+    size = batch or images_at_once(clip)
     wanted = range(len(found)) if rows is None else rows
     parts: list[Result] = []
     with read_ahead(found, device) as ahead, torch.no_grad():

@@ -117,7 +117,7 @@ class Explainer:
         parts, _ = over_batches(
             self.images,
             run,
-            self.method.clip.device,
+            self.method.clip,
             unreadable="skip",
             progress=self._progress,
             stage="reference",
@@ -168,7 +168,7 @@ class Explainer:
             trace = self.trace(pixels_for(self.method.clip, some, rows))
             return self._explained(trace, [found.key(row) for row in rows], chosen)
 
-        parts, _ = over_batches(images, run, self.method.clip.device, progress=progress, batch=BATCH)
+        parts, _ = over_batches(images, run, self.method.clip, progress=progress, batch=BATCH)
         return [explanation for part in parts for explanation in part]
 
     def bars(self, pixels: Tensor) -> list[tuple[str, str, tuple[Bar, ...]]]:

@@ -87,7 +87,7 @@ def explain_set(
         return pairs[:, 0], torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
 
     parts, problems = over_batches(
-        images, run, explainer.method.clip.device, unreadable="skip", progress=progress, batch=BATCH
+        images, run, explainer.method.clip, unreadable="skip", progress=progress, batch=BATCH
     )
     keep = [row for row in range(len(images)) if row not in problems]
     answers = torch.cat([part[0] for part in parts])[keep]

@@ -78,7 +78,7 @@ class FeatureCache:
     def image_features(self, clip: Clip, images: ImageSet, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of CLIP's own view of every image, on the CPU."""
         parts, _ = over_batches(
-            images, lambda some, rows: self.features(clip, some, rows), clip.device,
+            images, lambda some, rows: self.features(clip, some, rows), clip,
             progress=progress, batch=_BATCH,
         )  # fmt: skip
         return torch.cat([torch.empty(0, clip.feature_width), *parts])
@@ -102,7 +102,7 @@ class FeatureCache:
 
             return self.rows(what, reading, rows, compute)
 
-        parts, _ = over_batches(images, some, clip.device, progress=progress, batch=_BATCH)
+        parts, _ = over_batches(images, some, clip, progress=progress, batch=_BATCH)
         return torch.cat([torch.empty(0, (1 + len(groups)) * clip.config.embed_dim), *parts])
 
     def remember(self, clip: Clip, images: ImageSet, features: Tensor) -> None:

@@ -174,7 +174,7 @@ class Model(CalibratedRun):
         return over_batches(
             images,
             compute,
-            method.clip.device,
+            method.clip,
             unreadable=unreadable,
             progress=progress,
             batch=None if frozen is None else GPU_BATCH,
@@ -357,7 +357,7 @@ def frozen_features(clip: Clip, images: Images, progress: Progress | None = None
     parts, _ = over_batches(
         images,
         lambda some, rows: clip.encode_image(pixels_for(clip, some, rows)).float().cpu(),
-        clip.device,
+        clip,
         progress=progress,
     )
     return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])

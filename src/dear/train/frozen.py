@@ -20,7 +20,7 @@ from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.base import Batch, FeatureBatch, Frozen, Method, in_precision
-from dear.runs.batches import CPU_BATCH
+from dear.runs.batches import images_at_once
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
@@ -79,7 +79,8 @@ class FrozenViews:
         self.feed = Feed(images, self.method.clip, recipe)
         self.views = max(1, recipe.views if views is None else views)
         self.limit_bytes, self.progress = limit_bytes, progress
-        self.group = CPU_BATCH if self.feed.device.type == "cpu" else _at_once(self.feed.size)
+        on_cpu = self.feed.device.type == "cpu"
+        self.group = images_at_once(self.method.clip) if on_cpu else _at_once(self.feed.size)
         self.rows: Tensor | None = None  #: the images that are meant, [m]; None: all
         self._memory = _Memory()
 

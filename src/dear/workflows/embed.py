@@ -42,9 +42,7 @@ def embedder(clip: Clip) -> Compute:
     def compute(images: ListedImages, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        parts, problems = over_batches(
-            images, encode, tower.device, unreadable="skip", batch=batch, rows=rows
-        )
+        parts, problems = over_batches(images, encode, tower, unreadable="skip", batch=batch, rows=rows)
         errors = [problems.get(place) for place in rows]
         bad = pa.array([error is not None for error in errors])
         values = pa.array(torch.cat(parts).flatten().cpu().numpy())

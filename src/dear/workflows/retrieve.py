@@ -85,7 +85,7 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
 
         return cache.rows(what, some, rows, compute)
 
-    parts, _ = over_batches(images, features, method.clip.device, progress=progress)
+    parts, _ = over_batches(images, features, method.clip, progress=progress)
     return torch.cat(parts)
 
 
