@@ -83,7 +83,7 @@ def over_batches(
     size = batch or images_at_once(clip)
     wanted = range(len(found)) if rows is None else rows
     parts: list[Result] = []
-    with read_ahead(found, device) as ahead, torch.no_grad():
+    with read_ahead(found, clip.device) as ahead, torch.no_grad():
         # The first bad file of a list is named at once; of a dataset all bad ones are named.
         reading: ImageSet = ahead if listed and unreadable == "stop" else Readable(ahead, unreadable)
         work = in_batches(
