@@ -12,13 +12,18 @@ from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-import torch
+# pytest runs one process per core. Threads of a BLAS spin while they wait for each other, which costs more
+# than they compute. Each library reads its number when it is imported; processes that tests start inherit it.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["DEAR_CACHE"] = tempfile.mkdtemp(prefix="dear-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["DEAR_CACHE"], ignore_errors=True)
-torch.set_num_threads(1)  # pytest runs one process per core
+torch.set_num_threads(1)
 if find_spec("hypothesis") is not None:
     from hypothesis import settings
 
