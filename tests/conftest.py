@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,11 +20,14 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import typer.main  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["DEAR_CACHE"] = tempfile.mkdtemp(prefix="dear-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["DEAR_CACHE"], ignore_errors=True)
 torch.set_num_threads(1)
+# An app reads the signatures of all its commands at every call, a fifth of a second: here once per process.
+typer.main.get_command = cache(typer.main.get_command)
 if find_spec("hypothesis") is not None:
     from hypothesis import settings
 

@@ -55,8 +55,8 @@ _predicted: dict[str, list[dict]] = {}
 def predicted(runs: Path, name: str, images: Path) -> list[dict]:
     """The answers of `dear predict`, made once."""
     if name not in _predicted:
-        words = ("predict", str(adapted(runs, name, images)), str(images / "test"), "--reject", "--json", "--device", "cpu")
-        _predicted[name] = json.loads(command(*words))["predictions"]
+        words = ("predict", str(adapted(runs, name, images)), str(images / "test"), "--reject")
+        _predicted[name] = json.loads(command(*words, "--json", "--device", "cpu"))["predictions"]
     return _predicted[name]
 
 

@@ -53,7 +53,7 @@ def test_the_command_of_the_guide_knows_the_method(tmp_path: Path) -> None:
             path = tmp_path / "photos" / split / images.classes[label] / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             images.image(index).save(path)
-    done = run(f"adapt --data photos --shots 2 --epochs 5 --no-check --method taskres --set scale=0.2 --out run")
+    done = run("adapt --data photos --epochs 5 --no-check --method taskres --set scale=0.2 --out run")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/config.json").read_text())["options"] == {"scale": 0.2}
     assert (tmp_path / "run/calibration.json").exists()
