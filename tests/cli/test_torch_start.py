@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import subprocess
 import sys
 
 import pytest
+
+from dear.methods import list_methods
 
 START = (
     "import sys\nfrom dear.cli.torch_start import import_torch\nimport_torch()\nimport torch\n"
@@ -46,11 +50,13 @@ for name in list_methods():
 
 
 def test_every_method_answers_the_same() -> None:
-    def said(start: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", start + ANSWERS], text=True, capture_output=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert said("from dear.cli.torch_start import import_torch\nimport_torch()\n") == said("")
+    start = "from dear.cli.torch_start import import_torch\nimport_torch()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + ANSWERS], text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with contextlib.redirect_stdout(io.StringIO()) as said:  # this process has a whole PyTorch
+        exec(ANSWERS, {})
+    assert "torch._decomp" in sys.modules
+    assert done.stdout == said.getvalue()
+    assert done.stdout.count("red fox") == len(list_methods())
