@@ -40,7 +40,10 @@ for folder in Path(__file__).parent.rglob("*/"):
 
 
 #: Files that take longest begin first, so that two workers end together.
-FIRST = ("test_one_answer", "test_every_command", "test_audit", "test_demo", "test_attacks", "test_engines")
+FIRST = (
+    "test_audit", "test_onnx", "test_one_answer", "test_every_command", "test_demo", "test_kills",
+    "test_attacks", "test_engines", "test_kernels", "test_one_training",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
