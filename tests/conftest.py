@@ -9,16 +9,25 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-import torch
+# pytest runs one process per core. Threads of a BLAS spin while they wait for each other, which costs more
+# than they compute. Each library reads its number when it is imported; processes that tests start inherit it.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+import typer.main  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["DEAR_CACHE"] = tempfile.mkdtemp(prefix="dear-tests-")  # never the user's own cache
 atexit.register(shutil.rmtree, os.environ["DEAR_CACHE"], ignore_errors=True)
-torch.set_num_threads(1)  # pytest runs one process per core
+torch.set_num_threads(1)
+# An app reads the signatures of all its commands at every call, a fifth of a second: here once per process.
+typer.main.get_command = cache(typer.main.get_command)
 if find_spec("hypothesis") is not None:
     from hypothesis import settings
 
@@ -31,7 +40,10 @@ for folder in Path(__file__).parent.rglob("*/"):
 
 
 #: Files that take longest begin first, so that two workers end together.
-FIRST = ("test_one_answer", "test_every_command", "test_audit", "test_demo", "test_attacks", "test_engines")
+FIRST = (
+    "test_audit", "test_onnx", "test_one_answer", "test_every_command", "test_demo", "test_kills",
+    "test_attacks", "test_engines", "test_kernels", "test_one_training",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

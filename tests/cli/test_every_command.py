@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import dear
 from dear.cli import build_app
-from dear.data import open_data
+from dear.data import few_shot, open_data
 from dear.methods import METHODS, list_methods
 
 TASK = "world:textures"
-SMALL = ("--shots", "2", "--epochs", "1", "--batch", "24", "--device", "cpu", "--no-check")
+SMALL = ("--shots", "2", "--epochs", "1", "--batch", "10", "--device", "cpu", "--no-check")
 
 
 def command(*words: str) -> str:
@@ -25,12 +25,15 @@ def command(*words: str) -> str:
 
 @pytest.fixture(scope="session")
 def few_images(tmp_path_factory) -> Path:
-    """Six test images as class folders."""
-    images, folder = open_data(TASK, "test"), tmp_path_factory.mktemp("few")
-    for index in range(0, 300, 50):
-        path = folder / "test" / images.classes[int(images.labels[index])] / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        images.image(index).save(path)
+    """Two training images and one test image of each of five classes, as class folders."""
+    folder = tmp_path_factory.mktemp("few")
+    for split, shots in (("train", 2), ("test", 1)):
+        images = open_data(TASK, split)
+        images = few_shot(images.select_classes(images.classes[:5]), shots, 1)
+        for index, label in enumerate(images.labels.tolist()):
+            path = folder / split / images.classes[label] / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            images.image(index).save(path)
     return folder
 
 
@@ -40,9 +43,9 @@ def runs_of_all(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def adapted(folder: Path, name: str) -> Path:
+def adapted(folder: Path, name: str, images: Path) -> Path:
     if not (folder / name).exists():
-        command("adapt", "--data", TASK, "--method", name, "--out", str(folder / name), *SMALL)
+        command("adapt", "--data", str(images), "--method", name, "--out", str(folder / name), *SMALL)
     return folder / name
 
 
@@ -52,8 +55,8 @@ _predicted: dict[str, list[dict]] = {}
 def predicted(runs: Path, name: str, images: Path) -> list[dict]:
     """The answers of `dear predict`, made once."""
     if name not in _predicted:
-        words = ("predict", str(adapted(runs, name)), str(images), "--reject", "--json", "--device", "cpu")
-        _predicted[name] = json.loads(command(*words))["predictions"]
+        words = ("predict", str(adapted(runs, name, images)), str(images / "test"), "--reject")
+        _predicted[name] = json.loads(command(*words, "--json", "--device", "cpu"))["predictions"]
     return _predicted[name]
 
 
@@ -61,11 +64,11 @@ def predicted(runs: Path, name: str, images: Path) -> list[dict]:
 def test_a_method_goes_through_every_command(
     name: str, runs_of_all: Path, few_images: Path, tmp_path
 ) -> None:
-    run = adapted(runs_of_all, name)
+    run = adapted(runs_of_all, name, few_images)
     shown = ("--device", "cpu")
     for _ in range(2):  # the second time from the cache
         found = json.loads(command("evaluate", str(run), "--data", str(few_images), "--json", *shown))
-    assert found["images"] == 6
+    assert found["images"] == 5
     for answer in predicted(runs_of_all, name, few_images):
         values = [one["probability"] for one in answer["classes"]]
         assert len(values) == 5

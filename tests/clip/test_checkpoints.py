@@ -48,7 +48,10 @@ ODD_VISION = {
 }
 SIZES = {
     "ViT-B/16, QuickGELU": (REAL_VISION | {"patch_size": 16}, REAL_TEXT, 512, "quick_gelu"),
-    "ViT-B/32, GELU": (REAL_VISION | {"patch_size": 32}, REAL_TEXT, 512, "gelu"),
+    "ViT-B/32 of two layers, GELU": (
+        *(REAL_VISION | {"patch_size": 32, "num_hidden_layers": 2}, REAL_TEXT | {"num_hidden_layers": 2}),
+        *(512, "gelu"),
+    ),
     "odd, QuickGELU": (ODD_VISION, ODD_TEXT, 37, "quick_gelu"),
     "odd, GELU": (ODD_VISION, ODD_TEXT, 37, "gelu"),
 }

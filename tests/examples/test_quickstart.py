@@ -18,7 +18,9 @@ def run_cell(source, names):
 
 
 def test_the_quickstart_runs_and_shows_something():
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert text.count("shots=16") == 1
+    notebook = json.loads(text.replace("shots=16", "shots=4"))  # quicker; everything else is as in the file
     assert notebook["nbformat"] == 4
     names, shown = {}, []
     for cell in notebook["cells"]:

@@ -170,9 +170,18 @@ def test_a_half_precision_zero_shot_model_is_exported_in_float32(clip, tmp_path)
     assert half.dtype == torch.bfloat16
 
 
-def test_a_vit_b_16_sized_dear_with_table_2_agrees(tmp_path):
+@pytest.mark.parametrize("thin", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_dear_with_table_2_on_a_vit_b_16_agrees(tmp_path, thin):
+    """With ViT-B/16's layers, heads and tokens; in the quick case a head has 8 channels instead of 64."""
     torch.manual_seed(0)
-    model = trained_dear(dear.Clip(dear.ClipConfig.named("ViT-B-16")), roles=RoleMap.table2())
+    config = dear.ClipConfig.named("ViT-B-16")
+    if thin:
+        vision, text = (
+            replace(tower, width=8 * tower.heads, mlp=32 * tower.heads)
+            for tower in (config.vision, config.text)
+        )
+        config = replace(config, vision=vision, text=text, embed_dim=64)
+    model = trained_dear(dear.Clip(config), roles=RoleMap.table2())
     export_onnx(model, tmp_path / "b16.onnx", check=False)
     pixels = images(1, 224, dtype=torch.float32)
     got = OnnxModel(tmp_path / "b16.onnx", threads=1).run(pixels.numpy())

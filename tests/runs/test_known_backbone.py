@@ -19,7 +19,9 @@ from dear.runs.folder import load_run
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DEAR_CACHE", str(tmp_path / "cache"))
     shutil.copytree(factory.EMBEDDED / "mini", tmp_path / "clip")
-    fitted = dear.Classifier(method="zeroshot", backbone=str(tmp_path / "clip"), template="a {} thing")
+    fitted = dear.Classifier(
+        method="zeroshot", backbone=str(tmp_path / "clip"), template="a {} thing", shots=1, calibrate=False
+    )
     fitted.fit("world:textures").save(tmp_path / "run")
     return tmp_path / "run"
 

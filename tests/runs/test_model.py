@@ -67,11 +67,17 @@ def test_groups_are_measured_whether_or_not_images_are_skipped(photos: Path, cac
         model().evaluate(images, cached=cached)
 
 
-def test_the_command_reports_the_worst_group() -> None:
-    words = ["zeroshot", "--data", "world:shortcut-place", "--json"]
-    result = CliRunner().invoke(build_app(), words)
+def test_the_command_reports_the_worst_group(photos: Path) -> None:
+    images = grouped(photos)
+    rows = zip(images.paths, images.labels.tolist(), images.groups or (), strict=True)
+    lines = (f"photos/{path},{images.classes[label]},{group},test" for path, label, group in rows)
+    table = photos.parent / "table.csv"
+    table.write_text("\n".join(("path,label,group,split", *lines)))
+    result = CliRunner().invoke(build_app(), ["zeroshot", "--data", str(table), "--json"])
     assert result.exit_code == 0, result.output
-    assert set(json.loads(result.stdout)["worst_group"]) == {"group", "accuracy", "groups"}
+    worst = json.loads(result.stdout)["worst_group"]
+    assert set(worst) == {"group", "accuracy", "groups"}
+    assert worst["groups"] == 9
 
 
 def test_the_threshold_of_trained_classes_is_not_used_for_new_ones(photos: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from dear.report.demo_facts import DemoFacts
 from dear.report.demo_page import TERMS
 from dear.workflows import demo as module
+from dear.workflows import repair
 from dear.workflows.demo_parts import Size
 
 TINY = Size(
-    ("textures",), 1, 1, 3, role_images=150, known_images=60, per_group=2, focus_draws=1, focus_images=4
+    ("textures",), 1, 1, 3, role_images=100, known_images=60, per_group=2, focus_draws=1, focus_images=4
 )
 RUNS = {"run-textures-quick", "run-shortcut-quick"}
 
@@ -29,6 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DemoFacts, lis
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "QUICK", TINY)
+        patch.setattr(repair, "DRAWS", 2)  # random removals, each a training
         with pytest.raises(KeyboardInterrupt):
             module.demo(folder, quick=True, progress=stop)
         names = {path.name for path in folder.iterdir()}

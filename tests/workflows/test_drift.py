@@ -66,8 +66,12 @@ def test_a_reference_is_kept_and_a_damaged_one_refused(tmp_path) -> None:
 
 
 def test_other_images_drift_and_the_same_kind_does_not(tmp_path) -> None:
-    run = tmp_path / "run"
-    adapt("world:vehicles", run, method="tip-adapter", shots=4, options={"views": 0}, calibrate=False)
+    run, known = tmp_path / "run", open_data("world:vehicles", "train")
+    for place in range(0, len(known), 4):
+        path = tmp_path / "known" / known.classes[int(known.labels[place])] / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known.image(place).save(path)
+    adapt(tmp_path / "known", run, method="tip-adapter", shots=4, options={"views": 0}, calibrate=False)
     for name in ("vehicles", "scenes"):
         images = open_data(f"world:{name}", "train")
         (tmp_path / name).mkdir()

@@ -87,7 +87,7 @@ def test_tables_and_answers_of_a_run(photos, tmp_path):
     pd.DataFrame({"path": names}).to_csv(tmp_path / "list.csv", index=False)
     pd.DataFrame({"path": names}).to_parquet(tmp_path / "list.parquet")
     assert list_images(tmp_path / "list.csv") == list_images(tmp_path / "list.parquet")
-    clf = dear.Classifier(method="zeroshot", backbone="mini", template="a {} thing")
+    clf = dear.Classifier(method="zeroshot", backbone="mini", template="a {} thing", shots=2)
     clf.fit("world:textures").save(tmp_path / "run")
     embed(tmp_path / "list.csv", tmp_path / "out", run=str(tmp_path / "run"))
     table = pd.read_parquet(tmp_path / "out")

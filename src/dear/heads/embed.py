@@ -36,7 +36,7 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
             "concepts need sentence embeddings: pip install '.[roles]' in your clone, or use concepts='tags'"
         ) from None
     source = str(_packaged()) if name == DEFAULT else name
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         model = SentenceTransformer(source, device="cpu")
     except Exception as error:  # a folder from outside may fail in any way; pickles in it are not loaded
