@@ -30,10 +30,10 @@ from dear._io.jpeg import TURNS
 
 #: from the contents of files to their pixels, uint8 [height, width, 3] on the device; None: it could not
 Decode = Callable[[Sequence[bytes]], Sequence[Tensor | None]]
-_AT_ONCE = 128  # files that the decoder gets
+_AT_ONCE = 128  # files that the decoder gets; while it has the next ones, these are resized
 _HOST_THREADS = 4  # that read headers for it
 _TRIED, _SLOW_SECONDS = 8, 5e-4  # files that are read to see whether a file takes longer than this
-_MOST_PIXELS = 1 << 26  # decoded and resized at once; 800 MB as floating-point numbers
+_MOST_PIXELS = 1 << 25  # of them; 400 MB as floating-point numbers
 
 
 @lru_cache(maxsize=8)
@@ -55,15 +55,10 @@ def decoder_of(device: torch.device) -> Decode | None:
         lock = threading.Lock()
 
         def decode(contents: Sequence[bytes]) -> list[Tensor | None]:
-            streams = [codec.CodeStream(content) for content in contents]
-            found = []
-            for start in range(0, len(streams), _AT_ONCE):
-                with lock:  # one decoder for all threads
-                    found += decoder.decode(
-                        streams[start : start + _AT_ONCE],
-                        params=how,
-                        cuda_stream=torch.cuda.current_stream(device).cuda_stream,
-                    )
+            files = [codec.CodeStream(content) for content in contents]
+            stream = torch.cuda.current_stream(device).cuda_stream
+            with lock:  # one decoder for all threads
+                found = decoder.decode(files, params=how, cuda_stream=stream)
             return [None if one is None else torch.as_tensor(one, device=device) for one in found]
 
         return decode if _decodes(decode) else None
@@ -138,7 +133,7 @@ def _portions(files: dict[int, PlainJpeg]) -> Iterator[list[int]]:
     for place in sorted(files, key=sizes.__getitem__):
         side = max(files[place].width, files[place].height)
         longest = max(longest, side)
-        if some and (len(some) + 1) * longest**2 > _MOST_PIXELS:
+        if len(some) == _AT_ONCE or (some and (len(some) + 1) * longest**2 > _MOST_PIXELS):
             yield some
             some, longest = [], side
         some.append(place)

@@ -35,10 +35,9 @@ def image_paths(folder: Path) -> Iterator[str]:
     """Paths of all images below a folder, relative to it, with `/` between the parts."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if is_own_name(name)]
-        inner = Path(place).relative_to(folder)
-        for file in files:
-            if is_image_name(file):
-                yield (inner / file).as_posix()
+        inner = Path(place).relative_to(folder).as_posix()
+        before = "" if inner == "." else f"{inner}/"
+        yield from (before + file for file in files if is_image_name(file))
 
 
 def find_images(names: Iterable[str]) -> list[str]:
@@ -55,7 +54,8 @@ def find_images(names: Iterable[str]) -> list[str]:
             inside = sorted(image_paths(Path(name)))
             if not inside:
                 raise InputError(f"{name}: there is no image in this folder")
-            found += [str(Path(name) / path) for path in inside]
+            root = Path(name)
+            found += [os.path.join(root, *path.split("/")) for path in inside]
         elif glob.has_magic(name) and not os.path.exists(name):
             fitting = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
             if not fitting:
