@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from dear.errors import OutOfMemory, ran_out
 
-MOST_THREADS = 16  #: that work side by side
+MOST_THREADS = 12  #: that work side by side
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
