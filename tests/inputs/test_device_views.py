@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -136,6 +138,23 @@ def test_a_bad_file_is_named(content: bytes, tmp_path: Path) -> None:
     bad.write_bytes(content)
     with pytest.raises(InputError, match=r"bad\.jpg"):
         device_views([good, bad], 8, CPU, by_turbo)
+
+
+def test_files_that_come_slowly_are_read_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, readers, pause = [file_of(photo(20, 20, seed)) for seed in range(12)], set(), [0.0]
+
+    def slowly(source: bytes) -> image_open.PlainJpeg | None:
+        readers.add(threading.get_ident())
+        time.sleep(pause[0])
+        return image_open.plain_jpeg(source)
+
+    monkeypatch.setattr("dear._io.device_views.plain_jpeg", slowly)
+    monkeypatch.setattr("dear._io.batches.usable_cores", lambda: 4)
+    assert near(device_views(files, 16, CPU, by_turbo), read_views(files, 16))
+    assert len(readers) == 1
+    pause[0] = 0.005
+    assert near(device_views(files, 16, CPU, by_turbo), read_views(files, 16))
+    assert len(readers) > 2
 
 
 def test_large_images_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import os
 import threading
 import time
@@ -32,7 +33,7 @@ from dear._io.jpeg import TURNS
 Decode = Callable[[Sequence[bytes]], Sequence[Tensor | None]]
 _AT_ONCE = 128  # files that the decoder gets; while it has the next ones, these are resized
 _HOST_THREADS = 4  # that read headers for it
-_TRIED, _SLOW_SECONDS = 8, 5e-4  # files that are read to see whether a file takes longer than this
+_TRIED, _SLOW_SECONDS = 8, 1e-3  # files that are read to see whether each takes longer than this
 _MOST_PIXELS = 1 << 25  # of them; 400 MB as floating-point numbers
 
 
@@ -105,10 +106,14 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
 
 def _plain_files(sources: Sequence[Source]) -> list[PlainJpeg | None]:
     """`plain_jpeg` of each; by several threads where files come slowly, else they get in each other's way."""
-    began = time.perf_counter()
-    found = [plain_jpeg(source) for source in sources[:_TRIED]]
-    slow = time.perf_counter() - began > _TRIED * _SLOW_SECONDS
+    found: list[PlainJpeg | None] = []
+    quickest = math.inf  # of the first few; any may have waited for another thread
+    for source in sources[:_TRIED]:
+        began = time.perf_counter()
+        found.append(plain_jpeg(source))
+        quickest = min(quickest, time.perf_counter() - began)
     rest = sources[_TRIED:]
+    slow = quickest > _SLOW_SECONDS
     return found + (threaded(plain_jpeg, rest) if slow else [plain_jpeg(source) for source in rest])
 
 
