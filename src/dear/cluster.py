@@ -131,7 +131,11 @@ def serve_replicas(
     serve = _ray("serve").serve
     connect(address)
     serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
-    replica: Any = serve.ingress(application)()
+
+    def make() -> Any:  # a function: Ray takes anything else, a partial too, for the application itself
+        return application()
+
+    replica: Any = serve.ingress(make)()
     deployment: Any = serve.deployment(
         replica,
         name="replica",
