@@ -11,9 +11,12 @@
   the device) and the same DataLoader; the first epoch of `dear adapt` beside a DataLoader with 8 processes;
   views of files by the GPU's decoder, by the CPU and by torchvision. Rows are written as they come; a stage
   that fails or takes too long is named and left out.
-- `precision`: for how many images of `--data` answers in bfloat16 are those in float32.
+- `precision`: for how many images of `--data` answers in bfloat16 are those in float32, and oneDNN's MKL's.
 - `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
 - `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
+- `products`: a layer's products, MKL's as PyTorch takes them and oneDNN's as `dear.clip.cpu` does, beside the
+  rate of fused multiplications and additions alone, for which a C compiler is needed.
+- `batches`: the image tower with batches of 1 to 64 images.
 
 Ways take turns and medians are compared, so that whatever else the machine does falls on all; `--cpu-time`
 counts processor time instead, which a busy machine leaves alone. What counts is the ratio.
@@ -42,6 +45,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from measure.clock import medians, wait
 from measure.images import feed_rates
 from PIL import Image
@@ -50,11 +54,12 @@ from torch.utils.benchmark import timer
 
 import dear
 from dear._io.image_file import normalize, read_views, resize_crop
+from dear.clip.cpu import linear
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, cast_backbone, matrix_dtype
 from dear.data.images import ListedImages
 from dear.methods import build_method
-from dear.runs.batches import over_batches, pixels_for
+from dear.runs.batches import images_at_once, over_batches, pixels_for
 from dear.runs.model import Model
 from dear.workflows.embed import embedder
 from dear.workflows.shards import ShardJob, list_images, run_shards
@@ -282,18 +287,27 @@ def features(options: argparse.Namespace) -> list[Row]:
 
 
 def precision(options: argparse.Namespace) -> list[Row]:
-    """For how many images of `--data` zero-shot answers in bfloat16 are those in float32."""
+    """For how many images of `--data` zero-shot answers do not depend on precision and library."""
     clip, data = dear.load(options.backbone), dear.open_data(options.data, "all")
     data = data.subset(
         torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: options.images]
     )
     method = build_method("zeroshot", clip, data.classes, template=data.template)
-    whole, half = (
-        next(iter(Model(method, precision=one).logits(data).values())) for one in ("float32", "bfloat16")
-    )
-    same = int((whole.argmax(1) == half.argmax(1)).sum())
-    return [{"work": f"answers for {len(data)} images", "way": "bfloat16 as float32", "value": str(same),
-             "unit": "images", "dear_is_faster": ""}]  # fmt: skip
+
+    def logits(precision: str) -> Tensor:
+        return next(iter(Model(method, precision=precision).logits(data).values()))
+
+    whole = logits("float32")
+    with torch.backends.mkldnn.flags(enabled=False):
+        others = {"oneDNN's products as MKL's": logits("float32")}
+    others["bfloat16 as float32"] = logits("bfloat16")
+    rows = []
+    for way, found in others.items():
+        print(f"{way}: scores are {float((found - whole).abs().max()):.1e} apart at most")
+        same = int((whole.argmax(1) == found.argmax(1)).sum())
+        rows.append({"work": f"answers for {len(data)} images", "way": way, "value": str(same),
+                     "unit": "images", "dear_is_faster": ""})  # fmt: skip
+    return rows
 
 
 def gpu(options: argparse.Namespace) -> Iterator[list[Row]]:
@@ -502,6 +516,68 @@ def cpu(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def products(options: argparse.Namespace) -> list[Row]:
+    """A layer of width 384: GFLOP/s of MKL and oneDNN, of one thread."""
+    rows, peak = [], _peak()
+    for images in (1, 16, 32):
+        for inputs, outputs in ((384, 384), (384, 1536), (1536, 384)):
+            x, weight, bias = (
+                torch.randn(65 * images, inputs),
+                torch.randn(outputs, inputs),
+                torch.zeros(outputs),
+            )
+            times = max(1, 32 // images)
+            ways = {
+                "MKL": partial(_again, partial(F.linear, x, weight, bias), times),
+                "dear": partial(_again, partial(linear, x, weight, bias), times),
+            }
+            with torch.no_grad():
+                taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
+            done = 2e-9 * times * x.numel() * outputs
+            rates = {name: done / seconds for name, seconds in taken.items()}
+            if peak is not None:
+                rates["multiply-add alone"] = peak
+            rows += ratios(f"{images} images, {inputs} to {outputs}", "GFLOP/s", rates, rate=True)
+    return rows
+
+
+def _again(way: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        way()
+
+
+def _peak() -> float | None:
+    """GFLOP/s of one core that does nothing but multiply and add in AVX-512's registers."""
+    add = "".join(f'"vfmadd231ps %%zmm30, %%zmm31, %%zmm{register}\\n"' for register in range(14))
+    source = (
+        "#include <stdio.h>\n#include <time.h>\nint main(void) { long k = 100000000; clock_t t = clock();\n"
+        f'asm volatile("1:\\n" {add} "dec %0\\njnz 1b\\n" : "+r"(k) :: "cc");\n'
+        'printf("%f", 14 * 32e-1 * CLOCKS_PER_SEC / (clock() - t)); }'
+    )
+    compiler = shutil.which("cc")
+    if compiler is None or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "peak")
+        subprocess.run([compiler, "-O1", "-x", "c", "-", "-o", program], input=source, text=True, check=True)
+        return max(float(subprocess.check_output([program], text=True)) for _ in range(3))
+
+
+def batches(options: argparse.Namespace) -> list[Row]:
+    """The image tower, images one by one to 64 at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        transformers_model(options.shape, Path(folder))
+        clip = dear.load(folder)
+    size = clip.config.vision.image_size
+    given = {batch: torch.randn(batch, 3, size, size) for batch in (1, 4, 8, 16, 32, 64)}
+    ways = {str(batch): partial(clip.encode_image, pixels) for batch, pixels in given.items()}
+    taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
+    ms = {f"batch {name}": 1e3 * seconds / int(name) for name, seconds in taken.items()}
+    own = images_at_once(clip)
+    work = f"image tower, {options.shape}, in batches"
+    return ratios(f"{work}; {own} at once is taken", "ms an image", ms, own="batch 32")
+
+
 def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any] | None:
     """The image tower in onnxruntime; `int8`: with the matrices of the file before in 8 bits."""
     try:
@@ -535,20 +611,22 @@ def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any
 
 PARTS = {
     "pixels": pixels, "features": features, "precision": precision, "predict": predict, "gpu": gpu,
-    "start": start, "cpu": cpu,
+    "start": start, "cpu": cpu, "products": products, "batches": batches,
 }  # fmt: skip
 
 
-def ratios(work: str, unit: str, values: dict[str, float], rate: bool = False) -> list[Row]:
+def ratios(
+    work: str, unit: str, values: dict[str, float], rate: bool = False, own: str = "dear"
+) -> list[Row]:
     """Rows whose last column says how many times faster ours is than each; the first way is the anchor."""
-    own = values["dear"]
+    ours = values[own]
     return [
         {
             "work": work,
             "way": way,
             "value": f"{value:.4g}",
             "unit": unit,
-            "dear_is_faster": f"{(own / value if rate else value / own):.2f}",
+            "dear_is_faster": f"{(ours / value if rate else value / ours):.2f}",
         }
         for way, value in values.items()
     ]

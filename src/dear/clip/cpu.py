@@ -83,4 +83,4 @@ def mlp(x: Tensor, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor], activ
         return linear(linear(x, *up, activation), *down)
     # The factor and its inverse are on the narrow sides of the two products.
     hidden = linear(_QUICK * x, up[0], _QUICK * up[1], "swish")
-    return torch.add(down[1], linear(hidden, down[0], None), alpha=1 / _QUICK)
+    return linear(hidden, down[0], _QUICK * down[1]).mul_(1 / _QUICK)
