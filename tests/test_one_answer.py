@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tiny import shallow_mini, shallow_roles
 from typer.testing import CliRunner
 
 import dear
@@ -29,8 +30,6 @@ from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.data import open_data
 from dear.data.shots import few_shot
-from dear.heads.known_roles import known_roles
-from dear.heads.roles import RoleMap
 from dear.methods import build_method, list_methods
 from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.folder import load_run
@@ -45,7 +44,6 @@ METHODS = (
 TASK, TEMPERATURE = "world:textures", 2.6
 REMOVED = ("nothing", "heads", "words")
 FOCUSED = ((3, 6), (4, 10), (5, 5))  # heads, for methods written "+focus"
-KEPT = (0, 1, 8, 9, 10, 11)  # layers of mini that the backbone here has: quicker, and all else is as in mini
 Surface = Callable[[Path, "Photos", str], np.ndarray]
 
 
@@ -63,28 +61,6 @@ class Photos:
 def few():
     images = open_data(TASK, "train")
     return few_shot(images.select_classes(images.classes[:4]), 2, 1)
-
-
-def shallow_mini() -> Clip:
-    """Six of mini's twelve layers in both towers."""
-    mini = dear.load("mini")
-    vision, text = (replace(tower, layers=len(KEPT)) for tower in (mini.config.vision, mini.config.text))
-    clip = Clip(replace(mini.config, vision=vision, text=text), token_rows=len(mini.text.tokens))
-    state = {key: value for key, value in mini.state_dict().items() if ".blocks." not in key}
-    for new, old in enumerate(KEPT):
-        for tower, blocks in (("visual", mini.visual.blocks), ("text", mini.text.blocks)):
-            for key, value in blocks[old].state_dict().items():
-                state[f"{tower}.blocks.{new}.{key}"] = value
-    clip.load_state_dict(state)
-    return clip
-
-
-def shallow_roles() -> RoleMap:
-    """The roles of mini's last four layers, which the shallow backbone has."""
-    known = known_roles(dear.load("mini"))
-    return RoleMap(
-        {(1 + KEPT.index(layer - 1), head): role for (layer, head), role in known.table.items()}, 12
-    )
 
 
 @pytest.fixture(scope="module")

@@ -65,9 +65,9 @@ def ray():
     ray.shutdown()
 
 
-def _numbers(folder, engine, place):
+def _numbers(folder, engine, place, cells=CELLS):
     grid = Grid(folder)
-    summary = grid.run(CELLS, place, engine)
+    summary = grid.run(cells, place, engine)
     files = {path.name: path.read_bytes() for path in sorted((folder / "cells").glob("*.json"))}
     return files, summary
 
@@ -85,13 +85,15 @@ def test_processes_survive_a_kill_write_the_same_bytes_and_compute_nothing_twice
 
 
 def test_a_cell_that_always_kills_its_process_fails_alone(tmp_path, work):
-    _, summary = _numbers(tmp_path / "out", Local(work.doomed, workers=2), Environment("mini", str(tmp_path)))
+    # The fourth cell is lost with the third; that cells which wait are computed after a loss is tested above.
+    place = Environment("mini", str(tmp_path))
+    _, summary = _numbers(tmp_path / "out", Local(work.doomed, workers=2), place, CELLS[:4])
     assert [cell.seed for cell in summary.failed] == [3]
     assert "died 2 times" in summary.failed[CELLS[2]]
-    assert len(summary.computed) == 5
+    assert len(summary.computed) == 3
     # a Ctrl-C at the terminal, which reaches every process, is heard by the first alone
     written = [json.loads(Grid(tmp_path / "out").path(cell).read_text()) for cell in summary.computed]
-    assert [document["result"] for document in written] == [{"deaf": True}] * 5
+    assert [document["result"] for document in written] == [{"deaf": True}] * 3
 
 
 def test_ray_writes_the_same_bytes_and_survives_a_killed_worker(tmp_path, work, ray):

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny import shallow_mini, shallow_roles
 from typer.testing import CliRunner
 
 import dear
 from dear.cli import build_app
+from dear.clip.checkpoint import save_hf
 from dear.data import few_shot, open_data
 from dear.methods import METHODS, list_methods
 
@@ -38,38 +40,49 @@ def few_images(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def backbone(tmp_path_factory) -> Path:
+    """A small backbone with roles beside it."""
+    folder = tmp_path_factory.mktemp("backbone") / "clip"
+    save_hf(shallow_mini(), folder)
+    shallow_roles().save(folder.parent / "roles.json")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def runs_of_all(tmp_path_factory) -> Path:
     """A folder of runs, each made by the first test that needs it."""
     return tmp_path_factory.mktemp("runs")
 
 
-def adapted(folder: Path, name: str, images: Path) -> Path:
+def adapted(folder: Path, name: str, images: Path, backbone: Path) -> Path:
     if not (folder / name).exists():
-        command("adapt", "--data", str(images), "--method", name, "--out", str(folder / name), *SMALL)
+        words = ("--data", str(images), "--method", name, "--out", str(folder / name))
+        roles = ("--roles", str(backbone.parent / "roles.json")) if METHODS[name].uses_roles else ()
+        command("adapt", *words, "--backbone", str(backbone), *roles, *SMALL)
     return folder / name
 
 
 _predicted: dict[str, list[dict]] = {}
 
 
-def predicted(runs: Path, name: str, images: Path) -> list[dict]:
+def predicted(runs: Path, name: str, images: Path, backbone: Path) -> list[dict]:
     """The answers of `dear predict`, made once."""
     if name not in _predicted:
-        words = ("predict", str(adapted(runs, name, images)), str(images / "test"), "--reject")
+        words = ("predict", str(adapted(runs, name, images, backbone)), str(images / "test"), "--reject")
         _predicted[name] = json.loads(command(*words, "--json", "--device", "cpu"))["predictions"]
     return _predicted[name]
 
 
 @pytest.mark.parametrize("name", list_methods())
 def test_a_method_goes_through_every_command(
-    name: str, runs_of_all: Path, few_images: Path, tmp_path
+    name: str, runs_of_all: Path, few_images: Path, backbone: Path, tmp_path
 ) -> None:
-    run = adapted(runs_of_all, name, few_images)
+    run = adapted(runs_of_all, name, few_images, backbone)
     shown = ("--device", "cpu")
     for _ in range(2):  # the second time from the cache
         found = json.loads(command("evaluate", str(run), "--data", str(few_images), "--json", *shown))
     assert found["images"] == 5
-    for answer in predicted(runs_of_all, name, few_images):
+    for answer in predicted(runs_of_all, name, few_images, backbone):
         values = [one["probability"] for one in answer["classes"]]
         assert len(values) == 5
         assert 0 < values[0] <= sum(values) <= 1 + 1e-6
@@ -78,16 +91,16 @@ def test_a_method_goes_through_every_command(
     assert (tmp_path / "page.html").stat().st_size > 10_000
     if METHODS[name].mergeable:
         command("export", str(run), "--merged", str(tmp_path / "merged"))
-        assert dear.load(tmp_path / "merged").config == dear.load("mini").config
+        assert dear.load(tmp_path / "merged").config == dear.load(backbone).config
 
 
-def test_all_runs_are_served_together(runs_of_all: Path, few_images: Path) -> None:
+def test_all_runs_are_served_together(runs_of_all: Path, few_images: Path, backbone: Path) -> None:
     testclient = pytest.importorskip("fastapi.testclient")
     from dear.serve.app import make_app
     from dear.serve.service import Service
 
-    answers = {name: predicted(runs_of_all, name, few_images)[0] for name in list_methods()}
-    with testclient.TestClient(make_app(Service(runs_of_all, dear.load("mini")))) as client:
+    answers = {name: predicted(runs_of_all, name, few_images, backbone)[0] for name in list_methods()}
+    with testclient.TestClient(make_app(Service(runs_of_all, dear.load(backbone)))) as client:
         for name, answer in answers.items():
             image = Path(answer["image"])
             reply = client.post(
