@@ -84,7 +84,8 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
     stream = _stream(device)
     with torch.inference_mode(False), torch.cuda.stream(stream):
         views = torch.empty(len(sources), 3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
-        files = {place: file for place, file in enumerate(_plain_files(sources)) if file is not None}
+        with _reading:  # two threads that read slow each other down; one decodes while another reads
+            files = {place: file for place, file in enumerate(_plain_files(sources)) if file is not None}
         left = [place for place in range(len(sources)) if place not in files]
         for places in _portions(files):
             decoded = decode([files[place].content for place in places])
@@ -117,16 +118,17 @@ def _plain_files(sources: Sequence[Source]) -> list[PlainJpeg | None]:
     return found + (threaded(plain_jpeg, rest) if slow else [plain_jpeg(source) for source in rest])
 
 
+_reading = threading.Lock()
 _own = threading.local()
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    """This thread's stream for a GPU."""
+    """This thread's stream for a GPU, whose short work goes before that of a model."""
     if device.type != "cuda":
         return None
     streams: dict[torch.device, torch.cuda.Stream] = _own.__dict__.setdefault("streams", {})
     if device not in streams:
-        streams[device] = torch.cuda.Stream(device)
+        streams[device] = torch.cuda.Stream(device, priority=-1)
     return streams[device]
 
 

@@ -62,6 +62,7 @@ class Axis:
     first: int  #: of the resized pixels, the first one that the view shows
 
 
+@lru_cache(maxsize=4096)
 def axes_of(width: int, height: int, size: Size) -> tuple[Axis, Axis]:
     """How an image becomes a view, across and down.
 

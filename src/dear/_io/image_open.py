@@ -34,6 +34,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 # A pipe is not waited for: it is no image.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_JPEG_NAMES = (".jpg", ".jpeg", ".JPG", ".JPEG")
 _ORIENTATION = 0x112  # EXIF's tag
 # Pillow warns of images that are below our own limit, or refused by it in a sentence. Not around each open:
 # that would change the filters of other threads.
@@ -173,12 +174,14 @@ def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
             raise IsADirectoryError
         if not stat.S_ISREG(facts.st_mode):  # it might never end
             raise InputError(f"{_name(path)}: is a pipe or a device, not an image")
-        if not jpeg.is_jpeg(os.read(descriptor, 3)):
+        large = facts.st_size > MAX_JPEG_BYTES
+        # Of a file that is called otherwise, or is too large, the beginning tells; every call costs.
+        first = facts.st_size if os.fspath(path).endswith(_JPEG_NAMES) and not large else 3
+        content = os.read(descriptor, first)
+        if not jpeg.is_jpeg(content):
             return None
-        if facts.st_size > MAX_JPEG_BYTES:
+        if large:
             raise InputError(f"{_name(path)}: has more than {MAX_JPEG_BYTES:,} bytes; make it smaller")
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        content = os.read(descriptor, facts.st_size)
         while len(content) < facts.st_size and (more := os.read(descriptor, facts.st_size)):
             content += more
         return content
