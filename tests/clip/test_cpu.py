@@ -85,7 +85,7 @@ def test_an_mlp_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.randn(24, 96), torch.randn(24)),
     )
     whole = cpu.mlp(x, up, down, "gelu")
-    monkeypatch.setattr(cpu, "_BLOCK", 4 * 96 * 8)  # 8 rows of 45
+    monkeypatch.setattr(cpu, "KEPT", 4 * 96 * 8)  # 8 rows of 45
     torch.testing.assert_close(cpu.mlp(x, up, down, "gelu"), whole, rtol=1e-5, atol=1e-5)
 
 

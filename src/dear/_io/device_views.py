@@ -28,6 +28,7 @@ from dear._io.batches import threaded
 from dear._io.image_file import Axis, Size, View, axes_of, side_of, view_pixels
 from dear._io.image_open import PlainJpeg, Source, plain_jpeg
 from dear._io.jpeg import TURNS
+from dear._io.memory import keep_freed
 
 #: from the contents of files to their pixels, uint8 [height, width, 3] on the device; None: it could not
 Decode = Callable[[Sequence[bytes]], Sequence[Tensor | None]]
@@ -62,6 +63,7 @@ def decoder_of(device: torch.device) -> Decode | None:
                 found = decoder.decode(files, params=how, cuda_stream=stream)
             return [None if one is None else torch.as_tensor(one, device=device) for one in found]
 
+        keep_freed()
         return decode if _decodes(decode) else None
     except Exception:  # not installed, made for another CUDA, or without the library it needs
         return None

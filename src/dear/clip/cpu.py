@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear._io.memory import KEPT, keep_freed
+
 _QUICK = 1.702  # QuickGELU(x) = x sigmoid(1.702 x) = swish(1.702 x) / 1.702
-_BLOCK = 31 << 20  # bytes; see `_keep_freed_memory`
 _FUSED: dict[str, tuple[str, str]] = {  # oneDNN's names: operation, kind
     "none": ("none", ""),
     "swish": ("swish", ""),
@@ -48,18 +49,8 @@ def _operation() -> Any:
         found = torch.ops.mkldnn._linear_pointwise.default
     except AttributeError:
         return None
-    _keep_freed_memory()
+    keep_freed()
     return found
-
-
-def _keep_freed_memory() -> None:
-    """Let the activations of a layer come to lie where those of the layer before lay.
-
-    glibc gives large blocks back to the system when they are freed, and the next ones come as pages that the
-    kernel clears one by one: up to a seventh of the time of a layer. Once a block of nearly 32 MB was freed,
-    it keeps blocks up to that size; this one is never written to.
-    """
-    torch.empty(_BLOCK, dtype=torch.uint8)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:
@@ -75,7 +66,7 @@ def mlp(x: Tensor, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor], activ
 
     Rows go in parts whose hidden activations are kept memory when they are freed.
     """
-    limit = max(1, _BLOCK // (4 * len(up[0])))
+    limit = max(1, KEPT // (4 * len(up[0])))
     if x.numel() // x.shape[-1] > limit:
         parts = [mlp(rows, up, down, activation) for rows in x.reshape(-1, x.shape[-1]).split(limit)]
         return torch.cat(parts).view(x.shape)
