@@ -30,7 +30,7 @@ def embedder(clip: Clip) -> Compute:
     """From paths to a table `path, embedding, error`; unit length, null where an image cannot be read."""
     tower = cached_cast(clip, matrix_dtype("auto", clip.device))
     batch = None if clip.device.type == "cpu" else _GPU_BATCH
-    run = Recorder((_GPU_BATCH,))  # the interpreter is left to those who read images
+    run = Recorder()  # the interpreter is left to those who read images
 
     def encode(images: ImageSet, rows: list[int]) -> Tensor:
         (features,) = run("features", features_of, pixels_for(tower, images, rows))
