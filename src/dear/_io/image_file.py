@@ -30,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 # Of an image longer than this (times its short side) only the middle is kept: resized, it would fill memory.
 MAX_ASPECT = 16
+FEW = 16  #: images that are not worth a GPU's decoder
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,12 @@ def resize_crop(image: Source, size: Size) -> Tensor:
 def read_views(sources: Sequence[Source], size: Size, device: torch.device | None = None) -> Tensor:
     """The views of many images, uint8 [b, 3, size, size], decoded by several threads into one buffer.
 
-    On a GPU that can decode (`dear._io.device_views`), plain JPEG files are decoded and resized there.
+    On a GPU that can decode (`dear._io.device_views`), plain JPEG files are decoded and resized there, unless
+    they are few: its decoder takes a while to start.
     """
     import torch
 
-    if device is not None and device.type == "cuda":
+    if device is not None and device.type == "cuda" and len(sources) > FEW:
         from dear._io.device_views import decoder_of, device_views  # an exported model has no use for it
 
         decode = decoder_of(device)
