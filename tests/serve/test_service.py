@@ -97,6 +97,7 @@ def test_a_mixed_batch_gives_every_image_the_answer_of_its_own_adapter(runs):
 
         batcher, free = client.app.state.service.batcher, threading.Event()
         blocked = client.portal.start_task_soon(batcher.call, free.wait)
+        wait_for(lambda: batcher.queued == 1)
         threads = [threading.Thread(target=ask, args=(n, s)) for s in range(4) for n in RUNS]
         for thread in threads:
             thread.start()

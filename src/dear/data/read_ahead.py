@@ -22,12 +22,13 @@ _DEPTH, _GPU_DEPTH = 1, 2
 def read_ahead(images: Images, device: torch.device | None = None) -> Iterator[Images]:
     """A set that will be walked in order, a batch at a time: files are read before they are asked for.
 
-    Views lie on `device`, if one is given; see `dear._io.image_file.read_views`.
+    Views of files lie on `device`, if that is a GPU; see `dear._io.image_file.read_views`.
     """
     if not isinstance(images, FileImages | ListedImages):
         yield images
         return
-    depth = _DEPTH if device is None or device.type == "cpu" else _GPU_DEPTH
+    device = None if device is None or device.type == "cpu" else device
+    depth = _DEPTH if device is None else _GPU_DEPTH
     reader = ThreadPoolExecutor(depth, thread_name_prefix="dear-read-ahead")
     try:
         yield cast(Images, _Ahead(images, reader, depth, device))
@@ -74,6 +75,8 @@ class _Ahead(Wrapped):
             late.cancel()
 
     def _read(self, wanted: Sequence[int], size: Size) -> Tensor:
+        if self._device is None or type(self.images).pixels not in (FileImages.pixels, ListedImages.pixels):
+            return self.images.pixels(wanted, size)  # by the CPU, or in a way of its own
         return read_views([source_of(self.images, index) for index in wanted], size, self._device)
 
 
