@@ -38,7 +38,7 @@ def serve(
     ] = None,
     threads: Annotated[
         int | None,
-        Option(min=1, help="Of the computation on a CPU; else OMP_NUM_THREADS, or all cores but one."),
+        Option(min=1, help="Of the CPU; else OMP_NUM_THREADS or all cores but one, beside a GPU 1."),
     ] = None,
     adapters: Annotated[
         int, Option(min=1, help="Adapters kept loaded; others are loaded when asked for.")
