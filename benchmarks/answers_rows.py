@@ -12,15 +12,15 @@ import torch
 from measure.script import markdown, read
 from torch import Tensor
 
-from dear.methods.calibration import (
+from dear.calibration.scales import (
     ModeCalibration,
     apply_scales,
     class_scales,
     threshold,
 )
+from dear.calibration.temperature import auroc
 from dear.runs.evaluate import calibration_error
 from dear.train.calibrate import fit_calibration
-from dear.train.confidence import auroc
 
 
 def hardware(device: str) -> str:

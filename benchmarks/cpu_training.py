@@ -22,7 +22,7 @@ import dear
 from dear.data.open import open_data
 from dear.runs.spec import Spec
 from dear.train.fit import fit
-from dear.train.prepare import prepare
+from dear.train.setup.prepare import prepare
 
 
 def main() -> None:

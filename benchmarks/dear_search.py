@@ -29,7 +29,6 @@ from fair_table import REAL
 from jobs import workers
 from PIL import Image
 
-from dear._io.image_file import normalize, resize_short, to_tensor
 from dear.bench.session import starting_roles
 from dear.clip.factory import load
 from dear.clip.model import Clip
@@ -38,11 +37,12 @@ from dear.data.open import BENCHMARKS, open_data
 from dear.data.shots import few_shot
 from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
+from dear.images.views import normalize, resize_short, to_tensor
 from dear.methods import DeAR
 from dear.methods.base import in_precision, unit
 from dear.runs.recipe import Recipe
+from dear.tasks.speed import add_rows, machine
 from dear.train.run import train
-from dear.workflows.speed import add_rows, machine
 
 WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 FROZEN = (0.1, 0.2, 0.3, 0.5, 1.0)

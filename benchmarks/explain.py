@@ -36,18 +36,18 @@ from torch import Tensor
 
 import dear
 from dear import world
-from dear._io.image_file import normalize
 from dear.clip.model import Clip
+from dear.data.batches import pixels_for
 from dear.data.open import open_data
 from dear.heads.known_roles import known_roles
-from dear.heads.parts import Trace, spread
+from dear.images.views import normalize
 from dear.methods import build_method
-from dear.runs.batches import pixels_for
-from dear.runs.explain import Explainer
 from dear.runs.model import Model
-from dear.workflows.adapt import adapt
+from dear.tasks.adapt import adapt
+from dear.tasks.explain.explainer import Explainer
+from dear.tasks.explain.parts import Trace, spread
+from dear.tasks.mini.measure import PROMPTS
 from dear.world import factors as W
-from dear.world.measure import PROMPTS
 from dear.world.shortcuts import KINDS
 
 Maps = dict[str, Tensor]  #: method -> [B, S, S]

@@ -99,8 +99,8 @@ def answers(
     from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
     from dear.runs.feature_cache import FeatureCache
-    from dear.workflows.adapt import adapt
-    from dear.workflows.evaluate import evaluate_run
+    from dear.tasks.adapt import adapt
+    from dear.tasks.evaluate import evaluate_run
 
     wanted = options.methods.split(";")
     features, known = (FeatureCache().image_features(clip, images).double() for images in (train, test))
@@ -167,9 +167,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.environ["DEAR_CACHE"] = str(Path(place) / "cache")
         import dear
-        from dear.workflows.adapt import adapt
-        from dear.workflows.evaluate import evaluate_run
-        from dear.workflows.retrieve import retrieve
+        from dear.tasks.adapt import adapt
+        from dear.tasks.evaluate import evaluate_run
+        from dear.tasks.retrieve import retrieve
 
         data = (
             Path(options.data)

@@ -31,6 +31,7 @@ import dear
 from dear import world
 from dear.clip.model import Clip
 from dear.data import open_data
+from dear.data.batches import pixels_for
 from dear.data.shots import few_shot
 from dear.heads.ablate import Collected, collect
 from dear.heads.focus import (
@@ -45,12 +46,11 @@ from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import Head
 from dear.heads.rules import derive_roles
 from dear.methods import DeAR, DeARConfig
-from dear.runs.batches import pixels_for
 from dear.runs.recipe import Recipe
-from dear.train.balance import enough_steps
+from dear.tasks.mini.measure import batches
 from dear.train.run import train as train_method
+from dear.train.setup.balance import enough_steps
 from dear.world import factors as W
-from dear.world.measure import batches
 
 DRAWS = 5
 DRAWN = {"place": ("Location", W.PLACE), "color": ("Color", W.COLOR), "texture": ("Texture", W.TEXTURE)}

@@ -53,17 +53,17 @@ from torch import Tensor
 from torch.utils.benchmark import timer
 
 import dear
-from dear._io.image_file import normalize, read_views, resize_crop
 from dear.clip.cpu import linear
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, cast_backbone, matrix_dtype
+from dear.data.batches import images_at_once, over_batches, pixels_for
 from dear.data.images import ListedImages
+from dear.images.views import normalize, read_views, resize_crop
 from dear.methods import build_method
-from dear.runs.batches import images_at_once, over_batches, pixels_for
 from dear.runs.model import Model
-from dear.workflows.embed import embedder
-from dear.workflows.shards import ShardJob, list_images, run_shards
-from dear.workflows.speed import add_rows, machine, photo_folder
+from dear.tasks.embed.shards import ShardJob, list_images, run_shards
+from dear.tasks.embed.task import embedder
+from dear.tasks.speed import add_rows, machine, photo_folder
 
 CLASSES = [f"class number {number}" for number in range(37)]
 Row = dict[str, Any]

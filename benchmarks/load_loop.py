@@ -22,8 +22,8 @@ from dear.clip.factory import load
 from dear.data import open_data
 from dear.runs.folder import load_run
 from dear.runs.model import Model
-from dear.workflows.adapt import adapt
-from dear.workflows.evaluate import evaluate_run
+from dear.tasks.adapt import adapt
+from dear.tasks.evaluate import evaluate_run
 
 METHODS = ("dear", "coop", "clip-adapter", "purify", "maple")
 

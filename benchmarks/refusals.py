@@ -20,15 +20,15 @@ from measure.script import arguments, where
 from torch import Tensor
 
 import dear
+from dear.calibration.scales import threshold
+from dear.calibration.temperature import auroc
 from dear.data.images import ImageSet
-from dear.methods.calibration import threshold
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.train.confidence import auroc
+from dear.tasks.speed import add_rows
 from dear.train.fit import fit
-from dear.train.prepare import prepare
-from dear.workflows.speed import add_rows
+from dear.train.setup.prepare import prepare
 
 WORLD = ("textures", "emblems", "vehicles", "fauna", "scenes", "mixed")
 SHARE = 0.05

@@ -26,7 +26,7 @@ from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
 from dear.heads.names import Head
 from dear.heads.neighbors import head_space, precision_at
-from dear.world.measure import CONCEPT_FACTORS, batches
+from dear.tasks.mini.measure import CONCEPT_FACTORS, batches
 
 DRAWS = 5
 

@@ -27,13 +27,14 @@ from torch import Tensor
 
 from dear import world
 from dear.clip.factory import EMBEDDED
+from dear.data.world_images import world_task
 from dear.heads.corpus import load_corpus
 from dear.heads.discover import text_features
 from dear.heads.moments import Moments, moments
 from dear.heads.names import CORE
-from dear.heads.repair import remove_heads
 from dear.heads.textspan import textspan_moments
-from dear.world.measure import batches
+from dear.shortcuts.removal import remove_heads
+from dear.tasks.mini.measure import batches
 from dear.world.shortcuts import KINDS
 
 Key = tuple[int, int]
@@ -136,7 +137,7 @@ def repaired(found: Mapping[Key, str]) -> dict[str, object]:
             learn, test, images = (
                 rows(seen(name, "train"), places),
                 seen(name, "test"),
-                world.task(name, "test"),
+                world_task(name, "test"),
             )
             repair = remove_heads(learn, heads, kind)
             weight, bias = probe(repair.apply(learn), drawn.labels)

@@ -34,7 +34,7 @@ from dear.clip.precision import matrix_dtype
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.serve.engine import Engine
-from dear.workflows.speed import add_rows, machine
+from dear.tasks.speed import add_rows, machine
 
 COLUMNS = {
     "direct": ("what", "backbone", "adapters", "batch", "in_flight", "images_per_s", "ms", "p50_ms", "p99_ms",

@@ -49,7 +49,7 @@ from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.server import run_server
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
-from dear.workflows.speed import add_rows, machine
+from dear.tasks.speed import add_rows, machine
 
 COLUMNS = ("what", "backbone", "server", "adapters", "batch", "images", "in_flight", "images_per_s",
            "requests_per_s", "ms", "p50_ms", "p99_ms", "mean_batch", "of_engine", "megabytes",

@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from shortcut_parts import backbone, draw_of, example_features, rows, scored, seen, true_heads
 from torch import Tensor
 
-from dear import world
 from dear.data.images import values_of
-from dear.heads.choose import choose
+from dear.data.world_images import WorldImages, world_task
+from dear.heads.concept_words import find_concept
 from dear.heads.known_roles import known_roles
-from dear.heads.repair import Repair, remove_examples, remove_heads
-from dear.heads.values import find_concept
-from dear.heads.without import ways_to_remove
 from dear.methods import build_method
 from dear.runs.recipe import Recipe
-from dear.workflows.adapt import adapt
-from dear.workflows.speed import machine
+from dear.shortcuts.choose import choose
+from dear.shortcuts.removal import Repair, remove_examples, remove_heads
+from dear.shortcuts.without import ways_to_remove
+from dear.tasks.adapt import adapt
+from dear.tasks.speed import machine
 from dear.world.shortcuts import KINDS
 
 CACHED = ("linear-probe", "tip-adapter-f")  #: learn on frozen features, of which one pass serves all ways
@@ -62,9 +62,7 @@ def plans(kind: str, correlation: str, number: str, device: str, draws: int) -> 
     return [*found, Plan("balanced", 0, None)]
 
 
-def cached_answers(
-    method_name: str, drawn: world.WorldImages, learn: Tensor, test: Tensor, seed: int
-) -> Tensor:
+def cached_answers(method_name: str, drawn: WorldImages, learn: Tensor, test: Tensor, seed: int) -> Tensor:
     """Answers [n] of a method that reads frozen features only, trained on features by its own recipe."""
     clip, labels = backbone("cpu"), drawn.labels
     method = build_method(method_name, clip, drawn.classes, template=drawn.template, seed=seed)
@@ -93,7 +91,7 @@ def measure(
 ) -> dict[str, Any]:
     """Mean and worst-group accuracy of a method trained on a draw of a task, and where it was measured."""
     clip, name, seed = backbone(device), f"shortcut-{kind}@{correlation}", int(number)
-    (drawn, places), test = draw_of(name, seed), world.task(f"shortcut-{kind}", "test")
+    (drawn, places), test = draw_of(name, seed), world_task(f"shortcut-{kind}", "test")
     own, _, preset = method.partition("@")
     if own in CACHED:
         both = (rows(seen(name, "train", device), places), seen(name, "test", device))

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dear
-from dear import world
-from dear._io.image_file import normalize
 from dear.clip.factory import EMBEDDED
 from dear.clip.model import Clip
 from dear.data import few_shot
+from dear.data.world_images import WorldImages, world_task
 from dear.heads.ablate import Collected, collect
 from dear.heads.known_roles import known_roles
+from dear.images.views import normalize
 from dear.world import factors as W
 from dear.world.renderer import compose, in_style, paste, to_bytes
 from dear.world.scenes import sample
@@ -42,12 +42,12 @@ def seen(name: str, split: str, device: str = "cpu") -> Collected:
         return seen(name.partition("@")[0], split, device)
     roles = known_roles(backbone(device))
     assert roles is not None
-    return collect(backbone(device), world.task(name, split), roles.layers)
+    return collect(backbone(device), world_task(name, split), roles.layers)
 
 
-def draw_of(name: str, seed: int) -> tuple[world.WorldImages, Tensor]:
+def draw_of(name: str, seed: int) -> tuple[WorldImages, Tensor]:
     """The few-shot draw and its places in the training split."""
-    images = world.task(name, "train")
+    images = world_task(name, "train")
     drawn = few_shot(images, 16, seed)
     place = {images.key(index): index for index in range(len(images))}
     return drawn, torch.tensor([place[drawn.key(index)] for index in range(len(drawn))])  # type: ignore[return-value]

@@ -17,8 +17,8 @@ from measure.script import where
 from shortcut_photo_sets import CLASSES, MOST, Photos
 from shortcut_plants import PLANTS, plant
 
-from dear.photos.shortcuts import LIMIT, auc
-from dear.workflows.speed import add_rows
+from dear.shortcuts.find import LIMIT, auc
+from dear.tasks.speed import add_rows
 
 OWN_LIMIT = 0.3
 SCORES = ("dark", "light", "blurry", "grayscale", "odd_aspect_ratio", "odd_size", "low_information")

@@ -21,12 +21,13 @@ from shortcut_photo_repair import DEAR
 import dear
 from dear.data import open_data
 from dear.data.images import ImageSet
-from dear.photos import Shortcut, find_shortcuts, measure
-from dear.photos.causal import causal_test, edited_set
-from dear.photos.edits import transfer
-from dear.workflows.adapt import adapt
-from dear.workflows.audit_photos import answers_of
-from dear.workflows.speed import add_rows
+from dear.shortcuts.causal import causal_test, edited_set
+from dear.shortcuts.edits import transfer
+from dear.shortcuts.find import Shortcut, find_shortcuts
+from dear.shortcuts.properties import measure
+from dear.tasks.adapt import adapt
+from dear.tasks.audit.photos import answers_of
+from dear.tasks.speed import add_rows
 
 
 def reliance(args: Any) -> None:

@@ -17,13 +17,14 @@ import dear
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.heads.ablate import Collected, collect
-from dear.heads.repair import Repair
-from dear.heads.without import Without
-from dear.photos import Shortcut, find_shortcuts, measure
-from dear.photos.copies import EditedImages
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.train.edit_trials import (
+from dear.shortcuts.edited_images import EditedImages
+from dear.shortcuts.find import Shortcut, find_shortcuts
+from dear.shortcuts.plan import edited_features
+from dear.shortcuts.properties import measure
+from dear.shortcuts.removal import Repair
+from dear.shortcuts.trials import (
     choose,
     classifier,
     directions_removed,
@@ -32,10 +33,10 @@ from dear.train.edit_trials import (
     random_heads_removed,
     unit_features,
 )
-from dear.train.edits import edited_features
+from dear.shortcuts.without import Without
+from dear.tasks.speed import add_rows
 from dear.train.fit import fit
-from dear.train.prepare import prepare
-from dear.workflows.speed import add_rows
+from dear.train.setup.prepare import prepare
 
 RANDOM = 5
 DEAR = {"epochs": 5, "batch": 16}  #: of the recipe, so that a training is a minute of one core

@@ -11,7 +11,8 @@ from PIL import Image
 
 from dear.data import open_data
 from dear.data.images import ListedImages
-from dear.photos import Measured, find_shortcuts, measure
+from dear.shortcuts.find import find_shortcuts
+from dear.shortcuts.properties import Measured, measure
 
 CLASSES, MOST = 10, 30
 LEARN, TEST = 16, 12

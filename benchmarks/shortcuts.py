@@ -38,12 +38,12 @@ from shortcut_cells import CACHED, Plan, measure, plans
 from shortcut_parts import BALANCED, backbone, draw_of, probe, rows, seen
 from torch import Tensor
 
-from dear.heads.audit import associate, explain_away, judge, reliance
+from dear.heads.concept_words import known_concepts, value_features
 from dear.heads.known_roles import known_roles
-from dear.heads.repair import Repair, remove_heads, remove_span
-from dear.heads.values import known_concepts, value_features
 from dear.methods import find_method
-from dear.workflows.speed import add_rows, machine
+from dear.shortcuts.removal import Repair, remove_heads, remove_span
+from dear.tasks.audit.concepts import associate, explain_away, judge, reliance
+from dear.tasks.speed import add_rows, machine
 from dear.world.shortcuts import KINDS
 
 SHORTCUTS = tuple(kind for kind in KINDS if kind != "none")

@@ -37,8 +37,9 @@ from shortcut_photo_repair import repair
 from shortcut_photo_sets import CLASSES, MOST, NAMES, Photos, joined, listed
 from shortcut_plants import PLANTS, plant
 
-from dear.photos import Measured, Shortcut, find_shortcuts, measure
-from dear.workflows.speed import add_rows
+from dear.shortcuts.find import Shortcut, find_shortcuts
+from dear.shortcuts.properties import Measured, measure
+from dear.tasks.speed import add_rows
 
 DRAWS, CLEAN = 5, 20
 

@@ -34,10 +34,10 @@ import dear
 from dear.data import open_data
 from dear.data.images import ImageSet, ListedImages
 from dear.heads.ablate import Collected, collect
-from dear.heads.choose import choose
-from dear.heads.repair import Repair, remove_examples, remove_heads, remove_span
+from dear.heads.concept_words import Concept, value_features
 from dear.heads.truth import explained_variance
-from dear.heads.values import Concept, value_features
+from dear.shortcuts.choose import choose
+from dear.shortcuts.removal import Repair, remove_examples, remove_heads, remove_span
 
 HEADS, DRAWS, SIDE, EASY = 8, 5, 224, 20
 

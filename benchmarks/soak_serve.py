@@ -39,10 +39,10 @@ from measure.http_load import server
 from measure.serving import jpegs
 
 import dear
-from dear._io.image_file import normalize, open_image, resize_crop
 from dear.clip.correction import Correction
+from dear.images.views import normalize, open_image, resize_crop
 from dear.runs.folder import load_run
-from dear.workflows.speed import add_rows, machine
+from dear.tasks.speed import add_rows, machine
 
 _COUNTED = ("status 200", "status 404", "status 409", "put", "removed", "broken", "killed")
 GOOD, MANAGE, DRAIN = "the-good-key-0123456", "the-management-key-0123", 5.0

@@ -18,7 +18,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 import dear
 from dear.data.open import open_data
 from dear.runs.feature_cache import FeatureCache
-from dear.train.labels import out_of_sample, rank_labels
+from dear.train.label_check import out_of_sample, rank_labels
 
 
 def main() -> None:

@@ -45,16 +45,10 @@ def test_imports_inside_functions_count(tmp_path: Path) -> None:
     config = tmp_path / "pyproject.toml"
     config.write_text(
         '[tool.importlinter]\nroot_package = "dear"\n[[tool.importlinter.contracts]]\nname = "x"\n'
-        'type = "forbidden"\nsource_modules = ["dear.cli"]\nforbidden_modules = ["dear.workflows"]\n'
+        'type = "forbidden"\nsource_modules = ["dear.cli"]\nforbidden_modules = ["dear.tasks"]\n'
         "allow_indirect_imports = true\n"
     )
     assert not kept(config)
-
-
-def test_every_part_has_a_contract() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    sources = {name.removeprefix("dear.") for contract in contracts for name in contract["source_modules"]}
-    assert PARTS - sources == {"cli"}  # it may know everything
 
 
 @pytest.mark.parametrize("part", ["train", "bench"])
@@ -65,7 +59,7 @@ def test_no_method_is_named_outside_of_methods(part: str) -> None:
                 assert {alias.name for alias in node.names} <= CONTRACT, path
 
 
-def test_the_diagram_can_be_drawn_and_the_table_names_every_part(script) -> None:
-    assert script.diagram(script.packages()).count("<rect") >= len(PARTS)
+def test_the_diagram_of_the_page_is_the_contract(script) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
+    assert script.diagram() in page
     assert [part for part in sorted(PARTS) if f"`dear.{part}`" not in page] == []

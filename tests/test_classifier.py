@@ -13,16 +13,16 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from tiny import Colors, mixed_roles, tiny_clip
 
+from dear.classifier import Classifier
 from dear.errors import DataError, DearError, InputError, RunError, UsageError
 from dear.methods import build_method
-from dear.workflows.classifier import Classifier
 
 CLIP = tiny_clip(dtype=torch.float32)
 
 
 def classifier(**changes) -> Classifier:
     settings = {"backbone": CLIP, "roles": mixed_roles(), "epochs": 6, "batch": 4, "lr": 2e-2}
-    settings["calibrate"] = False  # tests/workflows/test_answers.py
+    settings["calibrate"] = False  # tests/tasks/test_answers.py
     return Classifier(**{**settings, **changes})
 
 

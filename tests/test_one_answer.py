@@ -21,22 +21,22 @@ from tiny import shallow_mini, shallow_roles
 from typer.testing import CliRunner
 
 import dear
-from dear._io.image_file import square
-from dear._io.image_names import find_images
-from dear._io.progress import silent
+from dear.calibration.reference import Reference
+from dear.calibration.scales import Calibration, ModeCalibration
 from dear.cli import build_app
 from dear.clip.checkpoint import save_hf
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.data import open_data
 from dear.data.shots import few_shot
+from dear.images.names import find_images
+from dear.images.views import square
 from dear.methods import build_method, list_methods
-from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
-from dear.runs.reference import Reference
 from dear.train.run import train
+from dear.utils.progress import silent
 
 METHODS = (
     "dear", "mmrl", "linear-probe", "clip-lora", "tip-adapter-f", "prolip", "two-stage", "purify", "zeroshot",
@@ -207,7 +207,7 @@ def likeliest(names: list[str], values: list[float], classes: tuple[str, ...]) -
 
 
 def by_evaluate(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.workflows.evaluate import evaluate_run
+    from dear.tasks.evaluate import evaluate_run
 
     images = open_data(photos.folder, "all")
     assert [str(images.path(index)) for index in range(len(images))] == photos.files
@@ -221,7 +221,7 @@ def by_evaluate(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 def by_embed(run: Path, photos: Photos, backbone: str) -> np.ndarray:
     import pyarrow.parquet
 
-    from dear.workflows.embed import embed
+    from dear.tasks.embed.task import embed
 
     out = run.parent / "embedded"
     if not out.exists():
@@ -264,7 +264,7 @@ def by_service(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 
 def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.workflows.audit_model import HeldOutScores
+    from dear.tasks.audit.reliance import HeldOutScores
 
     method, images = load_run(run, photos.clip), open_data(photos.folder, "all")
     found = HeldOutScores.of(method, images, photos.clip.config.vision.last_third, None, silent)
@@ -272,7 +272,7 @@ def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 
 def by_report(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.workflows.examine import examine
+    from dear.tasks.run_report.examine import examine
 
     facts = examine(Model.load(run, photos.clip), open_data(photos.folder, "all"))
     found = facts.trained.adapted

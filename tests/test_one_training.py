@@ -21,9 +21,9 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.state import StudioState
 from dear.studio.training import Trainer
-from dear.train.prepare import settings as completed
-from dear.workflows.adapt import adapt
-from dear.workflows.repair import repair_run
+from dear.tasks.adapt import adapt
+from dear.tasks.repair import repair_run
+from dear.train.setup.prepare import settings as completed
 
 COUNTS = (3, 5, 8, 8)
 SHOTS, SEED, EPOCHS = 6, 3, 1

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from dear._io.image_file import normalize, open_image, resize_crop
 from dear.clip.model import Clip
+from dear.images.views import normalize, open_image, resize_crop
 
 
 def draft_effect(

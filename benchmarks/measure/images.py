@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.image_file import normalize
-from dear.clip.images import augment_image
 from dear.clip.model import Clip
 from dear.data import ImageSet, open_data
+from dear.images.views import normalize
 from dear.runs.recipe import Recipe
+from dear.tasks.speed import photo_folder
+from dear.train.crops import augment_image
 from dear.train.feed import Feed
 from dear.train.frozen import steps_at_once
-from dear.workflows.speed import photo_folder
 from measure.clock import seconds, wait
 
 

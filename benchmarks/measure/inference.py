@@ -12,8 +12,8 @@ from torch.utils.benchmark import timer
 from dear.clip.config import ClipConfig
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.precision import cast_backbone, matrix_dtype
-from dear.methods import mixed_batch
 from dear.runs.model import Model
+from dear.serve import mixed_batch
 from measure.clock import Clock, medians
 from measure.task import SpeedTask
 

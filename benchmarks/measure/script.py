@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dear.workflows.speed import add_rows, machine
+from dear.tasks.speed import add_rows, machine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import Size, resize_crop
 from dear.clip.config import ClipConfig, last_third
 from dear.clip.model import Clip
 from dear.clip.precision import matrix_dtype
 from dear.data.images import ListedImages
 from dear.heads.roles import RoleMap
+from dear.images.views import Size, resize_crop
 from dear.methods import DeAR
 from dear.methods.base import Loss, in_precision
 from dear.runs.recipe import Recipe

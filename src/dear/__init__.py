@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dear import heads
+    from dear.classifier import Classifier
     from dear.clip.config import ClipConfig
     from dear.clip.factory import list_backbones, load
     from dear.clip.model import Clip
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
     from dear.heads.discover import discover_roles
     from dear.heads.roles import Role, RoleMap
     from dear.methods import DeAR, list_methods
-    from dear.workflows.classifier import Classifier
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Classifier": "dear.workflows.classifier",
+    "Classifier": "dear.classifier",
     "Clip": "dear.clip.model",
     "ClipConfig": "dear.clip.config",
     "DeAR": "dear.methods",

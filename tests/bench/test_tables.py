@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from made_cells import make_cell
 
+from dear.bench import plots as plots
 from dear.bench.ablations import STUDIES
 from dear.bench.ablations import table as ablation
 from dear.bench.cells import Outcome
@@ -17,7 +18,6 @@ from dear.bench.outputs import fusion_weights, write_protocol, write_studies
 from dear.bench.plan import PROTOCOLS
 from dear.bench.store import Grid
 from dear.bench.tables import average, latex, markdown, to_csv
-from dear.report import results_plots as plots
 
 
 def gather(results, names=None):

@@ -10,15 +10,15 @@ import torch
 from typer.testing import CliRunner
 
 import dear
-from dear import world
 from dear.cli import build_app
 from dear.data import few_shot
-from dear.heads.without import Without, remove
+from dear.data.world_images import world_task
 from dear.runs.folder import load_run
 from dear.runs.model import Model
-from dear.workflows.adapt import adapt
-from dear.workflows.audit_model import without
-from dear.workflows.repair import repair_run
+from dear.shortcuts.without import Without, remove
+from dear.tasks.adapt import adapt
+from dear.tasks.audit.reliance import without
+from dear.tasks.repair import repair_run
 
 
 def call(*words: str) -> dict:
@@ -69,7 +69,7 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_repair_is_compared_with_random_heads(run: Path) -> None:
-    test = world.task("shortcut-place", "test").subset(range(0, 720, 7))
+    test = world_task("shortcut-place", "test").subset(range(0, 720, 7))
     done = repair_run(run, Without(("location",), "heads"), test=test)
     assert done.comparison is not None
     report = done.comparison.report()
@@ -83,7 +83,7 @@ def test_a_repair_is_compared_with_random_heads(run: Path) -> None:
 def test_a_removal_is_kept_by_export_and_zeroshot(tmp_path: Path) -> None:
     data, out, plain = tmp_path / "places", tmp_path / "run", tmp_path / "plain"
     for split in ("train", "test"):
-        images = few_shot(world.task("shortcut-place", split), 4, 1)
+        images = few_shot(world_task("shortcut-place", split), 4, 1)
         for index, label in enumerate(images.labels.tolist()):
             path = data / split / images.classes[label] / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +99,13 @@ def test_a_removal_is_kept_by_export_and_zeroshot(tmp_path: Path) -> None:
 
 
 def test_examples_stand_for_a_concept_without_words(tmp_path: Path) -> None:
-    images = world.task("shortcut-place", "test")
+    images = world_task("shortcut-place", "test")
     for value in ("beach", "forest", "snow", "city", "space", "desert"):
         (tmp_path / "places" / value).mkdir(parents=True)
         chosen = [index for index, group in enumerate(images.groups or ()) if group == value][::25]
         for index in chosen:
             images.image(index).save(tmp_path / "places" / value / f"{index}.png")
-    clip, training = dear.load("mini"), few_shot(world.task("shortcut-place", "train"), 8, 1)
+    clip, training = dear.load("mini"), few_shot(world_task("shortcut-place", "train"), 8, 1)
     asked = Without(("scenery",), "examples", {"scenery": tmp_path / "places"})
     removal = remove(clip, training, asked)
     assert removal.repair.title == "scenery by examples (5 directions)"
@@ -119,7 +119,7 @@ def test_removing_twice_composes(run: Path) -> None:
     """Auditing a repaired run removes the concept from what is left, not from the plain backbone."""
     model = Model.of(run)
     method = model.method
-    images = few_shot(world.task("shortcut-place", "train"), 4, 1)
+    images = few_shot(world_task("shortcut-place", "train"), 4, 1)
     words = remove(method.clip, images, Without(("color",), "words")).repair
     heads = remove(method.clip, images, Without(("location",), "heads")).repair
     both = without(without(model, heads), words).clip.correction
@@ -173,7 +173,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("photos")
     for split, count in (("train", 8), ("test", 3)):
-        images = few_shot(world.task("shortcut-none", split), count, 1)
+        images = few_shot(world_task("shortcut-none", split), count, 1)
         for index, label in enumerate(images.labels.tolist()):
             image = images.image(index)
             if split == "train" and label == 1:

@@ -6,12 +6,12 @@ import torch
 from PIL import Image
 from tiny import tiny_clip
 
-from dear._io.image_file import resize_crop
-from dear.clip.images import augment_batch
 from dear.data import FileImages, ImageSet, check_images, select_domains
 from dear.data.images import ListedImages
 from dear.errors import DataError, InputError, UsageError
+from dear.images.views import resize_crop
 from dear.runs.recipe import Recipe
+from dear.train.crops import augment_batch
 from dear.train.feed import Feed, TrainingPixels
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dear._io.text import fill_template
 from dear.data.images import check_classes, check_template, natural_key, readable, spaced
 from dear.errors import DataError, InputError
+from dear.utils.text import fill_template
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dear._io import image_file
 from dear.data.images import ImageSet, ListedImages
 from dear.data.read_ahead import read_ahead
 from dear.errors import InputError
+from dear.images import views as image_file
 
 
 @pytest.fixture

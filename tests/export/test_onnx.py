@@ -14,10 +14,10 @@ from PIL import Image
 from tiny import images, mixed_roles, tiny_clip, token_ids
 
 import dear
+from dear.calibration.scales import Calibration, ModeCalibration
 from dear.errors import DearError, InputError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, ZeroShot, build_method
-from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.model import Model
 
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")

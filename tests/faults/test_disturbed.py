@@ -19,8 +19,6 @@ import torch
 from PIL import Image
 from tiny import mixed_roles, tiny_clip, token_ids
 
-from dear._io.files import write_atomic
-from dear._io.memory import given_back
 from dear.bench.engines import exit_with_parent
 from dear.data import open_data
 from dear.errors import DearError, InputError, OutOfMemory
@@ -33,6 +31,8 @@ from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
+from dear.utils.files import write_atomic
+from dear.utils.memory import given_back
 
 RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)
 CLASSES = ("blue", "green", "red")

@@ -9,7 +9,7 @@ import numpy as np
 from fuzzing import Target
 from PIL import Image
 
-from dear._io.image_file import MAX_PIXELS, open_image, square
+from dear.images.views import MAX_PIXELS, open_image, square
 
 _WORDS = (
     b"\xff\xd8\xff",

@@ -18,7 +18,6 @@ from made_cells import make_cell
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
-from dear._io.text import unprintable
 from dear.bench.cells import Cell, Outcome
 from dear.bench.store import Grid
 from dear.export.runtime import OnnxModel, _parse
@@ -27,6 +26,7 @@ from dear.runs.folder import load_run, read_log, read_metrics
 from dear.runs.recipe import Recipe
 from dear.studio.compare import compare
 from dear.train.run import Paused, train
+from dear.utils.text import unprintable
 
 CLASSES = ("red", "green", "blue")
 RECIPE = Recipe(epochs=2, batch=8, lr=1e-2)

@@ -14,11 +14,11 @@ import torch
 from fuzzing import Target
 from tiny import Colors, tiny_clip
 
-from dear._io.files import read_safetensors, require_finite
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
 from dear.heads.contributions import head_maps
 from dear.heads.moments import Moments, SavedMoments
+from dear.utils.files import read_safetensors, require_finite
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 TEXT |= {"vocab_size": 20, "eos_token_id": 19, "max_position_embeddings": 5}

@@ -10,8 +10,6 @@ import mutate
 import torch
 from fuzzing import Target
 
-from dear._io.files import read_json
-from dear._io.text import fill_template, parse_json, unprintable
 from dear.clip.tokenizer import tokenize
 from dear.data.images import FileImages, check_template, readable
 from dear.data.open import BENCHMARKS, open_benchmark
@@ -19,7 +17,9 @@ from dear.data.shots import read_draw
 from dear.data.table import open_table
 from dear.heads.corpus import load_corpus
 from dear.heads.roles import RoleMap
-from dear.report.roles_page import roles_page
+from dear.tasks.roles.page import roles_page
+from dear.utils.files import read_json
+from dear.utils.text import fill_template, parse_json, unprintable
 
 MARKUP = "<script>alert("
 NASTY = (

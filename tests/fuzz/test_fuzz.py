@@ -11,8 +11,8 @@ import fuzzing
 import pytest
 import readers
 
-from dear._io.text import parse_json
 from dear.errors import DearError
+from dear.utils.text import parse_json
 
 CASES = {"resume-state": 3, "cell": 6, "run-config": 8, "run-roles": 8, "adapter": 8, "archive-file": 8}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from test_augment import generator, photo, tensor
+from test_crops import generator, photo, tensor
 from test_device_views import file_of
 from test_kernels import run_checks
 from test_recorded import batch, gradients, model
@@ -15,12 +15,12 @@ from test_stack import alone, dear_adapters
 from tiny import images, tiny_clip
 
 from dear import world
-from dear._io.image_file import View, read_views
 from dear.clip.gpu import tower as fast
 from dear.clip.gpu.recorded import Recorder, Recording
-from dear.clip.images import augment_batch
 from dear.errors import InputError
-from dear.methods import mixed_batch
+from dear.images.views import View, read_views
+from dear.serve import mixed_batch
+from dear.train.crops import augment_batch
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import pytest
 from dear.errors import DearError, RoleError
 from dear.heads.concepts import cluster_concepts, fixed_concepts, tag_agreement, tagged_concepts
 from dear.heads.corpus import load_corpus
-from dear.heads.embed import sentence_embedder, unit
+from dear.heads.sentences import sentence_embedder, unit
 
 AXES = {"Color": 0, "Shape": 1, "Animal": 2}
 

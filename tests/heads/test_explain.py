@@ -4,8 +4,8 @@ import torch
 from heads_oracles import tiny_clip
 
 from dear.heads.ablate import collect
+from dear.heads.activations import activating_images, attention_maps
 from dear.heads.contributions import decompose
-from dear.heads.explain import activating_images, attention_maps
 
 
 def test_order_is_that_of_the_projected_contributions(clip, images):

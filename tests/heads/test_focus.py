@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dear
-from dear import world
 from dear.clip.correction import Correction
+from dear.data.world_images import world_task
 from dear.errors import UsageError
 from dear.heads import decompose
 from dear.heads.ablate import collect
@@ -117,9 +117,9 @@ def test_noise_is_not_chosen_but_can_be_named():
 
 def test_class_names_choose_where_images_cannot(clip):
     heads = attribute_heads(known_roles(clip))
-    places = world.task("scenes", "train").classes
+    places = world_task("scenes", "train").classes
     assert focus_by_names(clip, places, heads).role == "Location"
-    assert focus_by_names(clip, world.task("fauna", "train").classes, heads).role is None
+    assert focus_by_names(clip, world_task("fauna", "train").classes, heads).role is None
     assert find_attribute(" location", heads) == "Location"
     with pytest.raises(UsageError, match="Location"):
         find_attribute("weather", heads)

@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 import dear
 from dear import world
 from dear.cli import build_app
+from dear.data.world_images import world_task
 from dear.errors import UsageError
 from dear.heads.ablate import collect
 from dear.heads.contributions import decompose
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
 from dear.heads.neighbors import head_space, precision_at, shared
-from dear.workflows.retrieve import retrieve_by_heads
+from dear.tasks.retrieve import retrieve_by_heads
 from dear.world import factors as F
 
 
@@ -28,7 +29,7 @@ def test_precision_on_the_worlds_truth_beside_random_heads() -> None:
     roles = known_roles(clip)
     assert roles is not None
     scenes = world.sample(300, torch.Generator().manual_seed(5), kinds=(F.SHAPE, F.ANIMAL, F.OBJECT))
-    from dear._io.image_file import normalize
+    from dear.images.views import normalize
 
     pixels = normalize(world.render(scenes), clip.config.mean, clip.config.std)
     seen = collect(clip, pixels, roles.layers)
@@ -49,7 +50,7 @@ def test_precision_on_the_worlds_truth_beside_random_heads() -> None:
 
 
 def test_the_query_is_left_out_and_lists_differ(tmp_path: Path) -> None:
-    images = world.task("shortcut-none", "test").subset(range(0, 720, 6))
+    images = world_task("shortcut-none", "test").subset(range(0, 720, 6))
     for index in range(len(images)):
         images.image(index).save(tmp_path / f"{index:03d}.png")
     query = str(tmp_path / "007.png")

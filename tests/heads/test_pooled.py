@@ -9,11 +9,11 @@ from tiny import images
 
 from dear.clip import Record
 from dear.errors import UsageError
+from dear.heads.activations import attention_maps
 from dear.heads.contributions import decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
-from dear.heads.explain import attention_maps
-from dear.report.roles_facts import HeadEvidence, map_quality
+from dear.tasks.roles.facts import HeadEvidence, map_quality
 
 
 @pytest.mark.parametrize("family", FAMILIES)

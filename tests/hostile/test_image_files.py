@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from dear._io.image_file import MAX_PIXELS, open_image, square
 from dear.data import open_data
 from dear.data.check import check_images
 from dear.errors import DataError, InputError
+from dear.images.views import MAX_PIXELS, open_image, square
 from dear.studio.classify import open_uploads, readable_uploads
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import readers
 
-from dear._io import files
-from dear._io.files import read_json
-from dear._io.text import parse_json
 from dear.errors import DearError
+from dear.utils import files
+from dear.utils.files import read_json
+from dear.utils.text import parse_json
 
 # Readers whose input is one JSON document, or lines of them.
 DOCUMENTS = ("json", "role-map", "split-file", "shard-index", "hf-config", "openclip-config")

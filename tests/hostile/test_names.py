@@ -15,7 +15,6 @@ from made_cells import make_cell
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear._io.text import fill_template
 from dear.bench.cells import Outcome
 from dear.bench.outputs import write_protocol
 from dear.bench.store import Grid
@@ -26,14 +25,15 @@ from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.heads.roles import Role, RoleMap
 from dear.methods import METHODS, DeAR, build_method
-from dear.report.roles_page import roles_page
-from dear.report.run_page import run_page
 from dear.studio.classify import Verdict, verdicts_html
 from dear.studio.compare import compare
 from dear.studio.heads import HeadView, describe_html, map_html
 from dear.studio.training import TrainingStatus, status_html
-from dear.workflows.examine import examine
-from dear.workflows.head_evidence import measure_heads
+from dear.tasks.roles.evidence import measure_heads
+from dear.tasks.roles.page import roles_page
+from dear.tasks.run_report.examine import examine
+from dear.tasks.run_report.page import run_page
+from dear.utils.text import fill_template
 
 MARKUP = [
     "<script>alert(1)</script>",

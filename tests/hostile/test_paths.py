@@ -10,14 +10,14 @@ import pytest
 from PIL import Image
 
 import dear
-from dear._io.image_file import open_image
 from dear.data import open_data
 from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError
 from dear.export.runtime import OnnxModel
 from dear.heads.roles import RoleMap
+from dear.images.views import open_image
 from dear.runs.folder import load_run
-from dear.workflows.retrieve import gallery_of
+from dear.tasks.retrieve import gallery_of
 
 OUTSIDE = [
     "/etc/passwd",

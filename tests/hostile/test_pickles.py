@@ -18,7 +18,7 @@ from traps import Runs, pickles, refused, small_model
 import dear
 from dear.data import open_data
 from dear.errors import DearError, InputError
-from dear.heads.embed import sentence_embedder
+from dear.heads.sentences import sentence_embedder
 from dear.methods import DeAR
 from dear.runs.recipe import Recipe
 from dear.studio.classify import open_uploads

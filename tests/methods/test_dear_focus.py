@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_parts import each_class, trace
+from test_explain_parts import each_class, trace
 from tiny import images, mixed_roles, tiny_clip, token_ids
 
 from dear.clip import Clip
 from dear.clip.correction import Correction
 from dear.heads import decompose
-from dear.methods import DeAR, mixed_batch
+from dear.methods import DeAR
 from dear.methods.base import Batch
+from dear.serve import mixed_batch
 
 NAMES = ["cat", "dog", "newt"]
 HEADS = ((5, 0), (6, 1))

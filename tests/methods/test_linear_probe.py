@@ -11,9 +11,10 @@ from tiny import images, tiny_clip
 from dear.clip.correction import Correction
 from dear.errors import UsageError
 from dear.heads import decompose
-from dear.methods import build_method, mixed_batch
+from dear.methods import build_method
 from dear.methods.base import FeatureBatch
 from dear.methods.logistic import STRENGTHS, USUAL, choose_strength, fit_logistic
+from dear.serve import mixed_batch
 
 HEADS = ((5, 0), (6, 1))
 

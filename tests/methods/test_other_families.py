@@ -150,8 +150,8 @@ def test_core_heads_read_their_own_token_alone(family: str) -> None:
 def test_a_note_says_where_a_gpu_takes_the_plain_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from dear._io.notes import note
     from dear.clip.gpu import tower as gpu
+    from dear.utils.notices import note
 
     note.cache_clear()
     monkeypatch.setattr(gpu, "_kernels", lambda: gpu)  # as if Triton built them

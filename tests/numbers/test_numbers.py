@@ -21,7 +21,6 @@ from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 import dear
-from dear._io import batches
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
 from dear.clip.precision import cast_backbone
@@ -31,8 +30,9 @@ from dear.heads.discover import discover_roles
 from dear.methods import DeAR, ZeroShot
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
+from dear.tasks.adapt import adapt
 from dear.train.run import train
-from dear.workflows.adapt import adapt
+from dear.utils import parallel as batches
 
 CLASSES = ("red", "green", "blue")
 VISION = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 64}
@@ -268,7 +268,7 @@ def test_answers_do_not_depend_on_the_batch_of_evaluation(batch: int, monkeypatc
     model = method()
     train(model, Colors(), Recipe(epochs=4, batch=4, lr=1e-2))
     whole = Model(model).evaluate(Colors())
-    monkeypatch.setattr("dear.runs.batches.images_at_once", lambda clip: batch)
+    monkeypatch.setattr("dear.data.batches.images_at_once", lambda clip: batch)
     parts = Model(model).evaluate(Colors())
     for mode in model.modes:
         assert torch.equal(whole.answers[mode], parts.answers[mode])

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import dear
-from dear import world
 from dear.data import few_shot
+from dear.data.world_images import world_task
 from dear.methods import build_method
-from dear.report.audit_page import audit_page, write_audit_page
-from dear.workflows.audit import AuditOptions, audit
-from dear.workflows.audit_page import evidence
+from dear.tasks.audit.evidence import evidence
+from dear.tasks.audit.page import audit_page, write_audit_page
+from dear.tasks.audit.task import AuditOptions, audit
 
 CLIP = dear.load("mini")
-IMAGES = few_shot(world.task("shortcut-place", "train"), 6, 1)
+IMAGES = few_shot(world_task("shortcut-place", "train"), 6, 1)
 
 
 def test_the_page_shows_images_by_class_and_value(tmp_path: Path) -> None:

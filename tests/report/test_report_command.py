@@ -12,7 +12,7 @@ from tiny import mixed_roles
 from typed import run as typed
 
 import dear
-from dear.workflows.adapt import adapt
+from dear.tasks.adapt import adapt
 
 
 def dear_command(*arguments):

@@ -17,8 +17,8 @@ from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
 from dear.heads.roles import Role, RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
-from dear.report.roles_page import roles_page, write_roles_page
-from dear.workflows.head_evidence import measure_heads
+from dear.tasks.roles.evidence import measure_heads
+from dear.tasks.roles.page import roles_page, write_roles_page
 
 EVIL = '</script><script>alert("x")</script><b>&'
 

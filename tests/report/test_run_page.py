@@ -10,10 +10,10 @@ from dear.errors import DataError
 from dear.methods import DeAR, Purify, ZeroShot
 from dear.report import figures
 from dear.report.page import thumbnail
-from dear.report.run_page import run_page
 from dear.runs.recipe import Recipe
+from dear.tasks.run_report.examine import examine
+from dear.tasks.run_report.page import run_page
 from dear.train.run import train
-from dear.workflows.examine import examine
 
 EVIL = '<script>alert("x")</script>'
 

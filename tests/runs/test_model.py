@@ -15,12 +15,12 @@ from tiny import Colors, tiny_clip
 from typer.testing import CliRunner
 
 import dear
+from dear.calibration.scales import Calibration, ModeCalibration
 from dear.cli import build_app
 from dear.data import open_data
 from dear.data.images import FileImages
 from dear.errors import DataError, InputError, RunError, TrainingError, UsageError
 from dear.methods import build_method
-from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.folder import write_calibration
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe

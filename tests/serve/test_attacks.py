@@ -24,12 +24,12 @@ import torch
 import uvicorn
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from serving import decoded, image_bytes
 from test_service import MANAGE, OPEN_ALL, OPEN_ONE, QUICK, alone, client_of, file, wait_for
 from tiny import tiny_clip
 
-from conftest import decoded, image_bytes
-from dear._io.image_file import open_image, resize_crop
-from dear._io.image_header import read_header
+from dear.images.headers import read_header
+from dear.images.views import open_image, resize_crop
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.serve import archive

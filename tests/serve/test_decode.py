@@ -10,10 +10,10 @@ import signal
 import pytest
 import torch
 from PIL import Image
+from serving import decoded
 from test_service import wait_for
 
-from conftest import decoded
-from dear._io.image_file import View, open_image, resize_crop
+from dear.images.views import View, open_image, resize_crop
 from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.decode_process import Template
 from dear.serve.errors import Refused

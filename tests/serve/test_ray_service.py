@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from serving import image_bytes
 
 import dear
-from conftest import image_bytes
 from dear.errors import UsageError
 from dear.serve.ray_app import RayService, start
 from dear.serve.settings import Limits, ServeSettings

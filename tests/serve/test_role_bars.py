@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from conftest import RUNS, image_bytes
+from serving import RUNS, image_bytes
 
 
 def test_bars_sum_to_the_lead_of_the_answer(shared) -> None:

@@ -17,26 +17,26 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
+from serving import QUICK, RUNS, decoded, image_bytes, make_run
 from tiny import tiny_clip
 
 import dear
-from conftest import QUICK, RUNS, decoded, image_bytes, make_run
-from dear._io.image_file import normalize, open_image, resize_crop
+from dear.calibration.scales import Calibration
 from dear.data.images import ListedImages
 from dear.data.open import open_data
 from dear.errors import DearError
-from dear.methods.calibration import Calibration
-from dear.methods.dear_stack import stack_key
+from dear.images.views import normalize, open_image, resize_crop
 from dear.runs.folder import load_run, write_calibration
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
+from dear.serve.dear_stack import stack_key
 from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 from dear.serve.store import AdapterStore
-from dear.workflows.retrieve import retrieve
+from dear.tasks.retrieve import retrieve
 
 OPEN_ONE, OPEN_ALL, MANAGE = "key-for-probe-0123", "key-for-everything-1", "key-to-manage-012345"
 

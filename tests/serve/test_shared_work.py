@@ -8,14 +8,14 @@ import shutil
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from serving import image_bytes
 from test_service import QUICK, alone, client_of, file, gallery
 from tiny import Colors, mixed_roles, tiny_clip
 
-from conftest import image_bytes
-from dear._io.image_file import normalize, open_image
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.tower import Tower
+from dear.images.views import normalize, open_image
 from dear.methods import build_method
 from dear.runs.folder import load_run
 from dear.runs.recipe import Recipe
@@ -24,8 +24,8 @@ from dear.serve.engine import Engine, ImageJob
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 from dear.serve.store import AdapterStore
+from dear.tasks.retrieve import retrieve_by_heads
 from dear.train.run import train
-from dear.workflows.retrieve import retrieve_by_heads
 
 CORRECTED = {
     "dear-1": ("dear", 1),

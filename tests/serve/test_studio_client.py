@@ -11,9 +11,9 @@ import pytest
 import torch
 import uvicorn
 from PIL import Image
+from serving import image_bytes
 from tiny import tiny_clip
 
-from conftest import image_bytes
 from dear.errors import InputError, UsageError
 from dear.runs.folder import load_run
 from dear.runs.model import Model

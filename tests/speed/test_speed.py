@@ -19,7 +19,7 @@ from dear.cli import build_app
 from dear.clip.config import ClipConfig
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR
-from dear.workflows.speed import SpeedOptions, add_rows, measure
+from dear.tasks.speed import SpeedOptions, add_rows, measure
 
 PAPER = DeAR.preset("paper").options
 

@@ -9,7 +9,7 @@ from dear.data import halves, open_data
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
 from dear.studio.state import StudioState, examples
-from dear.workflows.adapt import adapt
+from dear.tasks.adapt import adapt
 
 
 @functools.cache

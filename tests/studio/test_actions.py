@@ -12,10 +12,10 @@ from made_cells import make_cell
 from PIL import Image
 from studio_state import backbone, images, model, roles, state
 
+from dear.calibration.scales import Calibration, ModeCalibration
 from dear.data import open_data
 from dear.errors import DataError, DearError, InputError, RoleError, UsageError
 from dear.methods import ZeroShot
-from dear.methods.calibration import Calibration, ModeCalibration
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.spec import Spec

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from studio_state import backbone, state
 
-from dear import world
 from dear.data import few_shot
+from dear.data.world_images import world_task
 from dear.errors import UsageError
 from dear.methods import build_method
 from dear.studio.audit import Auditor, answers_html, audit_html
@@ -15,7 +15,7 @@ from dear.studio.audit import Auditor, answers_html, audit_html
 @pytest.fixture
 def auditor(tmp_path):
     opened = state(tmp_path, trained=False)
-    images = few_shot(world.task("shortcut-place", "train"), 4, 1)
+    images = few_shot(world_task("shortcut-place", "train"), 4, 1)
     model = build_method("zeroshot", backbone(), images.classes, template=images.template)
     opened.use(model, "zero-shot", images)
     return Auditor(opened)
@@ -32,7 +32,7 @@ def test_a_concept_is_audited_and_shown(auditor):
 
 
 def test_own_images_with_and_without(auditor):
-    test = world.task("shortcut-place", "test")
+    test = world_task("shortcut-place", "test")
     shown = auditor.answers([("<b>one</b>", test.image(0))], "location")
     html = answers_html("location", shown)
     assert "with:" in html

@@ -13,8 +13,8 @@ from dear.errors import CheckpointError, DataError, InputError, RunError, UsageE
 from dear.methods.base import in_precision
 from dear.runs.folder import add_metrics, read_config
 from dear.runs.model import Model
-from dear.workflows.adapt import adapt
-from dear.workflows.evaluate import evaluate_run
+from dear.tasks.adapt import adapt
+from dear.tasks.evaluate import evaluate_run
 
 CLIP = tiny_clip(dtype=torch.float32)
 QUICK = {"epochs": 3, "batch": 4}

@@ -12,12 +12,12 @@ from tiny import Colors, tiny_clip
 from dear.data import open_data
 from dear.errors import RunError
 from dear.heads.roles import RoleMap
-from dear.train import roles as finding
-from dear.train.roles import roles_for
+from dear.tasks.adapt import adapt
+from dear.tasks.evaluate import open_held_out
+from dear.tasks.repair import repair_run
 from dear.train.run import Paused
-from dear.workflows.adapt import adapt
-from dear.workflows.evaluate import open_held_out
-from dear.workflows.repair import repair_run
+from dear.train.setup import roles as finding
+from dear.train.setup.roles import roles_for
 
 CLIP = tiny_clip(dtype=torch.float32)
 

@@ -7,12 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from dear import world
 from dear.data.images import values_of
 from dear.data.open import list_datasets, open_data
+from dear.data.world_images import scenes, world_task
 from dear.errors import DataError
 from dear.world import factors as F
-from dear.world.served import scenes
 from dear.world.shortcuts import CLASSES, KINDS
 
 PLANTED = [("place", "place"), ("color", "color"), ("texture", "texture")]
@@ -30,7 +29,7 @@ def test_the_share_is_as_asked(kind: str, share: str) -> None:
         assert pairs[label, own[label]] == round(float(share) * 40)
         others = [pairs[label, word] for word in own if word != own[label]]
         assert max(others) - min(others) <= 1
-    test = world.task(f"shortcut-{kind}@{share}", "test")
+    test = world_task(f"shortcut-{kind}@{share}", "test")
     cells = Counter(zip(test.labels.tolist(), test.groups or (), strict=True))
     assert set(cells.values()) == {20}
     assert len(cells) == 36
@@ -38,7 +37,7 @@ def test_the_share_is_as_asked(kind: str, share: str) -> None:
 
 @pytest.mark.parametrize(("kind", "factor"), PLANTED)
 def test_images_show_the_value_they_name(kind: str, factor: str) -> None:
-    images, behind = world.task(f"shortcut-{kind}@0.9", "train"), scenes(f"shortcut-{kind}@0.9", "train")
+    images, behind = world_task(f"shortcut-{kind}@0.9", "train"), scenes(f"shortcut-{kind}@0.9", "train")
     names = {
         "place": [words[1][0] for words in F.PLACES],
         "color": [color.words[0] for color in F.COLORS],
@@ -52,7 +51,7 @@ def test_images_show_the_value_they_name(kind: str, factor: str) -> None:
 
 def test_the_letter_alone_is_pasted() -> None:
     """The same scenes with another letter differ in one corner, and not at all elsewhere."""
-    full, most = world.task("shortcut-attack@1", "train"), world.task("shortcut-attack@0.9", "train")
+    full, most = world_task("shortcut-attack@1", "train"), world_task("shortcut-attack@0.9", "train")
     assert full.groups is not None
     assert most.groups is not None
     for index, (first, second) in enumerate(zip(full.groups, most.groups, strict=True)):
@@ -64,14 +63,14 @@ def test_the_letter_alone_is_pasted() -> None:
 
 
 def test_letters_stand_on_places() -> None:
-    images, behind = world.task("shortcut-text@0.9", "train"), scenes("shortcut-text@0.9", "train")
+    images, behind = world_task("shortcut-text@0.9", "train"), scenes("shortcut-text@0.9", "train")
     assert images.groups == tuple(F.SUBJECT_NAMES[subject] for subject in behind.subject.tolist())
     names = [words[1][0] for words in F.PLACES]
     assert [images.classes[c] for c in images.labels.tolist()] == [names[p] for p in behind.place.tolist()]
 
 
 def test_the_control_is_balanced_and_correlations_share_scenes() -> None:
-    control = world.task("shortcut-none", "train")
+    control = world_task("shortcut-none", "train")
     counts = Counter(zip(control.labels.tolist(), control.groups or (), strict=True))
     assert max(counts.values()) - min(counts.values()) <= 1
     assert torch.equal(scenes("shortcut-place@0.9", "train").color, scenes("shortcut-place", "train").color)
@@ -90,4 +89,4 @@ def test_the_control_is_balanced_and_correlations_share_scenes() -> None:
 )
 def test_wrong_names_are_told(name: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        world.task(name, "train")
+        world_task(name, "train")

@@ -8,9 +8,9 @@ import torch
 from dear import world
 from dear.data.images import ImageSet, select_domains
 from dear.data.shots import halves
+from dear.data.world_images import scenes, world_task
 from dear.errors import DataError
 from dear.world import factors as F
-from dear.world.served import scenes
 from dear.world.tasks import TASKS
 
 NAMES = world.list_tasks()
@@ -18,7 +18,7 @@ NAMES = world.list_tasks()
 
 @pytest.mark.parametrize("name", NAMES)
 def test_splits_are_balanced_disjoint_and_stable(name: str) -> None:
-    train, test = world.task(name, "train"), world.task(name, "test")
+    train, test = world_task(name, "train"), world_task(name, "test")
     assert isinstance(train, ImageSet)
     assert train.classes == test.classes
     assert 10 <= len(train.classes) <= 24
@@ -35,13 +35,13 @@ def test_splits_are_balanced_disjoint_and_stable(name: str) -> None:
     seen = {image.numpy().tobytes() for image in train.pixels(range(120), 64)}
     assert not seen & {image.numpy().tobytes() for image in test.pixels(range(120), 64)}
     assert len(seen) == 120
-    assert torch.equal(world.task(name, "test").pixels(some, 64), pixels)
+    assert torch.equal(world_task(name, "test").pixels(some, 64), pixels)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_images_show_their_class(name: str) -> None:
     """The scene behind an image has every value that its class name tells."""
-    images, behind = world.task(name, "test"), scenes(name, "test")
+    images, behind = world_task(name, "test"), scenes(name, "test")
     for index in range(0, len(images), 7):
         words = images.classes[int(images.labels[index])]
         subject = F.SUBJECT_NAMES[int(behind.subject[index])]
@@ -72,7 +72,7 @@ def test_the_look_is_a_shift_and_strength_zero_is_none() -> None:
 
 def test_base_and_novel_halves() -> None:
     for name in NAMES:
-        images = world.task(name, "test")
+        images = world_task(name, "test")
         base, novel = halves(images.classes)
         part = images.select_classes(novel)
         assert part.classes == novel
@@ -84,17 +84,17 @@ def test_base_and_novel_halves() -> None:
 
 
 def test_domains() -> None:
-    images = world.task("domains", "train")
+    images = world_task("domains", "train")
     assert images.domains is not None
     assert set(images.domains) == {"photo", "sketch", "cartoon", "painting"}
     sketches = select_domains(images, ["sketch"])
     assert len(sketches) * 4 == len(images)
     assert len(torch.bincount(sketches.labels).unique()) == 1
-    assert world.task("textures", "train").domains is None
+    assert world_task("textures", "train").domains is None
 
 
 def test_views_keys_and_subsets() -> None:
-    images = world.task("fauna", "test")
+    images = world_task("fauna", "test")
     assert images.key(123) == "world:fauna/test/000123"
     part = images.subset([5, 400, 5])
     assert [part.key(i) for i in range(3)] == [images.key(i) for i in (5, 400, 5)]
@@ -105,14 +105,14 @@ def test_views_keys_and_subsets() -> None:
     assert large.shape == (2, 3, 96, 96)
     assert (large[1].float().mean() - part.pixels([1], 64).float().mean()).abs() < 2
     assert images.pixels([], 64).shape == (0, 3, 64, 64)
-    both = world.task("fauna", "all")
-    assert len(both) == len(images) + len(world.task("fauna", "train"))
+    both = world_task("fauna", "all")
+    assert len(both) == len(images) + len(world_task("fauna", "train"))
 
 
 def test_what_does_not_exist_is_named() -> None:
     with pytest.raises(DataError, match=r"world:weather.*textures"):
-        world.task("weather", "test")
+        world_task("weather", "test")
     with pytest.raises(DataError, match="'val'"):
-        world.task("fauna", "val")
+        world_task("fauna", "val")
     with pytest.raises(DataError, match="'unicorn'"):
-        world.task("fauna", "test").select_classes(["unicorn"])
+        world_task("fauna", "test").select_classes(["unicorn"])

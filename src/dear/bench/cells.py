@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from dear._io.text import Strict
 from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
 from dear.errors import RunError
 from dear.methods import find_method
 from dear.runs.spec import Name, Spec, digest, plain
-from dear.train.prepare import said_recipe, settings
+from dear.train.setup.prepare import said_recipe, settings
+from dear.utils.text import Strict
 
 
 class Cell(Strict, frozen=True, eq=False, dict=True):

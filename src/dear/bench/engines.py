@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 import torch
 
-from dear import cluster
 from dear.bench.cells import Cell, Environment, Outcome
 from dear.bench.plan import PROTOCOLS
 from dear.bench.session import Session
 from dear.bench.store import CellEngine, Report
 from dear.errors import DearError, UsageError
 from dear.train.run import Paused
+from dear.utils import cluster
 
 #: (cell, environment) -> result, plain JSON
 Work = Callable[[dict[str, Any], dict[str, Any]], Mapping[str, Any]]

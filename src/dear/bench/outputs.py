@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dear._io.files import write_atomic
+from dear.bench import plots
 from dear.bench.ablations import Study, Variant
 from dear.bench.ablations import table as study_table
 from dear.bench.cells import Cell
@@ -18,8 +18,8 @@ from dear.bench.protocols import Shown
 from dear.bench.store import Grid
 from dear.bench.tables import Line, Result, Sheet, shown_names, text, variant_names, write_tables
 from dear.errors import RunError
-from dear.report import results_plots as plots
 from dear.report.page import Table, render
+from dear.utils.files import write_atomic
 
 TERMS = {
     "base": "trained classes: the half of the classes that was trained on",

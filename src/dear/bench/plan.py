@@ -23,7 +23,7 @@ from dear.heads.rules import derive_roles
 from dear.methods import find_method
 from dear.methods.base import Method
 from dear.runs.spec import Spec, data_digest, digest, roles_digest
-from dear.train.focus import can_focus
+from dear.train.setup.focus import can_focus
 
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol

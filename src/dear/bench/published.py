@@ -8,8 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from dear._io.text import parse_json
 from dear.errors import UsageError
+from dear.utils.text import parse_json
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy
 import safetensors.torch
 import torch
 
-from dear._io.files import read_safetensors, write_safetensors
 from dear.bench.cells import Cell, Data, Environment, Pool, draw_path
 from dear.clip.factory import load
 from dear.clip.model import Clip
@@ -27,7 +26,8 @@ from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.runs.spec import roles_digest
 from dear.train.fit import fit
-from dear.train.prepare import Job, prepare
+from dear.train.setup.prepare import Job, prepare
+from dear.utils.files import read_safetensors, write_safetensors
 
 
 @lru_cache(maxsize=1)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from dear._io.files import write_atomic
 from dear.bench.cells import Cell, written_out
 from dear.bench.published import Number
 from dear.runs.spec import Spec
+from dear.utils.files import write_atomic
 
 Result = Mapping[str, Any]
 Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value

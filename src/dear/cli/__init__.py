@@ -47,9 +47,9 @@ COMMANDS = {
 def main() -> None:
     """Run `dear`: one line for what a user can correct, a stack trace only for defects of this package."""
     try:
-        from dear._io.text import shown
         from dear.cli.hints import sentence
         from dear.errors import DearError
+        from dear.utils.text import shown
 
         known = {command for commands in COMMANDS.values() for command in commands}
         first = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -157,7 +157,7 @@ def _options(
 
 def _show_notes() -> None:
     """Print what the library's logger says, notes included, on standard error."""
-    from dear._io.text import shown
+    from dear.utils.text import shown
 
     class Printed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

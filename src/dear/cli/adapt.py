@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from dear._io.text import duration
 from dear.cli import options as opt
 from dear.cli.printing import print_json, say, stages
 from dear.errors import DiskError, UsageError
+from dear.utils.text import duration
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
     from dear.runs.model import Model
-    from dear.train.estimate import Estimate
-    from dear.train.prepare import Job
-    from dear.workflows.evaluate import HeldOutAccuracy
+    from dear.tasks.evaluate import HeldOutAccuracy
+    from dear.train.setup.estimate import Estimate
+    from dear.train.setup.prepare import Job
 
 
 def adapt(
@@ -90,11 +90,11 @@ def adapt(
     from dear.methods import find_method
     from dear.runs.folder import add_metrics, check_folder
     from dear.runs.spec import Spec
-    from dear.train.estimate import estimate
+    from dear.tasks.evaluate import held_out_accuracy, open_held_out
     from dear.train.fit import fit
-    from dear.train.prepare import prepare
+    from dear.train.setup.estimate import estimate
+    from dear.train.setup.prepare import prepare
     from dear.train.tensorboard import logged
-    from dear.workflows.evaluate import held_out_accuracy, open_held_out
 
     if roles is not None and not find_method(method).uses_roles and not without and focus is None:
         raise UsageError(f"--roles: the method {method!r} uses no role map; leave it out")

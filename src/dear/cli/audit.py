@@ -12,9 +12,9 @@ from dear.cli.printing import echo, print_json, print_table, say, stages
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.workflows.audit import Audit
-    from dear.workflows.audit_photos import PhotoAudit
-    from dear.workflows.repair import Repaired
+    from dear.tasks.audit.photos import PhotoAudit
+    from dear.tasks.audit.task import Audit
+    from dear.tasks.repair import Repaired
 
 
 def audit(
@@ -60,8 +60,8 @@ def audit(
 
     `dear audit run --examples with_flash/ --examples without_flash/`
     """
-    from dear.workflows.audit import AuditOptions, audit_run
-    from dear.workflows.audit import audit as find_shortcuts
+    from dear.tasks.audit.task import AuditOptions, audit_run
+    from dear.tasks.audit.task import audit as find_shortcuts
 
     options = AuditOptions(
         concepts=tuple(concept or ()),
@@ -85,7 +85,7 @@ def audit(
             raise UsageError("name a run folder, or images with --data")
     steps = _next_steps(found, run, data, backbone)
     if out is not None:
-        from dear.workflows.audit_page import write_pages
+        from dear.tasks.audit.evidence import write_pages
 
         with stages() as progress:
             write_pages(found, out, steps, progress)
@@ -113,7 +113,7 @@ def _next_steps(found: Audit, run: str | None, data: str | None, backbone: str |
 
 def _print(found: Audit, steps: dict[str, str]) -> None:
     """What the images tell, a table of concepts, one sentence per suspected shortcut, the next command."""
-    from dear.workflows.audit_page import concept_table
+    from dear.tasks.audit.evidence import concept_table
 
     if found.photos is not None:
         _print_photos(found, found.photos)
@@ -137,7 +137,7 @@ def _print(found: Audit, steps: dict[str, str]) -> None:
 
 def _print_photos(found: Audit, photos: PhotoAudit) -> None:
     """Classes that stand out by their images, and images that are nearly the same."""
-    from dear.workflows.audit_page import photo_table
+    from dear.tasks.audit.evidence import photo_table
 
     table = photo_table(photos)
     title = f"{found.images.name}: {len(found.images)} images of {len(found.images.classes)} classes"
@@ -197,7 +197,7 @@ def repair(
 
     `dear repair run --without lighting --examples lightings/ --out repaired`
     """
-    from dear.workflows.repair import repair_run
+    from dear.tasks.repair import repair_run
 
     with stages() as progress:
         done = repair_run(

@@ -93,7 +93,7 @@ def bench(
     from dear.bench.outputs import write_protocol
     from dear.bench.plan import find_protocol, plan
     from dear.methods import find_method
-    from dear.train.focus import can_focus
+    from dear.train.setup.focus import can_focus
 
     find_protocol(protocol)
     environment = _environment(backbone, roles, device, data_root, draws, threads)

@@ -28,8 +28,8 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from dear._io.feature_store import FeatureStore
-    from dear._io.user_cache import cache_folder
+    from dear.runs.feature_store import FeatureStore
+    from dear.utils.user_cache import cache_folder
 
     folder, found = cache_folder(), FeatureStore().usage()
     facts = {"folder": str(folder), "rows": found.entries, "bytes": found.size, "limit_bytes": found.limit}
@@ -47,8 +47,8 @@ def clear() -> None:
 
     Example: `dear cache clear`
     """
-    from dear._io.feature_store import FeatureStore
-    from dear._io.user_cache import cache_folder
+    from dear.runs.feature_store import FeatureStore
+    from dear.utils.user_cache import cache_folder
 
     FeatureStore().clear()
     for path in (cache_folder() / "roles").glob("*.json"):

@@ -12,7 +12,7 @@ from dear.cli.printing import echo, print_json, print_table, say, stages
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.workflows.choose import Recommendation
+    from dear.tasks.choose import Recommendation
 
 
 def choose(
@@ -52,8 +52,8 @@ def choose(
     `dear choose --data photos/ --adapt --out run`
     """
     from dear.runs.spec import Spec
-    from dear.workflows.choose import METHODS
-    from dear.workflows.choose import choose as compare
+    from dear.tasks.choose import METHODS
+    from dear.tasks.choose import choose as compare
 
     if adapt and out is None:
         raise UsageError("--adapt needs --out, the run folder to write")
@@ -77,7 +77,7 @@ def choose(
     else:
         _print(found)
     if out is not None:
-        from dear.workflows.adapt import adapt as train
+        from dear.tasks.adapt import adapt as train
 
         with stages() as progress:
             train(

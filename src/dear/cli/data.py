@@ -117,7 +117,7 @@ def _check_labels(
 
     from dear.clip.factory import load
     from dear.data.images import FileImages
-    from dear.workflows.labels import find_suspects, open_all, write_label_page, write_suspects
+    from dear.tasks.labels.task import find_suspects, open_all, write_label_page, write_suspects
 
     images, splits = open_all(name, root)
     page = out is not None and out.suffix.lower() == ".html"

@@ -18,7 +18,7 @@ def demo(
 
     Example: `dear demo --out demo`
     """
-    from dear.workflows.demo import demo as story
+    from dear.tasks.demo.task import demo as story
 
     story(out, quick, echo)
     echo(f"\nOpen {out / 'index.html'} in a browser. For your own images, one folder per class:")

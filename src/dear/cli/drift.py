@@ -25,7 +25,7 @@ def drift(
 
     Example: `dear drift run photos-of-this-week/`
     """
-    from dear.workflows.drift import drift as compare
+    from dear.tasks.drift import drift as compare
 
     with stages() as progress:
         found = compare(run, images, backbone=backbone, device=device, progress=progress)

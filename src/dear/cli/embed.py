@@ -33,7 +33,7 @@ def embed(
 
     `dear embed --data list.csv --run run --out answers.parquet --engine ray --workers 8`
     """
-    from dear.workflows.embed import embed as work
+    from dear.tasks.embed.task import embed as work
 
     if engine == "local" and workers != 2:
         raise UsageError("--workers goes with --engine ray; the local engine is one process")

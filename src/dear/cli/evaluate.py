@@ -42,7 +42,7 @@ def evaluate(
     from dear.data import open_data
     from dear.runs.folder import add_metrics
     from dear.runs.model import Model
-    from dear.workflows.evaluate import check_known, evaluate_run, evaluate_unknown
+    from dear.tasks.evaluate import check_known, evaluate_run, evaluate_unknown
 
     model = Model.load(run, backbone, opt.device_named(device)).with_classes(template=template)
     images = open_data(data, split, root=data_root)

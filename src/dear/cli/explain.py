@@ -52,12 +52,12 @@ def explain(
 
     `dear explain run --data photos/ --out why.html`
     """
-    from dear._io.image_file import find_images, open_image
     from dear.data.open import open_data
-    from dear.report.explain_page import write_explain_page
-    from dear.runs.explain_set import explain_set
+    from dear.images.views import find_images, open_image
     from dear.runs.model import Model
-    from dear.workflows.explain import check_question, explainer_of, page_facts, set_facts
+    from dear.tasks.explain.dataset import explain_set
+    from dear.tasks.explain.page import write_explain_page
+    from dear.tasks.explain.task import check_question, explainer_of, page_facts, set_facts
 
     if not images and data is None:
         raise UsageError("name images to explain, or a labeled set with --data")

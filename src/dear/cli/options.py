@@ -14,14 +14,14 @@ from dear.cli.printing import say
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.heads.without import Without
+    from dear.shortcuts.without import Without
 
 
 def run_folder(source: str) -> Path:
     """The folder of a run: the folder itself, or where `hf://owner/name` or an archive was put."""
     if not source.startswith("hf://") and not source.lower().endswith(".zip"):
         return Path(source)
-    from dear.runs.share import local_run
+    from dear.tasks.share.transfer import local_run
 
     return local_run(source)
 
@@ -122,7 +122,7 @@ def class_names(classes: str | None, file: Path | None) -> list[str] | None:
     if classes is not None and file is not None:
         raise UsageError("--classes and --classes-file: give one of them")
     if file is not None:
-        from dear._io.files import read_text
+        from dear.utils.files import read_text
 
         names = [line.strip() for line in read_text(file, "list of classes").splitlines() if line.strip()]
         if not names:
@@ -149,9 +149,9 @@ def read_removal(
         if examples or way != "auto":
             raise UsageError("--way and --examples say how to remove a concept; name it with --without")
         return None
-    from dear.heads.values import find_concept
-    from dear.heads.without import Without
-    from dear.photos.edits import KINDS
+    from dear.heads.concept_words import find_concept
+    from dear.shortcuts.edits import KINDS
+    from dear.shortcuts.without import Without
 
     names: list[str] = []  # one concept with values of its own ("lighting: day, night"), or several names
     for item in without:

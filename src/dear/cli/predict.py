@@ -152,7 +152,7 @@ def _added(names: list[str] | None) -> tuple[list[str] | None, bool]:
 
 def _find(words: list[str]) -> list[str]:
     """The image files that the arguments mean; `-` is a list on standard input, one file per line."""
-    from dear._io.image_file import find_images
+    from dear.images.views import find_images
 
     names: list[str] = []
     for word in words:
@@ -189,8 +189,8 @@ def _write_csv(answers: Sequence[Answer], path: Path) -> None:
     import csv
     import io
 
-    from dear._io.files import write_atomic
     from dear.runs.answer import NONE_OF_THESE
+    from dear.utils.files import write_atomic
 
     count = max([1, *(len(answer.classes) for answer in answers)])
     head = ["image", "class", "probability"]

@@ -32,9 +32,9 @@ def pretrain(
     import torch
 
     from dear import world
-    from dear._io.files import write_json
     from dear.clip.checkpoint import save_hf
-    from dear.world.pretrain import PretrainRecipe, pretrain
+    from dear.tasks.mini.pretrain import PretrainRecipe, pretrain
+    from dear.utils.files import write_json
 
     for name, number in (("--steps", steps), ("--batch", batch)):
         if number is not None and number < 1:
@@ -75,7 +75,7 @@ def mini(
     Example: `dear mini`
     """
     from dear.clip.factory import load
-    from dear.world import measure
+    from dear.tasks.mini import measure
 
     clip = load(backbone, device=device_named(device))
     found = measure.factor_accuracies(clip, number)

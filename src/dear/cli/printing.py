@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dear._io.progress import Progress
-from dear._io.text import duration, shown, unprintable
 from dear.errors import Interrupted
+from dear.utils.progress import Progress
+from dear.utils.text import duration, shown, unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console

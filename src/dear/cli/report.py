@@ -31,12 +31,12 @@ def report(
     Example: `dear report run --data photos --out page.html`
     """
     from dear.data import open_data
-    from dear.report.run_page import write_run_page
     from dear.runs.folder import read_config
     from dear.runs.model import Model
-    from dear.train.labels import label_sentence
-    from dear.workflows.evaluate import run_images
-    from dear.workflows.examine import examine
+    from dear.tasks.evaluate import run_images
+    from dear.tasks.run_report.examine import examine
+    from dear.tasks.run_report.page import write_run_page
+    from dear.train.label_check import label_sentence
 
     config = read_config(run)
     images = run_images(run) if data is None else open_data(data, "test", root=data_root)

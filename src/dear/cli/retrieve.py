@@ -13,7 +13,7 @@ from dear.cli.printing import echo, print_json, say, stages
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.workflows.retrieve import Found
+    from dear.tasks.retrieve import Found
 
 
 def retrieve(
@@ -57,8 +57,8 @@ def retrieve(
     """
     from dear.clip.factory import load
     from dear.runs.folder import load_run
-    from dear.workflows.retrieve import head_map_of, retrieve_by_heads
-    from dear.workflows.retrieve import retrieve as retrieve_by_features
+    from dear.tasks.retrieve import head_map_of, retrieve_by_heads
+    from dear.tasks.retrieve import retrieve as retrieve_by_features
 
     if by not in (None, "heads", "features"):
         raise UsageError(f"--by {by}: choose heads or features")

@@ -56,9 +56,9 @@ def discover(
     from dear.clip.factory import load
     from dear.data import open_data
     from dear.heads.discover import discover_roles
-    from dear.heads.embed import DEFAULT
     from dear.heads.known_roles import TABLE2, read_roles
     from dear.heads.moments import resume_path
+    from dear.heads.sentences import DEFAULT
 
     if rule == TABLE2:
         _refuse_unused(
@@ -153,8 +153,8 @@ def report(
     """
     from dear.data import open_data
     from dear.heads.known_roles import read_roles
-    from dear.report.roles_page import write_roles_page
-    from dear.workflows.head_evidence import measure_heads
+    from dear.tasks.roles.evidence import measure_heads
+    from dear.tasks.roles.page import write_roles_page
 
     roles = read_roles(file)
     clip = image_set = None

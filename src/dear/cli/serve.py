@@ -192,7 +192,7 @@ def _demand_extra() -> None:
 
 def _galleries(given: list[str]) -> dict[str, ImageSet]:
     """Image sets of NAME=FOLDER."""
-    from dear.workflows.retrieve import gallery_of
+    from dear.tasks.retrieve import gallery_of
 
     found: dict[str, ImageSet] = {}
     for one in given:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from typer import Option
 
-from dear._io.text import duration
 from dear.cli.options import Device, Json, device_named
 from dear.cli.printing import echo, print_json, print_table, say
+from dear.utils.text import duration
 
 _TITLES = {
     "read": "reading and decoding files",
@@ -44,7 +44,7 @@ def speed(
     """
     import torch
 
-    from dear.workflows.speed import SpeedOptions, add_rows, measure
+    from dear.tasks.speed import SpeedOptions, add_rows, measure
 
     options = SpeedOptions(shape, method, classes, shots, batch, None, precision, images)
     where = torch.device(device_named(device))

@@ -41,9 +41,9 @@ def zeroshot(
     """
     from dear.clip.factory import load
     from dear.data import halves, open_data
-    from dear.heads.without import remove
     from dear.methods import build_method
-    from dear.workflows.evaluate import evaluate_run
+    from dear.shortcuts.without import remove
+    from dear.tasks.evaluate import evaluate_run
 
     images = open_data(data, split, root=data_root, template=template)
     if half in ("base", "novel"):

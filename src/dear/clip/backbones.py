@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from dear._io.text import Strict, decode
+from dear.utils.text import Strict, decode
 
 
 class Backbone(Strict, frozen=True):

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.files import read_json, read_safetensors, write_json, write_safetensors
 from dear.clip.archive import check_zip, is_archive, read_archive
 from dear.clip.config import ACTIVATIONS, ClipConfig
 from dear.clip.config_huggingface import from_huggingface, to_huggingface, to_images
@@ -40,6 +39,7 @@ from dear.clip.model import Clip
 from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tokenizer_file import find_tokenizer
 from dear.errors import CheckpointError, DearError, UsageError, reason_of
+from dear.utils.files import read_json, read_safetensors, write_json, write_safetensors
 
 HF_CONFIG = "config.json"
 HF_IMAGES = "preprocessor_config.json"

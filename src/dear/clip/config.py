@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import Meta
 
-from dear._io.checked import Checked
-from dear._io.image_file import Size, View
 from dear.errors import CheckpointError, UsageError
+from dear.images.views import Size, View
+from dear.utils.validation import Checked
 
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the order is that of the GPU kernel

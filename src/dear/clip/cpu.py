@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.memory import KEPT, keep_freed
+from dear.utils.memory import KEPT, keep_freed
 
 _QUICK = 1.702  # QuickGELU(x) = x sigmoid(1.702 x) = swish(1.702 x) / 1.702
 _FUSED: dict[str, tuple[str, str]] = {  # oneDNN's names: operation, kind

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dear._io.files import read_json
 from dear.clip.checkpoint import HF_CONFIG, HF_IMAGES, HF_WEIGHTS, OPENCLIP_CONFIG, OPENCLIP_WEIGHTS, shards
 from dear.clip.config_huggingface import KNOWN
 from dear.clip.tokenizer_file import FILES as TOKENIZER
 from dear.errors import CheckpointError, DearError, reason_of
+from dear.utils.files import read_json
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
 _TIMEOUT_SECONDS = 20.0

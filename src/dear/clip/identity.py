@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dear._io.files import read_json, write_json
-from dear._io.user_cache import cache_folder
 from dear.clip.config import ClipConfig
 from dear.errors import DearError
+from dear.utils.files import read_json, write_json
+from dear.utils.user_cache import cache_folder
 
 
 def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:

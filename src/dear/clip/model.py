@@ -12,7 +12,6 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from dear._io.image_file import normalize, resize_crop
 from dear.clip.config import ClipConfig, Head
 from dear.clip.correction import Correction, folded
 from dear.clip.focus import focused_features
@@ -21,6 +20,7 @@ from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.tower import shared_copy
 from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.errors import InputError, UsageError
+from dear.images.views import normalize, resize_crop
 
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
 

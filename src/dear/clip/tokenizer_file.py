@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.files import read_json
 from dear.clip.config import TextConfig
 from dear.clip.tokenizer import check_text, mended, shorten
 from dear.errors import CheckpointError, DearError, InputError, reason_of
+from dear.utils.files import read_json
 
 JSON = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

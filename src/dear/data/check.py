@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size, side_of, threaded
 from dear.data.images import ImageSet, Wrapped, natural_key
 from dear.data.layouts import Benchmark
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark
 from dear.errors import DataError, InputError, UsageError
+from dear.images.views import Size, side_of, threaded
 
 _SHOWN = 20
 

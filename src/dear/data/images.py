@@ -19,10 +19,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import Size, read_views
-from dear._io.image_open import open_image
-from dear._io.text import check_name, check_shown
 from dear.errors import DataError, InputError
+from dear.images.open import open_image
+from dear.images.views import Size, read_views
+from dear.utils.text import check_name, check_shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -285,8 +285,8 @@ def source_of(images: ImageSet, index: int) -> ImageLike:
 def values_of(images: ImageSet) -> tuple[str, ...] | None:
     """The value that each image has beside its class: its group where the set has groups, else its domain.
 
-    >>> from dear import world
-    >>> values_of(world.task("shortcut-place", "train"))[:2]
+    >>> from dear.data.world_images import world_task
+    >>> values_of(world_task("shortcut-place", "train"))[:2]
     ('beach', 'beach')
     """
     groups: tuple[str, ...] | None = getattr(images, "groups", None)
@@ -296,8 +296,8 @@ def values_of(images: ImageSet) -> tuple[str, ...] | None:
 def group_names(images: ImageSet) -> tuple[str, ...] | None:
     """The group of each image, class and value; None where no values are known.
 
-    >>> from dear import world
-    >>> group_names(world.task("shortcut-place", "train"))[0]
+    >>> from dear.data.world_images import world_task
+    >>> group_names(world_task("shortcut-place", "train"))[0]
     'dog, beach'
     """
     values = values_of(images)

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dear._io.files import read_json
-from dear._io.image_file import image_paths
 from dear.data.images import spaced
 from dear.data.paths import Inside, read_list
 from dear.errors import DataError, DearError
+from dear.images.views import image_paths
+from dear.utils.files import read_json
 
 COOP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 _SPLITS = {"0": "train", "1": "val", "2": "test"}

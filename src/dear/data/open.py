@@ -28,10 +28,6 @@ from pathlib import Path
 
 import torch
 
-from dear._io.files import read_json
-from dear._io.image_file import image_paths, is_image_name, is_own_name
-from dear._io.notes import note, warn
-from dear._io.text import check_name
 from dear.data.images import (
     TEMPLATE,
     FileImages,
@@ -46,6 +42,10 @@ from dear.data.layouts import COOP, READERS, Benchmark, Listing
 from dear.data.shots import pick_split
 from dear.data.table import open_table
 from dear.errors import DataError, InputError, UsageError
+from dear.images.views import image_paths, is_image_name, is_own_name
+from dear.utils.files import read_json
+from dear.utils.notices import note, warn
+from dear.utils.text import check_name
 
 WORLD = "world:"
 TABLES = (".csv", ".jsonl", ".ndjson")
@@ -120,9 +120,9 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
 
 def _open_world(spec: str, split: str, template: str | None) -> ImageSet:
     """A task of the attribute world, with its own template unless another is asked for."""
-    from dear import world
+    from dear.data.world_images import world_task
 
-    task = world.task(spec.removeprefix(WORLD), split)
+    task = world_task(spec.removeprefix(WORLD), split)
     return task if template is None else replace(task, template=check_template(template))
 
 

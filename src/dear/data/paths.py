@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from dear._io.files import read_text
 from dear.errors import DataError, DearError
+from dear.utils.files import read_text
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size, read_views
 from dear.data.images import FileImages, ListedImages, Wrapped, source_of
+from dear.images.views import Size, read_views
 
 Images = TypeVar("Images")
 # Batches that are begun before they are asked for. On a GPU files of one are read while another is decoded.
@@ -22,7 +22,7 @@ _DEPTH, _GPU_DEPTH = 1, 2
 def read_ahead(images: Images, device: torch.device | None = None) -> Iterator[Images]:
     """A set that will be walked in order, a batch at a time: files are read before they are asked for.
 
-    Views of files lie on `device`, if that is a GPU; see `dear._io.image_file.read_views`.
+    Views of files lie on `device`, if that is a GPU; see `dear.images.views.read_views`.
     """
     if not isinstance(images, FileImages | ListedImages):
         yield images

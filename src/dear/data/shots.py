@@ -16,11 +16,11 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dear._io.notes import note
-from dear._io.text import parse_json
 from dear.data.images import ImageSet
 from dear.data.paths import read_list
 from dear.errors import DataError, DearError
+from dear.utils.notices import note
+from dear.utils.text import parse_json
 
 HELD_OUT = 0.2
 Thing = TypeVar("Thing")

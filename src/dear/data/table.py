@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from dear._io.text import check_name, parse_json
 from dear.data.images import (
     TEMPLATE,
     FileImages,
@@ -38,6 +37,7 @@ from dear.data.images import (
 from dear.data.paths import Inside, read_list
 from dear.data.shots import pick_split
 from dear.errors import DataError, DearError, InputError
+from dear.utils.text import check_name, parse_json
 
 REQUIRED = ("path", "label")
 OPTIONAL = ("classname", "split", "domain", "group")

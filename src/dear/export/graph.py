@@ -12,11 +12,11 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
 from dear.clip.tower import shared_copy
 from dear.errors import UsageError
 from dear.methods.base import Method
-from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
 from dear.runs.model import Model
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from dear._io.files import write_atomic
 from dear.errors import DearError, UsageError
 from dear.export.graph import Features, Scores, blank
 from dear.methods.base import Method
 from dear.runs.model import Model, Run
+from dear.utils.files import write_atomic
 
 FORMAT, SCHEMA = "dear onnx", "1"
 _LIMIT = 2**31 - 2**20  # protobuf refuses messages of 2 GiB; the graph needs a little beside the weights

@@ -12,10 +12,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from dear._io.image_file import View, view_pixels
-from dear._io.text import Line, Strict, check, check_name, parse_json
 from dear.errors import DearError, UsageError
+from dear.images.views import View, view_pixels
 from dear.runs.answer import Answer
+from dear.utils.text import Line, Strict, check, check_name, parse_json
 
 ImageLike = str | os.PathLike[str] | bytes | Image
 _AT_ONCE = 32

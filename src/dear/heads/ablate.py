@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.text import fill_template
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.batches import Images, batches
 from dear.heads.contributions import check_layers, head_maps, head_outputs
 from dear.heads.names import KINDS, Head
 from dear.heads.roles import RoleMap
+from dear.utils.text import fill_template
 
 
 @dataclass(frozen=True)

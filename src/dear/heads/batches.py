@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size, normalize
 from dear.clip.model import Clip
 from dear.data.read_ahead import read_ahead
 from dear.errors import InputError
+from dear.images.views import Size, normalize
 
 
 @runtime_checkable

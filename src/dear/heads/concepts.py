@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dear.errors import RoleError
-from dear.heads.embed import Embedder, Floats, unit
 from dear.heads.names import PROTOTYPES
+from dear.heads.sentences import Embedder, Floats, unit
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dear._io.files import PathLike
-from dear._io.progress import Progress, silent
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RoleError, ran_out
@@ -19,13 +17,15 @@ from dear.heads.batches import Images, batches, count
 from dear.heads.concepts import Concepts, check_prototypes, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import check_layers, explained_share, head_maps, head_outputs
 from dear.heads.corpus import Corpus, load_corpus
-from dear.heads.embed import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.moments import EVERY, Moments, SavedMoments
 from dear.heads.names import CORE, PROTOTYPES, Head
 from dear.heads.roles import Role, RoleMap
 from dear.heads.rules import MeasuredHead, assign
+from dear.heads.sentences import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.stability import REPLICATES, BlockMoments, bootstrap
 from dear.heads.textspan import Spans, textspan_moments
+from dear.utils.files import PathLike
+from dear.utils.progress import Progress, silent
 
 Picked = Mapping[Head, tuple[str, ...]]  #: the phrases that describe each head
 _TEXTS_AT_ONCE = 256

@@ -19,9 +19,9 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
+from dear.heads.concept_words import known_concepts, value_features, word_features
 from dear.heads.names import Head
 from dear.heads.roles import RoleMap
-from dear.heads.values import known_concepts, value_features, word_features
 
 AUTO, NONE = "auto", "none"
 WEIGHTS = (1.0, 2.0)  #: of the heads beside the whole feature, to choose from

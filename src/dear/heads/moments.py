@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dear._io.files import PathLike, read_safetensors, require_finite, write_safetensors
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError, UsageError
 from dear.heads.contributions import check_layers, head_maps, head_outputs
+from dear.utils.files import PathLike, read_safetensors, require_finite, write_safetensors
 
 EVERY = 10  #: batches between two saves
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field, structs
 
-from dear._io.files import PathLike, read_json, write_atomic
-from dear._io.text import Line, Strict, Whole, Word, check, parse_json
 from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.names import CORE, KINDS, Head
+from dear.utils.files import PathLike, read_json, write_atomic
+from dear.utils.text import Line, Strict, Whole, Word, check, parse_json
 
 _FORMAT, _SCHEMA = "dear roles", 2
 _Count = Annotated[int, Meta(ge=1, le=512)]  # no tower has more layers or heads: more is a damaged file

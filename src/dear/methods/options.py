@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from dear._io.checked import KINDS, Checked, hints_of
 from dear.errors import UsageError
+from dear.utils.validation import KINDS, Checked, hints_of
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _LARGEST = 100_000  # tokens, ranks and layers of any method; a larger number would only fill memory

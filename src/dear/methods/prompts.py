@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dear._io.text import check_name, fill_template
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.errors import InputError, UsageError
 from dear.methods.tensors import normal, unit
+from dear.utils.text import check_name, fill_template
 
 WORDS = "a photo of a"  #: what contexts start as
 _CLASSES_AT_ONCE = 256  # bounds the memory of the frozen passes over long class lists

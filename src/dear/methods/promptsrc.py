@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear._io.text import fill_template
 from dear.methods.base import Frozen, Loss, Method, normal, scores, unit
 from dear.methods.deep import depth_of, prompted_images
 from dear.methods.options import Options
 from dear.methods.prompts import WORDS, ContextPrompts
+from dear.utils.text import fill_template
 
 # Sixty prompt templates of different wording, over which frozen text features are averaged.
 DIVERSE = tuple(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear._io.text import fill_template
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Frozen, Method, unit
 from dear.methods.options import Options
+from dear.utils.text import fill_template
 
 ENSEMBLE = (
     "itap of a {}.",

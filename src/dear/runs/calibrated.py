@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear.calibration.scales import Threshold, apply_scales, class_scales, distance_ratio, threshold
 from dear.errors import UsageError
 from dear.methods.base import unit
-from dear.methods.calibration import Threshold, apply_scales, class_scales, distance_ratio, threshold
 from dear.runs.trained import TrainedRun
 
 

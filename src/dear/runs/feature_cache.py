@@ -17,14 +17,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dear._io.feature_store import FeatureStore
-from dear._io.progress import Progress
 from dear.clip.config import Head
 from dear.clip.focus import focused_features
 from dear.clip.model import Clip
+from dear.data.batches import over_batches, pixels_for
 from dear.data.images import ImageSet
 from dear.methods.base import Method
-from dear.runs.batches import over_batches, pixels_for
+from dear.runs.feature_store import FeatureStore
+from dear.utils.progress import Progress
 
 VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
 _FORMAT = b"safetensors"  # of stored rows

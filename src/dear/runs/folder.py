@@ -21,16 +21,8 @@ import filelock
 import msgspec
 import torch
 
-from dear._io.files import (
-    read_json,
-    read_safetensors,
-    read_text,
-    require_finite,
-    write_atomic,
-    write_json,
-    write_safetensors,
-)
-from dear._io.text import check, decode, parse_json
+from dear.calibration.reference import REFERENCE
+from dear.calibration.scales import Calibration
 from dear.clip.correction import Correction
 from dear.clip.factory import load
 from dear.clip.identity import recall, remember
@@ -39,10 +31,18 @@ from dear.errors import CheckpointError, DearError, RunError, reason_of
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
-from dear.methods.calibration import Calibration
 from dear.runs.recipe import Line
-from dear.runs.reference import REFERENCE
 from dear.runs.spec import SCHEMA, Spec, plain, roles_digest
+from dear.utils.files import (
+    read_json,
+    read_safetensors,
+    read_text,
+    require_finite,
+    write_atomic,
+    write_json,
+    write_safetensors,
+)
+from dear.utils.text import check, decode, parse_json
 
 FORMAT = "dear run"
 CORRECTION, CALIBRATION = "correction.safetensors", "calibration.json"

@@ -13,20 +13,19 @@ from typing import Any, TypeVar, Union
 import torch
 from torch import Tensor
 
-from dear._io.progress import Progress
 from dear.clip.factory import pick_device
 from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
+from dear.data.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Frozen, Method, frozen_feature
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
-from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.calibrated import CalibratedRun
 from dear.runs.evaluate import Evaluation
-from dear.runs.explanation import Explanation
 from dear.runs.feature_cache import FeatureCache
+from dear.utils.progress import Progress
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
@@ -310,28 +309,6 @@ class Model(CalibratedRun):
             trained=() if isinstance(model.method, ZeroShot) else model.trained,
             scores=found if scores and model.calibration is not None else None,
         )
-
-    def explain(
-        self,
-        image: ImageLike,
-        *,
-        answer: str | None = None,
-        against: str | None = None,
-        reference: ImageSet | None = None,
-        mode: str | None = None,
-    ) -> Explanation:
-        """Why the image is answered as it is: the score as a sum over heads, tokens and patches.
-
-        Args:
-            image: a file or a Pillow image.
-            answer: the class to explain; None: the answer.
-            against: the class to compare with; None: the runner-up.
-            reference: images for answers without a role or concept, usually the training images.
-            mode: way to predict; None: the usual one.
-        """
-        from dear.runs.explain import Explainer
-
-        return Explainer(self, reference, mode=mode).explain([image], answer, against)[0]
 
     def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
         """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""

@@ -1,8 +1,8 @@
 """`Spec`: everything that decides a training; callers fill it in, `config.json` and bench cells hold it.
 
-A caller fills in what it wants to differ from the defaults. `dear.train.prepare` returns the complete Spec:
-options and recipe written out, digests of images, backbone, role map and correction filled in. A complete
-Spec can be prepared again and gives the same training, which is how runs are repaired and compared.
+A caller fills in what it wants to differ from the defaults. `dear.train.setup.prepare` returns the complete
+Spec: options and recipe written out, digests of images, backbone, role map and correction filled in. A
+complete Spec can be prepared again and gives the same training, which is how runs are repaired and compared.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dear._io.text import PRINTABLE, Strict, Whole
 from dear.data.images import ImageSet, Source, content_digest
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
 from dear.runs.recipe import Recipe
+from dear.utils.text import PRINTABLE, Strict, Whole
 
 SCHEMA = 1
 Name = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]  #: text without control characters
@@ -119,7 +119,7 @@ class Spec(Strict, frozen=True):
     without: tuple[str, ...] = ()  #: concepts to remove before training
     way: str = "auto"  #: how they are removed
     examples: dict[str, str] = msgspec.field(default_factory=dict)  #: folder of examples by concept
-    copies: tuple[str, ...] = ()  #: kinds of edits (`dear.photos.edits`) whose copies join the training
+    copies: tuple[str, ...] = ()  #: kinds of edits (`dear.shortcuts.edits`) whose copies join the training
     focus: str | None = None  #: role whose heads to learn with, or "auto"; the options say what it came to
     correction: dict[str, Any] | None = None  #: of the image feature; see `dear.runs.folder.read_correction`
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from dear._io.files import write_json, write_safetensors
+from dear.calibration.reference import REFERENCE, Reference
+from dear.calibration.scales import Calibration
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.methods.base import Method, in_precision
-from dear.methods.calibration import Calibration
 from dear.runs.feature_cache import learned_digest
 from dear.runs.folder import (
     load_run,
@@ -29,8 +29,8 @@ from dear.runs.folder import (
     write_spec,
 )
 from dear.runs.recipe import Line
-from dear.runs.reference import REFERENCE, Reference
 from dear.runs.spec import Spec, digest, plain
+from dear.utils.files import write_json, write_safetensors
 
 T = TypeVar("T", bound="TrainedRun")
 

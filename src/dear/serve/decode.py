@@ -1,7 +1,7 @@
 """Images of requests, decoded by processes that a hostile file can neither hold nor take along.
 
 A decoder may take minutes or gigabytes for a small file. What an image will cost is read from its header
-first (`dear._io.image_header`) and taken from a budget; the file then goes to a process that has a memory
+first (`dear.images.headers`) and taken from a budget; the file then goes to a process that has a memory
 limit and is killed at a deadline (`dear.serve.decode_process`). Callers take turns, and large images never
 occupy the last process.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dear._io import jpeg
+from dear.images import jpeg
 from dear.serve.decode_process import MOST_AT_ONCE, Decoding, Worker
 from dear.serve.errors import Refused, stopping
 from dear.serve.tracing import add_split

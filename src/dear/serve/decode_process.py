@@ -26,10 +26,10 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from dear._io import jpeg
-from dear._io.image_file import FORMATS, Size, Source, open_image, side_of, view_pixels
-from dear._io.image_header import read_header
 from dear.errors import InputError
+from dear.images import jpeg
+from dear.images.headers import read_header
+from dear.images.views import FORMATS, Size, Source, open_image, side_of, view_pixels
 from dear.serve.errors import Refused
 from dear.serve.settings import Limits
 

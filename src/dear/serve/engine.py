@@ -9,16 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dear._io.image_file import normalize
+from dear.calibration.scales import apply_scales
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.clip.precision import cached_cast, matrix_dtype
 from dear.heads.contributions import head_outputs
-from dear.methods import mixed_batch
+from dear.images.views import normalize
 from dear.methods.base import Method, unit
-from dear.methods.calibration import apply_scales
 from dear.methods.dear import DeAR
 from dear.runs.model import Model
+from dear.serve import mixed_batch
 
 
 class Answerer:

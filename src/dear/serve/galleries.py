@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear._io.image_file import Size
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
@@ -18,6 +17,7 @@ from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
 from dear.heads.neighbors import HeadIndex
 from dear.heads.roles import RoleMap
+from dear.images.views import Size
 from dear.methods.dear import DeAR
 from dear.serve.engine import ImageJob
 from dear.serve.errors import Refused

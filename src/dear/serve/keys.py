@@ -17,9 +17,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dear._io.text import Word, decode
 from dear.errors import DearError, UsageError
 from dear.serve.errors import Refused
+from dear.utils.text import Word, decode
 
 _SHORTEST = 16  # characters; shorter keys can be guessed
 EVERY = "*"

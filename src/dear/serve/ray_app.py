@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dear.cluster import serve_replicas
 from dear.errors import UsageError
 from dear.serve.settings import ServeSettings
+from dear.utils.cluster import serve_replicas
 
 
 @dataclass(frozen=True)

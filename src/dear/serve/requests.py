@@ -14,7 +14,6 @@ from fastapi import Request
 from msgspec import Meta
 from starlette.requests import ClientDisconnect
 
-from dear._io.text import check_name
 from dear.errors import DearError
 from dear.serve.decode import Upload
 from dear.serve.errors import Refused
@@ -22,6 +21,7 @@ from dear.serve.multipart import read_parts
 from dear.serve.settings import Limits
 from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage
+from dear.utils.text import check_name
 
 _MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
 _Texts = Annotated[list[str], Meta(max_length=_MOST_LISTED)]

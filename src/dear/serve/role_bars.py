@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.image_file import normalize
 from dear.errors import DearError
-from dear.runs.explain import Explainer
+from dear.images.views import normalize
 from dear.runs.model import Model
 from dear.serve.errors import Refused
+from dear.tasks.explain.explainer import Explainer
 
 
 def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:

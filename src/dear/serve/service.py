@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dear._io.memory import given_back
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -40,6 +39,7 @@ from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage, staged
 from dear.serve.traffic import Traffic
 from dear.serve.turns import Pace
+from dear.utils.memory import given_back
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _MOST_CACHED_CLASSES = 16_000  # of requests that name classes: their texts are cached, some 3 KB each

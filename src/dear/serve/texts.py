@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear.calibration.scales import class_scales, distance_ratio
 from dear.methods.base import Method, unit
-from dear.methods.calibration import class_scales, distance_ratio
 from dear.serve.engine import Answerer
 from dear.serve.turns import Pace
 

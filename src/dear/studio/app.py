@@ -16,7 +16,6 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 
 import gradio as gr
 
-from dear._io.memory import given_back
 from dear.errors import UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import asset, render
@@ -30,6 +29,7 @@ from dear.studio.tabs.heads import heads_tab
 from dear.studio.tabs.retrieve import retrieve_tab
 from dear.studio.tabs.train import train_tab
 from dear.studio.training import Trainer
+from dear.utils.memory import given_back
 
 # The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
 _POLICY = (

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.errors import UsageError
 from dear.heads.ablate import collect
-from dear.heads.values import find_concept
-from dear.heads.without import role_map, ways_to_remove
+from dear.heads.concept_words import find_concept
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
+from dear.shortcuts.without import role_map, ways_to_remove
 from dear.studio.state import EXAMPLE, StudioState
-from dear.workflows.audit import Audit, AuditOptions, audit
-from dear.workflows.audit_model import without
-from dear.workflows.audit_page import evidence
+from dear.tasks.audit.evidence import evidence
+from dear.tasks.audit.reliance import without
+from dear.tasks.audit.task import Audit, AuditOptions, audit
+from dear.utils.progress import Progress
 
 SHOTS = 16  #: images per class that are looked at
 

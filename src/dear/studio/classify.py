@@ -9,20 +9,20 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from dear._io.image_file import MAX_PIXELS, open_image, square
-from dear._io.progress import Progress
+from dear.data.batches import image_set, pixels_for
 from dear.errors import InputError, UsageError
+from dear.images.views import MAX_PIXELS, open_image, square
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
-from dear.report.explain_page import heat
 from dear.report.page import render, thumbnail
-from dear.runs.batches import image_set, pixels_for
-from dear.runs.explain import Explainer
 from dear.runs.model import Model
-from dear.runs.where import where
 from dear.studio.service_client import Ranked, ask_service
 from dear.studio.state import StudioState
-from dear.workflows.explain import page_facts, seen
+from dear.tasks.explain.explainer import Explainer
+from dear.tasks.explain.page import heat
+from dear.tasks.explain.regions import where
+from dear.tasks.explain.task import page_facts, seen
+from dear.utils.progress import Progress
 
 Named = tuple[str, Image.Image]  #: an image with its name
 

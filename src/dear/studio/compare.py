@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dear._io.progress import Progress, silent
 from dear.bench.cells import Cell
 from dear.bench.outputs import figures_of, page_table
 from dear.bench.plan import PROTOCOLS
@@ -18,11 +17,12 @@ from dear.data.images import ImageSet
 from dear.errors import DataError, DearError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import Table, percent, render
-from dear.report.run_facts import Compared
-from dear.report.run_page import changed_classes, gallery, spread_rows
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.studio.state import StudioState, check_folder
+from dear.tasks.run_report.facts import Compared
+from dear.tasks.run_report.page import changed_classes, gallery, spread_rows
+from dear.utils.progress import Progress, silent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

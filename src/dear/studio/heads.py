@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dear._io.image_file import square
-from dear._io.progress import Progress, silent
+from dear.data.batches import image_set, pixels_for
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
+from dear.heads.activations import activating_images, attention_maps
 from dear.heads.batches import batches
-from dear.heads.explain import activating_images, attention_maps
 from dear.heads.roles import Role, RoleMap
+from dear.images.views import square
 from dear.report.headmap import KIND_MEANINGS, head_map, kind_meanings, role_title
 from dear.report.page import render
-from dear.report.roles_facts import specialization_notice
-from dear.runs.batches import image_set, pixels_for
 from dear.studio.state import StudioState, gallery_html, name_of
+from dear.tasks.roles.facts import specialization_notice
+from dear.utils.progress import Progress, silent
 
 Key = tuple[int, int]
 _LOOKED_AT, _SHOWN = 400, 6

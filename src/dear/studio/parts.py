@@ -15,11 +15,11 @@ from typing import Any, TypeVar, cast
 import gradio as gr
 from PIL import Image
 
-from dear._io.files import write_atomic
-from dear._io.progress import Progress
 from dear.errors import DearError
 from dear.report.page import render
 from dear.studio.state import Stopped, StudioState, name_of
+from dear.utils.files import write_atomic
+from dear.utils.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_VISITORS = 1000

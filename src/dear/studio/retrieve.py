@@ -5,13 +5,13 @@ from __future__ import annotations
 from PIL import Image
 from torch import Tensor
 
-from dear._io.progress import Progress
 from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.studio.state import StudioState, check_folder, name_of
-from dear.workflows.retrieve import gallery_features, gallery_of, rank
+from dear.tasks.retrieve import gallery_features, gallery_of, rank
+from dear.utils.progress import Progress
 
 MOST = 20_000
 

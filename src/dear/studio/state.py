@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dear._io.progress import Progress, silent
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data import halves, open_data
@@ -20,7 +19,8 @@ from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model, Run
-from dear.workflows.evaluate import run_images
+from dear.tasks.evaluate import run_images
+from dear.utils.progress import Progress, silent
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -77,7 +77,7 @@ class StudioState:
         """The adapted model; without a run a small one is trained on example images, in seconds."""
         with self.lock:
             if self.model is None:
-                from dear.workflows.adapt import adapt
+                from dear.tasks.adapt import adapt
 
                 roles = self.find_roles(progress)
                 train = open_data(EXAMPLE, "train")

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dear._io.files import write_atomic
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data import ImageSet, few_shot, open_data
@@ -26,10 +25,11 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.state import StudioState, check_folder
 from dear.train.fit import fit
-from dear.train.focus import check_focus
-from dear.train.labels import label_sentence
-from dear.train.prepare import Job, check_task, open_training, prepare
+from dear.train.label_check import label_sentence
 from dear.train.run import Paused
+from dear.train.setup.focus import check_focus
+from dear.train.setup.prepare import Job, check_task, open_training, prepare
+from dear.utils.files import write_atomic
 
 _TESTED = 120  # images for the accuracy that is shown while training
 

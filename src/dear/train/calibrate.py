@@ -10,12 +10,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from dear._io.progress import Progress
+from dear.calibration.reference import drawn, held_out_nearness
+from dear.calibration.scales import Calibration, ModeCalibration, combined, standard
+from dear.calibration.temperature import auroc, cautious_temperature, fit_temperature
 from dear.methods.base import Method
-from dear.methods.calibration import Calibration, ModeCalibration, combined, standard
 from dear.runs.evaluate import calibration_error
-from dear.runs.reference import drawn, held_out_nearness
-from dear.train.confidence import auroc, cautious_temperature, fit_temperature
 from dear.train.crossval import (
     HeldOut,
     HeldOutClasses,
@@ -26,6 +25,7 @@ from dear.train.crossval import (
     joined,
     some_classes_held_out,
 )
+from dear.utils.progress import Progress
 
 FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
 SLOW_FOLDS = 3  #: for others, of which the first part alone is held out

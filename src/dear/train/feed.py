@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dear._io.batches import threaded
-from dear._io.image_file import normalize, resize_short, to_tensor
-from dear._io.image_open import open_pixels
-from dear.clip.images import augment_batch, crop_batch, sample_boxes
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, source_of
 from dear.errors import DataError
+from dear.images.open import open_pixels
+from dear.images.views import normalize, resize_short, to_tensor
 from dear.methods.base import Batch
 from dear.runs.recipe import Recipe
+from dear.train.crops import augment_batch, crop_batch, sample_boxes
+from dear.utils.parallel import threaded
 
 
 class TrainingPixels:

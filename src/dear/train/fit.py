@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from dear._io.files import PathLike
-from dear._io.progress import Progress
+from dear.calibration.reference import Reference
 from dear.runs.folder import add_metrics, locked
 from dear.runs.model import Model
-from dear.runs.reference import Reference
 from dear.runs.spec import Spec
-from dear.train.balance import balanced_rows
 from dear.train.calibrate import calibrate
 from dear.train.crossval import Trials
 from dear.train.frozen import FrozenViews, shared_views, views_for
-from dear.train.labels import label_sentence, looked_at
+from dear.train.label_check import label_sentence, looked_at
 from dear.train.loop import OnStep
-from dear.train.prepare import Job, prepare
 from dear.train.run import Paused, train
+from dear.train.setup.balance import balanced_rows
+from dear.train.setup.prepare import Job, prepare
+from dear.utils.files import PathLike
+from dear.utils.progress import Progress
 
 _log = logging.getLogger("dear")
 

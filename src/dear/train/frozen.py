@@ -16,14 +16,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dear._io.progress import Progress
+from dear.data.batches import images_at_once
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.methods.base import Batch, FeatureBatch, Frozen, Method, in_precision
-from dear.runs.batches import images_at_once
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
+from dear.utils.progress import Progress
 
 IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on ViT-B/16
 SHARED_VIEWS = 4  #: random views per image for trainings that share them

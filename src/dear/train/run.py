@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dear._io.files import read_safetensors, require_finite, write_safetensors
+from dear.calibration.reference import Reference
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RunError, ran_out
 from dear.methods.base import Method, in_precision
@@ -30,11 +30,11 @@ from dear.runs.folder import (
 )
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
-from dear.runs.reference import Reference
 from dear.runs.spec import Spec, plain
 from dear.train.feed import Feed
 from dear.train.frozen import FrozenViews
 from dear.train.loop import Loop, OnStep
+from dear.utils.files import read_safetensors, require_finite, write_safetensors
 
 
 class Paused(RunError):  # noqa: N818 (a state, not a mistake)

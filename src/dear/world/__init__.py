@@ -10,7 +10,6 @@ torch.Size([2, 3, 64, 64])
 from dear.world.captions import Captions, CaptionTable, true_of
 from dear.world.renderer import render
 from dear.world.scenes import Scenes, held_out, sample
-from dear.world.served import WorldImages, task
 from dear.world.shortcuts import list_shortcuts
 from dear.world.tasks import list_tasks
 
@@ -18,12 +17,10 @@ __all__ = [
     "CaptionTable",
     "Captions",
     "Scenes",
-    "WorldImages",
     "held_out",
     "list_shortcuts",
     "list_tasks",
     "render",
     "sample",
-    "task",
     "true_of",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dear._io.files import read_json
+from dear.utils.files import read_json
 from dear.world import factors as F
 from dear.world import sdf
 from dear.world.sdf import Part, Point, arc_points, both, box, circle, line, union

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dear._io.text import Strict
 from dear.bench.cells import Cell, Data, Pool
 from dear.bench.session import Session
 from dear.bench.tables import Line, Result, Sheet, gather, variant_names
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.runs.spec import Name
+from dear.utils.text import Strict
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -80,7 +80,7 @@ class BaseToNovel(Protocol):
 
     def figures(self, lines: Sequence[Line]) -> Shown:
         """Harmonic means, and base against novel."""
-        from dear.report import results_plots as plots
+        from dear.bench import plots
 
         bars = "Harmonic mean of each seed, averaged; whiskers are the standard deviation over seeds."
         curves = "Up is better on classes never trained, right on trained ones; curves join equal HM."

@@ -48,7 +48,7 @@ class FewShot(Protocol):
 
     def figures(self, lines: Sequence[Line]) -> Shown:
         """Accuracy against shots."""
-        from dear.report import results_plots as plots
+        from dear.bench import plots
 
         sentence = "Accuracy over all classes; whiskers are the standard deviation over seeds."
         return [("Accuracy against shots", sentence, plots.shot_curves(lines))]

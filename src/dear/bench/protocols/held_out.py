@@ -101,7 +101,7 @@ class HeldOutDomain(Protocol):
 
     def figures(self, lines: Sequence[Line]) -> Shown:
         """Accuracy on each unseen domain."""
-        from dear.report import results_plots as plots
+        from dear.bench import plots
 
         sentence = "Accuracy on each domain when it is the one left out of training."
         return [("Accuracy on the unseen domain", sentence, plots.bars(lines, "target"))]

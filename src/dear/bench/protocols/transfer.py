@@ -106,7 +106,7 @@ class Transfer(Protocol):
 
     def figures(self, lines: Sequence[Line]) -> Shown:
         """Accuracy by dataset."""
-        from dear.report import results_plots as plots
+        from dear.bench import plots
 
         sentence = "Trained on the first dataset; the others were never seen in training."
         return [("Accuracy by dataset", sentence, plots.bars(lines, "accuracy"))]

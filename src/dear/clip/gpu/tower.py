@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear._io.notes import note
 from dear.clip.config import ACTIVATIONS
 from dear.clip.edit import Edit, LayerEdit, tokens_for
 from dear.clip.gpu.attention import attention, power
 from dear.clip.tower import LayerNorm, Tower, take_rows
+from dear.utils.notices import note
 
 _ELEMENTS = 1024  # an activation kernel's program
 _HALF = (torch.bfloat16, torch.float16)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dear._io.files import read_text
-from dear._io.text import Strict, decode, unprintable
 from dear.errors import DearError, InputError
 from dear.heads.corpus.build import Phrase, general
+from dear.utils.files import read_text
+from dear.utils.text import Strict, decode, unprintable
 
 _MOST_PHRASES = 200_000
 _LONGEST_CONCEPT = 80  # as in a role map

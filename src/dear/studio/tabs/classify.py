@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from dear._io.image_file import open_image
+from dear.images.views import open_image
 from dear.report import figures
 from dear.studio import classify
 from dear.studio.parts import (

@@ -1,1 +1,0 @@
-"""Private helpers for reading and writing files safely."""

@@ -1,0 +1,196 @@
+"""How logits become probabilities one can trust, and when an image is none of the classes.
+
+Logits z of a mode become (method page, section 6)
+
+    trained class c:   z_c / T
+    new class c:       (gamma_c z_c - m) / T_new + m / T,    gamma_c = exp(-d_tuned) / exp(-d_frozen)
+
+where m is the mean of all logits of the image: what they share depends on the image and says nothing about
+its class, so the two sets must not scale it differently. d is the mean distance of c's text feature from its
+k nearest trained classes, in the tuned and in the frozen text space (distance-aware calibration, Wang et al.,
+ICML 2024). Beside trained classes, new ones are scaled as those are: another scale would favor or slight them
+as a whole, which lowers joint accuracy (docs/answers.md).
+
+Whether an image shows one of the classes is told by two standard scores, both measured in standard deviations
+of held-out images: a of its largest calibrated logit, b of its mean cosine with the nearest training images
+(`dear.calibration.reference`). The score is `a - max(0, -b)²`: the logit detects classes that resemble the
+trained ones, and an image that is farther from the training images than usual loses, the more the farther.
+In a list with classes that were not trained only the logit counts: images of those need not be like the
+training images. The threshold for "none of these" is read from the scores of held-out images.
+
+`dear.train.calibrate` fits the temperatures by cross-validation. This module holds the values and applies
+them; it knows no files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from dear.errors import UsageError
+from dear.utils.text import Strict, Whole
+
+NEIGHBORS = 10  #: trained classes that the distance of a new class is averaged over
+_ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # quantiles of a 95% interval
+
+Positive = Annotated[float, Meta(gt=0, le=1e6)]
+Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class ModeCalibration(Strict, frozen=True):
+    """What cross-validation found for one mode."""
+
+    temperature: Positive  #: logits of trained classes are divided by it
+    #: the same for classes that were never trained, in a list of such classes alone
+    new_temperature: Positive = 1.0
+    #: the largest calibrated logit of each held-out image of a trained class
+    logits: tuple[Finite, ...] = ()
+    #: how often an image of a trained class scores above one of a left-out class; None: not measured
+    auroc: Share | None = None
+    #: expected calibration error of the held-out images under CLIP's own temperature
+    ece_before: Share | None = None
+    ece_after: Share | None = None  #: the same with `temperature`
+
+
+class Calibration(Strict, frozen=True):
+    """The calibration of a run; `calibration.json` of a run folder."""
+
+    format: Literal["dear calibration"] = "dear calibration"
+    schema: Literal[1] = 1
+    images: Whole = 0  #: held-out images that it was fitted on
+    folds: Whole = 0  #: parts of the training images that were held out in turn
+    class_folds: Whole = 0  #: parts of the classes that were left out in turn; 0: too few classes
+    #: of the same held-out images, in the same order: mean cosine with the nearest other training images
+    nearness: tuple[Finite, ...] = ()
+    modes: dict[str, ModeCalibration] = {}  # noqa: RUF012 - msgspec copies it
+
+    def __post_init__(self) -> None:
+        for mode, own in self.modes.items():
+            if self.nearness and len(own.logits) != len(self.nearness):
+                raise ValueError(f"{mode}: {len(own.logits)} logits for {len(self.nearness)} images")
+
+    def score(self, mode: str, largest: Tensor, nearness: Tensor | None = None) -> Tensor:
+        """The score [b] that a threshold for "none of these" is compared with, in a mode.
+
+        `largest` is the largest calibrated logit of each image [b], `nearness` its mean cosine with the
+        nearest training images [b]; None: it does not count.
+        """
+        return combined(
+            standard(largest, self.modes[mode].logits),
+            None if nearness is None else standard(nearness, self.nearness),
+        )
+
+    def held_out(self, mode: str, nearness: bool = True) -> list[float]:
+        """The score of each held-out image; without `nearness` by its logit alone."""
+        largest = torch.tensor(self.modes[mode].logits, dtype=torch.float64)
+        near = torch.tensor(self.nearness, dtype=torch.float64) if nearness else None
+        scores: list[float] = self.score(mode, largest, near).tolist()
+        return scores
+
+
+class Threshold(Strict, frozen=True):
+    """A score below which an image is answered with "none of these"."""
+
+    value: float  #: the score
+    share: float  #: of images of trained classes that was to be refused at most
+    low: float  #: lower end of the interval of the true share, at 95% confidence
+    high: float  #: its upper end
+    images: int  #: held-out images that the threshold was read from
+
+    def among(self, images: int) -> tuple[float, float]:
+        """The interval of the share that is refused of `images` further images of trained classes.
+
+        It is wider than that of the true share: a finite number of images has an error of its own.
+        """
+        from scipy.stats import betabinom
+
+        k = _rank(self.share, self.images)
+        ends = betabinom.ppf(_ENDS, images, k, self.images + 1 - k)
+        return float(ends[0] / images), float(ends[1] / images)
+
+
+def _rank(share: float, n: int) -> int:
+    """The k of the k-th smallest of n scores that is the threshold."""
+    return max(1, math.floor(share * (n + 1) + 1e-9))
+
+
+def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
+    """The threshold that refuses at most a share of the images of known classes.
+
+    With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
+    n + 1 - k) distribution, whatever the scores are; k is the largest number with mean k / (n + 1) <= share,
+    but at least 1. The interval holds the middle 95% of that distribution.
+
+    >>> found = threshold([0.1, 0.4, 0.5, 0.6] * 25)
+    >>> found.value, found.images, round(found.low, 3), round(found.high, 3)
+    (0.1, 100, 0.016, 0.099)
+    """
+    from scipy.stats import beta
+
+    if not 0 < share <= 0.5:
+        raise UsageError(
+            f"reject = {share}: give the share of known images to refuse, above 0 and at most 0.5"
+        )
+    ordered = sorted(scores)
+    n = len(ordered)
+    if n == 0:
+        raise UsageError("the calibration holds no scores, so no threshold can be read from it")
+    k = _rank(share, n)
+    low, high = (float(beta.ppf(q, k, n + 1 - k)) for q in _ENDS)
+    return Threshold(value=ordered[k - 1], share=share, low=low, high=high, images=n)
+
+
+def standard(values: Tensor, sample: Sequence[float] | Tensor) -> Tensor:
+    """Values [b] in standard deviations of a sample, from its mean.
+
+    >>> standard(torch.tensor([3.0]), [0.0, 2.0])
+    tensor([2.])
+    """
+    known = torch.as_tensor(sample, dtype=torch.float64)
+    spread = known.std(correction=0).clamp(min=1e-6)
+    return (values - known.mean().to(values)) / spread.to(values)
+
+
+def combined(logit: Tensor, nearness: Tensor | None) -> Tensor:
+    """The score [b] of standard scores [b] of the largest logit and of the nearness to training images.
+
+    >>> combined(torch.tensor([1.0, 1.0]), torch.tensor([5.0, -2.0]))
+    tensor([ 1., -3.])
+    """
+    return logit if nearness is None else logit - (-nearness).clamp(min=0).square()
+
+
+def mean_distance(features: Tensor, trained: Tensor, neighbors: int = NEIGHBORS) -> Tensor:
+    """Mean distance [C] of unit features [C, E] from their nearest rows of `trained` [N, E]."""
+    distances = torch.cdist(features.double(), trained.double())
+    return distances.topk(min(neighbors, len(trained)), largest=False).values.mean(dim=-1)
+
+
+def distance_ratio(
+    tuned: Tensor, frozen: Tensor, trained_tuned: Tensor, trained_frozen: Tensor, neighbors: int = NEIGHBORS
+) -> Tensor:
+    """Gamma [C] of new classes: exp(-d_tuned) / exp(-d_frozen), from unit text features."""
+    gap = mean_distance(frozen, trained_frozen, neighbors) - mean_distance(tuned, trained_tuned, neighbors)
+    return gap.exp()
+
+
+def class_scales(own: ModeCalibration, trained: Sequence[bool], gamma: Tensor) -> Tensor:
+    """For `apply_scales`: factors of the logit and of the mean logit of each class, [2, C].
+
+    The new temperature and `gamma` [C] count in lists of new classes alone.
+    """
+    usual = torch.full_like(gamma, 1 / own.temperature)
+    if any(trained):
+        return torch.stack([usual, torch.zeros_like(usual)])
+    return torch.stack([gamma / own.new_temperature, usual - 1 / own.new_temperature])
+
+
+def apply_scales(logits: Tensor, scales: Tensor) -> Tensor:
+    """Logits [B, C] on the common scale of `class_scales` [2, C]."""
+    return logits * scales[0] + logits.mean(dim=-1, keepdim=True) * scales[1]

@@ -1,0 +1,371 @@
+"""`dear.Classifier`: few-shot adaptation with the interface of a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+
+from dear.clip.factory import list_backbones, load, pick_device
+from dear.clip.model import Clip
+from dear.data.batches import Images, name_of
+from dear.data.images import TEMPLATE, ImageSet, ListedImages
+from dear.data.inputs import as_images, check_labels, named
+from dear.data.open import open_data
+from dear.errors import DataError, InputError, RunError, UsageError
+from dear.heads.roles import RoleMap
+from dear.images.names import find_images, is_image_name
+from dear.runs.answer import NONE_OF_THESE
+from dear.runs.folder import read_config
+from dear.runs.model import Model
+from dear.tasks.adapt import adapt
+from dear.tasks.share.transfer import local_run
+from dear.utils.files import PathLike
+
+Labels = NDArray[Any]
+
+
+class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """An image classifier that learns from a few images per class.
+
+    `fit` takes a folder of class folders, a table, `world:NAME`, an image set, or a list of images with a
+    list of labels; the last is what `cross_val_score` and `GridSearchCV` work with. Images are files, Pillow
+    images, arrays or tensors. A pickled classifier holds what was learned and the backbone's name, not the
+    backbone.
+
+    Args:
+        method: name of the method; see `dear.list_methods()`.
+        backbone: what `dear.load` takes, or a loaded backbone.
+        shots: images per class to train on; None: all.
+        seed: of everything random.
+        roles: role map or its file, for methods that use roles; None: the backbone's own.
+        template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
+        mode: how to predict ("fused", "decoupled", ...); None: the method's usual mode.
+        recipe: a named setting of the method ("strong", "paper"); None: the one it recommends.
+        epochs: passes over the training images; None: the method's own.
+        batch: images per step; None: the method's own.
+        lr: learning rate; None: the method's own.
+        options: the method's own options, by name.
+        device: "auto", "cpu", "cuda", …
+        without: concepts to remove before anything is learned ("location", ["location", "color"]).
+        examples: images that show the values of the only concept to remove, one folder per value.
+        focus: role whose heads to learn with beside the whole feature ("location"), or "auto"; None: none.
+        calibrate: fit probabilities by cross-validation on the training images, which takes about one and a
+            half further trainings.
+        reject: share of images of known classes that `predict` may refuse (0.05, say), so that it answers
+            images of no class with "none of these", or with -1 where the labels are numbers; None: none.
+        class_weight: "balanced" repeats images of rare classes in training; None shows each image once.
+        unreadable: "stop" refuses training images that cannot be read, "skip" leaves them out.
+
+    Attributes:
+        classes_: the labels that `predict` answers with.
+        method_: the trained method.
+        run_: the trained model.
+
+    Example:
+        >>> clf = Classifier(shots=4, epochs=2)                              # doctest: +SKIP
+        >>> clf.fit("photos/train").predict(["a.jpg"])                       # doctest: +SKIP
+        array(['golden retriever'], dtype='<U16')
+    """
+
+    def __init__(
+        self,
+        method: str = "dear",
+        backbone: PathLike | Clip = "mini",
+        shots: int | None = None,
+        seed: int = 1,
+        roles: PathLike | RoleMap | None = None,
+        template: str | None = None,
+        mode: str | None = None,
+        recipe: str | None = None,
+        epochs: int | None = None,
+        batch: int | None = None,
+        lr: float | None = None,
+        options: dict[str, Any] | None = None,
+        device: str = "auto",
+        without: str | Sequence[str] | None = None,
+        examples: PathLike | None = None,
+        focus: str | None = None,
+        calibrate: bool = True,
+        reject: float | None = None,
+        class_weight: str | None = "balanced",
+        unreadable: str = "stop",
+    ) -> None:
+        self.method = method
+        self.backbone = backbone
+        self.shots = shots
+        self.seed = seed
+        self.roles = roles
+        self.template = template
+        self.mode = mode
+        self.recipe = recipe
+        self.epochs = epochs
+        self.batch = batch
+        self.lr = lr
+        self.options = options
+        self.device = device
+        self.without = without
+        self.examples = examples
+        self.focus = focus
+        self.calibrate = calibrate
+        self.reject = reject
+        self.class_weight = class_weight
+        self.unreadable = unreadable
+
+    def fit(self, X: Any, y: Sequence[Any] | Labels | None = None, *, class_names: Any = None) -> Classifier:
+        """Train on images.
+
+        Args:
+            X: a folder, table, `world:NAME` or image set; or a list of images, with `y`.
+            y: one label per image.
+            class_names: words for the labels, as a mapping from label to name or in the labels' order. CLIP
+                reads them, so labels that are numbers need names; None: the labels themselves.
+
+        Raises:
+            DearError: one sentence on what is wrong with the images, labels or options.
+        """
+        images, self.classes_ = self._training_set(X, y, class_names)
+        if self.class_weight not in (None, "balanced"):
+            raise UsageError(f"class_weight = {self.class_weight!r}: it is None or 'balanced'")
+        if self.reject is not None and not (self.calibrate and 0 < self.reject <= 0.5):
+            raise UsageError(
+                f"reject = {self.reject}: give a share above 0 and at most 0.5, and leave calibrate on"
+            )
+        recipe = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr}
+        self.run_: Model = adapt(
+            images,
+            method=self.method,
+            backbone=_backbone(self.backbone, pick_device(self.device)),
+            roles=self.roles,
+            unreadable=self.unreadable,
+            shots=self.shots,
+            seed=self.seed,
+            template=self.template,
+            recipe={name: value for name, value in recipe.items() if value is not None},
+            preset=self.recipe,
+            options=self.options,
+            mode=self.mode,
+            without=self.without,
+            examples=self.examples,
+            focus=self.focus,
+            calibrate=self.calibrate,
+            balance=self.class_weight == "balanced",
+        )
+        self.method_ = self.run_.method
+        return self
+
+    def _training_set(self, X: Any, y: Any, class_names: Any) -> tuple[ImageSet, Labels]:
+        if isinstance(X, ImageSet | str | os.PathLike):
+            if y is not None or class_names is not None:
+                raise InputError(
+                    "y and class_names go with a list of images; a folder or set has labels of its own"
+                )
+            images = X if isinstance(X, ImageSet) else open_data(X, "train", template=self.template)
+            return images, np.array(images.classes)
+        items = as_images(X)
+        if y is None:
+            raise InputError("a list of images needs y, a label for each")
+        classes, labels = np.unique(check_labels(y, len(items)), return_inverse=True)
+        names = named(classes.tolist(), class_names)
+        if class_names is None and all(name.lstrip("-").isdecimal() for name in names):
+            warnings.warn(
+                f"the labels are numbers, so CLIP reads {names[0]!r} where it expects a class name; give "
+                "names with fit(X, y, class_names={...})",
+                stacklevel=3,
+            )
+        return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`.
+
+        An image that cannot be read has a row of NaN, and a warning names it.
+        """
+        self._check_fitted()
+        images = self._images(X)
+        found = self.run_.probabilities(images, self.mode, unreadable="skip")
+        bad = found.isnan().any(dim=1).nonzero()[:, 0].tolist()
+        if bad:
+            first = images.key(bad[0]) if isinstance(images, ImageSet) else name_of(images[bad[0]])
+            warnings.warn(f"{len(bad)} of {len(found)} images cannot be read: {first}", stacklevel=2)
+        proba: NDArray[np.float32] = found.numpy()
+        return proba
+
+    def predict(self, X: Any) -> Labels:
+        """The likeliest class of each image.
+
+        With `reject`, an image that scores below the run's threshold is answered with "none of these", or
+        with -1 where the labels are numbers. An image that cannot be read is answered with None, and a
+        warning says why.
+
+        Args:
+            X: one image or a list of them; or what `fit` and `score` take, of which the test images are
+                answered, in the order of `open_data(X, "test")`; or a folder that holds images alone.
+
+        Raises:
+            InputError: none of the images can be read.
+        """
+        self._check_fitted()
+        nothing: Any = -1 if np.issubdtype(self.classes_.dtype, np.number) else NONE_OF_THESE
+        if self.reject is not None and nothing in self.classes_.tolist():
+            raise UsageError(f"a class is called {nothing!r}, which is the answer for images of no class")
+        found = self.run_.answers(
+            self._images(X), top=1, mode=self.mode, reject=self.reject, unreadable="skip"
+        )
+        bad = [answer.error for answer in found if answer.error is not None]
+        if bad and len(bad) == len(found):
+            raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
+        if bad:
+            warnings.warn(f"{len(bad)} of {len(found)} images cannot be read: {bad[0]}", stacklevel=2)
+        label = dict(zip(self.method_.classes, self.classes_.tolist(), strict=True))
+        labels = [
+            None if answer.error is not None else nothing if answer.rejected else label[answer.classes[0][0]]
+            for answer in found
+        ]
+        return np.array(labels, dtype=object) if bad else np.array(labels, dtype=_kind(labels, self.classes_))
+
+    def _images(self, X: Any) -> Images:
+        """The images that `predict` is asked for."""
+        if isinstance(X, ImageSet):
+            return X
+        if not isinstance(X, str | os.PathLike):
+            return as_images(X)
+        if os.path.isdir(X) and not any(entry.is_dir() for entry in Path(X).iterdir()):
+            return find_images([os.fspath(X)])
+        if is_image_name(os.fspath(X)):
+            return as_images(X)  # says that one image comes in a list, too
+        return open_data(X, "test", template=self.template)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Share of images answered correctly: of a dataset's test split, or of files and their labels y."""
+        self._check_fitted()
+        if y is None:
+            if not isinstance(X, ImageSet | str | os.PathLike):
+                raise InputError("score needs y with a list of images")
+            images = X if isinstance(X, ImageSet) else open_data(X, "test", template=self.template)
+            unknown = [name for name in images.classes if name not in self.method_.classes]
+            if unknown:
+                raise DataError(
+                    f"{images.name}: the class {unknown[0]!r} was not trained; for new classes use "
+                    "`method_.with_classes`",
+                    hint="evaluate",
+                )
+            return self.run_.evaluate(images).accuracy[self.method_.pick_mode(self.mode)]
+        return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
+
+    def save(self, path: PathLike) -> None:
+        """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
+        self._check_fitted()
+        own = {"mode": self.mode, "reject": self.reject, "labels": self.classes_.tolist()}
+        self.run_.save(path, classifier=own)
+
+    @classmethod
+    def load(
+        cls, path: PathLike, backbone: PathLike | Clip | None = None, device: str = "auto"
+    ) -> Classifier:
+        """A classifier from a run folder, whether `save` or `dear adapt` wrote it; or `hf://owner/name`.
+
+        Raises:
+            RunError: the folder holds no finished run, or the backbone does not fit it.
+        """
+        path = local_run(path)
+        run = Model.load(path, backbone, pick_device(device))
+        config, method = read_config(path), run.method
+        _ = run.metrics, run.lines  # damaged ones are refused now, not when they are asked for
+        own = config.extra.get("classifier", {})
+        labels = own.get("labels", list(config.classes)) if isinstance(own, dict) else None
+        plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
+        if not isinstance(labels, list) or not plain or len(labels) != len(method.classes):
+            raise RunError(
+                f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
+            )
+        recipe = config.recipe
+        found = cls(
+            method=config.method,
+            backbone=config.weights() if backbone is None else backbone,
+            shots=config.shots or None,
+            seed=config.seed,
+            recipe=config.preset,
+            roles=method.roles,
+            template=config.template,
+            mode=own.get("mode"),
+            epochs=recipe.get("epochs"),
+            batch=recipe.get("batch"),
+            lr=recipe.get("lr"),
+            options=config.options,
+            device=device,
+            calibrate=run.calibration is not None,
+            reject=own.get("reject"),
+            class_weight="balanced" if config.balance else None,
+            unreadable=config.unreadable,
+        )
+        found.method_ = method
+        found.classes_ = np.array(labels)
+        found.run_ = run
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The parameters, and of a trained classifier the files of its run: no weights of the backbone."""
+        state = dict(super().__getstate__())
+        method = state.pop("method_", None)
+        run = state.pop("run_", None)
+        if isinstance(self.backbone, Clip):
+            state["backbone"] = _name_of(self.backbone)
+        if method is None or run is None:
+            return state
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder)
+            state["_files"] = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        state["_backbone"] = _name_of(method.clip)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load the backbone again by its name, and put what was learned on it."""
+        files, backbone = state.pop("_files", None), state.pop("_backbone", None)
+        super().__setstate__(state)
+        if files is None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in files.items():
+                (Path(folder) / Path(name).name).write_bytes(data)
+            clip = _backbone(backbone, pick_device(self.device))
+            loaded = Classifier.load(folder, clip, self.device)
+        self.method_, self.run_ = loaded.method_, loaded.run_
+        self.run_.path = None
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "method_"):
+            raise NotFittedError("this Classifier has not learned anything yet: call fit or load first")
+
+
+@lru_cache(maxsize=2)
+def _loaded(source: str | Path, device: str) -> Clip:
+    """Load a backbone by name, once: a grid search fits many classifiers on it."""
+    return load(source, device=device)
+
+
+def _backbone(source: PathLike | Clip, device: str) -> Clip:
+    if isinstance(source, Clip):
+        return source
+    return _loaded(source if isinstance(source, str) else Path(source), device)
+
+
+def _kind(labels: list[Any], classes: Labels) -> Any:
+    """The type of an array of labels that also holds every class."""
+    return np.result_type(classes.dtype, np.array(labels).dtype) if labels else classes.dtype
+
+
+def _name_of(clip: Clip) -> str | Path | Clip:
+    """What `dear.load` takes to load a backbone again: its path or its name; itself if it has neither."""
+    if clip.source is not None:
+        return Path(clip.source)
+    return clip.name if clip.name in list_backbones() else clip

@@ -1,0 +1,110 @@
+"""The one loop over images: reads, decodes, normalizes, skips or refuses, reports progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.data.check import Readable
+from dear.data.images import ImageSet, ListedImages
+from dear.data.read_ahead import read_ahead
+from dear.errors import DataError, UsageError
+from dear.images.views import normalize
+from dear.utils.parallel import in_batches
+from dear.utils.progress import Progress
+
+if TYPE_CHECKING:
+    from dear.clip.model import Clip
+
+ImageLike = str | os.PathLike[str] | Image.Image
+Images = ImageSet | Sequence[ImageLike]  #: a labeled set, or files and Pillow images in a list
+Result = TypeVar("Result")
+
+GPU_BATCH = 250  #: the supplement's test batch
+CPU_TOKENS = 2_000  #: rows of a product on a CPU: `python benchmarks/images_in.py batches`
+
+
+def image_set(images: Images) -> ImageSet:
+    """A list of files and Pillow images as a set without labels; a set is itself."""
+    return images if isinstance(images, ImageSet) else unlabeled(images)
+
+
+def unlabeled(images: Sequence[ImageLike]) -> ListedImages:
+    """A list of files and Pillow images as a set of one class."""
+    return ListedImages(tuple(images), torch.zeros(len(images), dtype=torch.long), ("image",))
+
+
+def pixels_for(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:
+    """The model's own view of some images of a set, normalized [b, 3, S, S] on its device."""
+    raw = images.pixels(rows, clip.config.view).to(clip.device)
+    return normalize(raw, clip.config.mean, clip.config.std)
+
+
+def images_at_once(clip: Clip) -> int:
+    """The batch that suits a backbone where it lies; a CPU's follows from the tokens that an image has."""
+    if clip.device.type != "cpu":
+        return GPU_BATCH
+    return max(1, min(64, CPU_TOKENS // clip.config.vision.positions))
+
+
+def over_batches(
+    images: Images,
+    compute: Callable[[ImageSet, list[int]], Result],
+    clip: Clip,
+    *,
+    unreadable: str = "stop",
+    progress: Progress | None = None,
+    stage: str = "images",
+    batch: int | None = None,
+    rows: range | None = None,
+) -> tuple[list[Result], dict[int, str]]:
+    """`compute` of all images, a batch at a time and without gradient.
+
+    Args:
+        images: a set or a list.
+        compute: from the set and the places of a batch in it to a result; what it cannot read is black.
+        clip: the backbone that it computes with, which decides the size of a batch.
+        unreadable: "stop" raises at an image that cannot be read, "skip" goes on.
+        progress: called with (stage, images done, images in all).
+        stage: for `progress`.
+        batch: images at once; None: `images_at_once`. Halved when memory runs out.
+        rows: which images; None: all.
+
+    Returns:
+        the results of the batches, and why images could not be read, by their place.
+    """
+    if unreadable not in ("stop", "skip"):
+        raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
+    listed = not isinstance(images, ImageSet)
+    found = image_set(images)
+    size = batch or images_at_once(clip)
+    wanted = range(len(found)) if rows is None else rows
+    parts: list[Result] = []
+    with read_ahead(found, clip.device) as ahead, torch.no_grad():
+        # The first bad file of a list is named at once; of a dataset all bad ones are named.
+        reading: ImageSet = ahead if listed and unreadable == "stop" else Readable(ahead, unreadable)
+        work = in_batches(
+            lambda some: compute(reading, list(wanted[some.start : some.stop])), len(wanted), size
+        )
+        for done, part in work:
+            parts.append(part)
+            if progress is not None:
+                progress(stage, done.stop, len(wanted))
+    problems = reading.problems if isinstance(reading, Readable) else {}
+    if not listed and rows is None and problems and len(problems) == len(found):
+        raise DataError(
+            f"{found.name}: none of its {len(found)} images can be read; the first: {problems[0]}"
+        )
+    return parts, problems
+
+
+def name_of(image: ImageLike) -> str:
+    """How an image is called in answers."""
+    if isinstance(image, Image.Image):
+        return str(getattr(image, "filename", "")) or "image in memory"
+    return os.fspath(image)

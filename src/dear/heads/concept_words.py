@@ -1,0 +1,117 @@
+"""A concept and its values in words: Location is beach, forest, street … The words lie in `values.json`.
+
+A user names a concept of the twelve ("location", "background"), or one of their own with its values:
+"background: lab bench, outdoors, conveyor belt".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.heads.names import CONCEPTS
+from dear.utils.files import read_json
+from dear.utils.text import unprintable
+
+_MOST_WORDS, _LONGEST = 64, 80
+OWN_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
+
+
+@dataclass(frozen=True)
+class Concept:
+    """A concept q with its values q_1..q_K."""
+
+    name: str  #: one of the twelve concepts, or the user's own word
+    words: tuple[str, ...]  #: the values
+    #: sentences around a value, with `{}`; the features of all are averaged
+    templates: tuple[str, ...] = OWN_TEMPLATES
+    role: str | None = None  #: the concept of the heads that carry it, one of the twelve; None: none does
+
+
+@lru_cache(maxsize=1)
+def _table() -> Any:
+    return read_json(Path(__file__).with_name("values.json"), "values of concepts")
+
+
+@lru_cache(maxsize=1)
+def known_concepts() -> dict[str, Concept]:
+    """The twelve concepts with their values, in the supplement's order.
+
+    >>> known_concepts()["Location"].words[:3]
+    ('beach', 'forest', 'desert')
+    """
+    rows = ((name, _table()[name]) for name in CONCEPTS)
+    return {name: Concept(name, tuple(row["words"]), tuple(row["templates"]), name) for name, row in rows}
+
+
+def find_concept(text: str) -> Concept:
+    """The concept that a user names: one of the twelve, or `name: value, value, …`.
+
+    >>> find_concept("background").name
+    'Location'
+    >>> find_concept("background: lab bench, outdoors").words
+    ('lab bench', 'outdoors')
+    """
+    name, colon, rest = text.partition(":")
+    name = name.strip()
+    known = next((one for one in CONCEPTS if name.lower() in (one.lower(), *_table()[one]["also"])), None)
+    if not colon:
+        if known is None:
+            raise UsageError(
+                f"{text.strip()[:_LONGEST]!r} is none of the concepts {', '.join(CONCEPTS)}; name one of "
+                'them, or your own with its values: "background: lab bench, outdoors"'
+            )
+        return known_concepts()[known]
+    words = tuple(dict.fromkeys(word.strip() for word in rest.split(",") if word.strip()))
+    if not name or len(words) < 2:
+        raise UsageError(
+            f'{text[:_LONGEST]!r}: a concept needs a name and two values: "lighting: day, night"'
+        )
+    if len(words) > _MOST_WORDS or any(len(word) > _LONGEST or unprintable(word) for word in (name, *words)):
+        raise UsageError(
+            f"the concept {name[:_LONGEST]!r}: at most {_MOST_WORDS} values, each of at most {_LONGEST} "
+            "printable characters"
+        )
+    return Concept(name, words, OWN_TEMPLATES, known)
+
+
+def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
+    """The words that the text tower can tell apart; a reduced vocabulary reads all others as one token."""
+    rows = clip.text.rows
+    if rows is None or not words:
+        return tuple(words)
+    shared = int(rows.mode().values)
+    ids = clip.tokenize(list(words)).to(rows.device)
+    inside = (ids > 0) & (ids < int(ids.max()) - 1)  # the words' own tokens, not BOT, EOT and padding
+    unknown = ((rows[ids] == shared) & inside).any(dim=1).tolist()
+    return tuple(word for word, bad in zip(words, unknown, strict=True) if not bad)
+
+
+def value_features(clip: Clip, concept: Concept) -> tuple[tuple[str, ...], Tensor]:
+    """The values that the backbone can read, and T_q: their unit text features [K, E], float32 on the CPU."""
+    words = readable_words(clip, concept.words)
+    if len(words) < 2:
+        raise UsageError(
+            f"the concept {concept.name!r}: the backbone {clip.name} can read {len(words)} of its values "
+            f"({', '.join(concept.words[:6])}); name at least two that it knows"
+        )
+    return words, word_features(clip, words, concept.templates)
+
+
+@torch.no_grad()
+def word_features(clip: Clip, words: Sequence[str], templates: Sequence[str] = OWN_TEMPLATES) -> Tensor:
+    """Unit text features [K, E] of words, averaged over sentences around them, float32 on the CPU."""
+    total = torch.zeros(len(words), clip.config.embed_dim)
+    for template in templates:
+        features = clip.encode_text([template.replace("{}", word) for word in words]).float().cpu()
+        total += F.normalize(features, dim=-1)
+    return F.normalize(total, dim=-1)

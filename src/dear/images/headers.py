@@ -1,0 +1,136 @@
+"""What an image will cost to decode, read from the bytes of its file without a decoder.
+
+A few bytes can stand for many pixels (46 bytes of WebP for 49 million), and a progressive JPEG of many scans
+is decoded once per scan. Budgets are taken by these numbers before a decoder sees the file; a decoder that
+finds more pixels than the header said must refuse the file.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+from dear.images import jpeg
+
+#: scans of a JPEG file that cost no more than one; encoders write about ten
+USUAL_SCANS = 12
+_MOST_SEGMENTS = 1000  # of a JPEG before its frame
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a JPEG's frame header
+_MOST_TAGS = 4096  # of a TIFF's first directory
+
+
+@dataclass(frozen=True)
+class Header:
+    """Size of an image in pixels, and for JPEG the number of scans."""
+
+    width: int
+    height: int
+    scans: int = 1
+
+    @property
+    def pixels(self) -> int:
+        """Width times height."""
+        return self.width * self.height
+
+    @property
+    def cost(self) -> int:
+        """Pixels that are decoded, each as often as there are scans beyond the usual number."""
+        return self.pixels * max(1, -(-self.scans // USUAL_SCANS))
+
+
+def read_header(content: bytes) -> Header | None:
+    """The header of an image file; None where it cannot be read.
+
+    >>> read_header(b"GIF89a" + struct.pack("<HH", 640, 480))
+    Header(width=640, height=480, scans=1)
+    """
+    try:
+        if content[:2] == b"\xff\xd8":
+            return _jpeg(content)
+        if content[:8] == b"\x89PNG\r\n\x1a\n":
+            return Header(*struct.unpack(">II", content[16:24]))
+        if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+            return _webp(content)
+        if content[:6] in (b"GIF87a", b"GIF89a"):
+            return Header(*struct.unpack("<HH", content[6:10]))
+        if content[:2] == b"BM":
+            return _bmp(content)
+        if content[:4] in (b"II*\0", b"MM\0*"):
+            return _tiff(content)
+        if content[4:8] == b"ftyp":
+            return _isobmff(content)
+        if content[:2] in (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"):
+            found = re.match(rb"P\d(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s", content[:4096])
+            return found and Header(int(found[1]), int(found[2]))
+    except (struct.error, IndexError, ValueError):
+        pass
+    return None
+
+
+def count_scans(content: bytes) -> int:
+    """Scans of a JPEG file: its start-of-scan markers (compressed data holds none by accident)."""
+    return content.count(b"\xff\xda")
+
+
+def _jpeg(content: bytes) -> Header | None:
+    ordinary = jpeg.read_header(content)
+    if ordinary is not None:
+        return Header(ordinary.width, ordinary.height, count_scans(content) if ordinary.scans else 1)
+    place = 2
+    for _ in range(_MOST_SEGMENTS):
+        place = content.index(b"\xff", place) if content[place] != 0xFF else place
+        marker = content[place + 1]
+        if marker == 0xFF:  # padding
+            place += 1
+        elif marker in _FRAMES:
+            height, width = struct.unpack(">HH", content[place + 5 : place + 9])
+            return Header(width, height, count_scans(content))
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # without a length
+            place += 2
+        else:
+            place += 2 + struct.unpack(">H", content[place + 2 : place + 4])[0]
+    return None
+
+
+def _webp(content: bytes) -> Header | None:
+    kind = content[12:16]
+    if kind == b"VP8X":
+        width, height = (int.from_bytes(content[at : at + 3], "little") + 1 for at in (24, 27))
+        return Header(width, height)
+    if kind == b"VP8L":
+        bits = int.from_bytes(content[21:25], "little")
+        return Header((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+    if kind == b"VP8 ":
+        width, height = struct.unpack("<HH", content[26:30])
+        return Header(width & 0x3FFF, height & 0x3FFF)
+    return None
+
+
+def _bmp(content: bytes) -> Header:
+    if struct.unpack("<I", content[14:18])[0] == 12:
+        return Header(*struct.unpack("<HH", content[18:22]))
+    width, height = struct.unpack("<ii", content[18:26])
+    return Header(abs(width), abs(height))
+
+
+def _tiff(content: bytes) -> Header | None:
+    order = "<" if content[:2] == b"II" else ">"
+    (place,) = struct.unpack(order + "I", content[4:8])
+    (count,) = struct.unpack(order + "H", content[place : place + 2])
+    found: dict[int, int] = {}
+    for at in range(place + 2, place + 2 + 12 * min(count, _MOST_TAGS), 12):
+        tag, kind = struct.unpack(order + "HH", content[at : at + 4])
+        if tag in (256, 257):
+            form = {3: "H", 4: "I"}.get(kind)
+            if form is None:
+                return None
+            (found[tag],) = struct.unpack_from(order + form, content, at + 8)
+    return Header(found[256], found[257]) if len(found) == 2 else None
+
+
+def _isobmff(content: bytes) -> Header | None:
+    """AVIF and HEIC: the largest of the sizes that their boxes name."""
+    places = [found.start() for found in re.finditer(b"ispe", content[: 1 << 20])]
+    sizes = [struct.unpack(">II", content[at + 8 : at + 16]) for at in places[:1000]]
+    return Header(*max(sizes, key=lambda size: size[0] * size[1])) if sizes else None

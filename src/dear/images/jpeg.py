@@ -1,0 +1,121 @@
+"""JPEG files by libjpeg-turbo, straight into an array; anything unusual is left to Pillow."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dear.images.resample import Pixels
+
+try:
+    import simplejpeg
+except ImportError:  # there is no wheel for this machine: Pillow decodes everything
+    simplejpeg = None
+
+MAX_SCANS = 100  # a progressive photograph has about ten; a decoder goes over the whole image for each
+_START, _SCAN, _END, _NOTES, _ADOBE = b"\xff\xd8", b"\xff\xda", 0xD9, 0xE1, 0xEE
+_FRAMES, _BASELINE, _PROGRESSIVE = (0xC0, 0xC1, 0xC2), 0xC0, 0xC2
+# number and sampling of each color: gray, and YCbCr whose color has all, half or a quarter of the pixels
+_PLAIN_COLORS = (b"\x01\x11", *(b"\x01%c\x02\x11\x03\x11" % luma for luma in (0x11, 0x21, 0x22)))
+#: how an image becomes upright, by EXIF's number: axes to mirror (rows, columns), then whether to transpose
+TURNS: dict[int, tuple[tuple[int, ...], bool]] = {
+    2: ((1,), False), 3: ((0, 1), False), 4: ((0,), False),
+    5: ((), True), 6: ((0,), True), 7: ((0, 1), True), 8: ((1,), True),
+}  # fmt: skip
+_SCRATCH = 1 << 24
+_own = threading.local()
+_MARKER = re.compile(
+    rb"\xff([^\x00\xd0-\xd7\xff])"
+)  # in compressed data: neither a stuffed byte nor a restart
+
+
+def is_jpeg(head: bytes) -> bool:
+    """Whether a file that starts so is a JPEG."""
+    return head[:3] == _START + b"\xff"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a JPEG says of itself before its pixels."""
+
+    width: int
+    height: int
+    colors: int
+    depth: int  #: bits of a color
+    notes: bool  #: it holds EXIF or XMP
+    scans: bool  #: it has more than one scan
+    plain: bool  #: baseline, one scan, YCbCr of the usual samplings or gray: any decoder makes the same of it
+
+
+def read_header(content: bytes) -> Header | None:
+    """The header; None where it is not that of an ordinary JPEG."""
+    place, frame, notes, adobe = 2, b"", False, False
+    while content[place : place + 1] == b"\xff":
+        marker, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4], "big")
+        if marker in _FRAMES:
+            frame = content[place : place + 2 + length]
+        if marker == _SCAN[1]:
+            if len(frame) < 10 or place + 5 > len(content):
+                return None
+            height, width = int.from_bytes(frame[5:7], "big"), int.from_bytes(frame[7:9], "big")
+            several = frame[1] == _PROGRESSIVE or content[place + 4] != frame[9]
+            colors = b"".join(frame[at : at + 2] for at in range(10, len(frame), 3))
+            plain = frame[1] == _BASELINE and not several and not adobe and colors in _PLAIN_COLORS
+            return Header(width, height, frame[9], frame[4], notes, several, plain and frame[4] == 8)
+        notes, adobe = notes or marker == _NOTES, adobe or marker == _ADOBE
+        place += 2 + length
+    return None
+
+
+def decode(content: bytes, width: int, height: int, scratch: bool = False) -> Pixels | None:
+    """RGB pixels [height, width, 3]; None where the file is damaged or not what its header says.
+
+    With `scratch` they stand in a buffer of this thread, which the next call writes over.
+    """
+    if simplejpeg is None:
+        return None
+    count = height * width * 3
+    if scratch and count <= _SCRATCH:
+        if len(getattr(_own, "buffer", ())) < count:
+            _own.buffer = np.empty(count, np.uint8)
+        pixels: Pixels = _own.buffer[:count].reshape(height, width, 3)
+    else:
+        pixels = np.empty((height, width, 3), np.uint8)
+    try:
+        found: Any = simplejpeg.decode_jpeg(content, "RGB", buffer=pixels)
+    except ValueError:
+        return None
+    return pixels if found.shape == pixels.shape else None
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether the file ends where its image ends."""
+    return content.endswith(bytes((0xFF, _END)))
+
+
+def turned(pixels: Pixels, orientation: int) -> Pixels:
+    """The image upright, by EXIF's number for how the camera was held."""
+    mirrored, transposed = TURNS.get(orientation, ((), False))
+    upright = np.flip(pixels, mirrored)
+    return np.ascontiguousarray(upright.transpose(1, 0, 2) if transposed else upright)
+
+
+def too_many_scans(content: bytes) -> bool:
+    """Whether a JPEG asks a decoder to go over its pixels more than `MAX_SCANS` times."""
+    if content.count(_SCAN) <= MAX_SCANS:
+        return False
+    # These bytes may also stand in what is no image data: previews, color profiles, a film behind the photo.
+    place, scans = 2, 0
+    while scans <= MAX_SCANS:
+        found = _MARKER.search(content, place)
+        if found is None or found[1][0] == _END:
+            return False
+        place = found.end()
+        scans += found[1] == _SCAN[1:]
+        if found[1][0] != 0x01:  # all markers but this one have a length
+            place += int.from_bytes(content[place : place + 2], "big")
+    return True

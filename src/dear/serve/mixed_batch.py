@@ -1,0 +1,190 @@
+"""Answers of several adapters of one backbone for one batch of images, each image with its own adapter.
+
+What the adapters share is computed once for the whole batch: the layers before the first change, or the whole
+image tower for methods that read the frozen image feature. An image's answer is that of its adapter alone,
+whatever else is in the batch, but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from dear.clip.gpu.recorded import Runner, run_eagerly
+from dear.clip.model import Clip
+from dear.methods.base import Frozen, Method, frozen_feature
+from dear.methods.dear import DeAR
+from dear.serve import dear_stack
+
+T = TypeVar("T")
+
+
+class Stack(NamedTuple):
+    """How adapters of one kind of method are computed in one pass."""
+
+    key: Callable[[Any], Hashable]  #: of an adapter; those with equal keys are computed together
+    logits: Callable[[Any, Frozen, str, Runner], list[Tensor]]  #: [C_i] of each image under its own adapter
+
+
+STACKS: dict[type[Method], Stack] = {DeAR: Stack(dear_stack.stack_key, dear_stack.stacked_logits)}
+
+
+@torch.no_grad()
+def logits(
+    methods: Sequence[Method], pixels: Tensor, mode: str | None = None, run: Runner = run_eagerly
+) -> list[Tensor]:
+    """Logits [C_i] for each of the images [B, 3, S, S] under its own method, of `methods` [B].
+
+    Args:
+        methods: the adapter of each image; what is shared is shared among those on one backbone object,
+            whichever corrections of the image feature they have.
+        pixels: normalized.
+        mode: way to predict; None: the usual one of each method.
+        run: runs what can be recorded: the shared stage, and adapters computed in one pass.
+    """
+    return logits_and_features(methods, pixels, (), mode, run)[0]
+
+
+@torch.no_grad()
+def logits_and_features(
+    methods: Sequence[Method],
+    pixels: Tensor,
+    wanted: Collection[int],
+    mode: str | None = None,
+    run: Runner = run_eagerly,
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """`logits`, and of the images at the wanted places the frozen feature [E] of their method's backbone.
+
+    An image that wants both goes through the frozen part of the tower once.
+    """
+    pixels = pixels.to(methods[0].clip.device)
+    found: list[Tensor | None] = [None] * len(methods)
+    features: dict[int, Tensor] = {}
+    groups = [(_groups(method)[0], _feature_clip(method) if row in wanted else None)
+              for row, method in enumerate(methods)]  # fmt: skip
+    for (_, clip), rows in _grouped(groups).items():
+        own = [methods[row] for row in rows]
+        part = pixels if len(rows) == len(methods) else pixels[rows]
+        if clip is None:
+            stage = _stage(own, part, run)
+        else:
+            stage, more = _stage_and_feature(own, clip, part, run)
+            features.update(zip(rows, more, strict=True))
+        for row, logits in zip(rows, _answers(own, stage, mode, run), strict=True):
+            found[row] = logits
+    return [logits for logits in found if logits is not None], features
+
+
+def _feature_clip(method: Method) -> Clip:
+    """The backbone whose feature is the method's, but for the affine part of a correction."""
+    clip = method.clip.focused(())
+    return clip if clip.visual.ablated_heads else clip.plain
+
+
+def _stage_and_feature(
+    methods: Sequence[Method], clip: Clip, pixels: Tensor, run: Runner
+) -> tuple[Frozen, Tensor]:
+    """The frozen stage of methods of one group, and their features [B, E] on one `_feature_clip`."""
+    first = methods[0]
+    if first.cut == "feature":
+        stage = _stage(methods, pixels, run)
+        return stage, stage[0][:, : clip.config.embed_dim]  # a focus stands behind it
+
+    def both(given: Tensor) -> Frozen:
+        stage, last, cut = first.stages(given)
+        return (*stage, frozen_feature(clip, cut, last))
+
+    key = ("stage and feature", id(clip), clip.visual.positions.data_ptr(), _stage_group(first))
+    *parts, features = run(key, both, pixels)
+    return tuple(parts), features if clip.visual.ablated_heads else _corrected(methods, features)
+
+
+def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]:
+    """`_stage_group` and `_stack_group`, cached while the method is on this backbone."""
+    cached = method.__dict__.get("_batch_groups")
+    if cached is None or cached[0] != id(method.clip):
+        groups = _stage_group(method), _stack_group(method)
+        cached = method.__dict__["_batch_groups"] = (id(method.clip), *groups)
+    return cached[1], cached[2]
+
+
+def _stage_group(method: Method) -> tuple[int, Hashable]:
+    """Methods with equal groups share their frozen stage, but for the affine part of a correction.
+
+    A correction changes the feature alone, not the layers before it; heads that are left out change what
+    the last layer gives, and what heads that are focused on contribute is corrected as the feature is.
+    """
+    clip, key = method.clip, (method.cut, method.class_token_at)
+    alone = bool(clip.focus) or (method.cut in ("pooled", "feature") and bool(clip.visual.ablated_heads))
+    return id(clip) if alone else id(clip.plain), key
+
+
+def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
+    """The frozen stage of methods of one group, which may be recorded."""
+    first = methods[0]
+    clip = first.clip
+    if first.cut == "pixels":
+        return first.inference_stage(pixels)
+    if first.cut == "feature" and not clip.visual.ablated_heads and not clip.focus:
+        plain = clip.plain
+        shared = ("stage", id(plain), plain.visual.positions.data_ptr(), "feature")
+        (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)
+        return (_corrected(methods, features),)
+    group, key = _stage_group(first)
+    return run(("stage", group, clip.visual.positions.data_ptr(), key), first.inference_stage, pixels)
+
+
+def _corrected(methods: Sequence[Method], features: Tensor) -> Tensor:
+    """Plain features [B, E] as each method's backbone corrects them."""
+    found = features
+    for rows in _grouped([id(method.clip) for method in methods]).values():
+        visual = methods[rows[0]].clip.visual
+        if visual.correction_matrix is not None:
+            found = features.clone() if found is features else found
+            found[rows] = visual.correct(features[rows])
+    return found
+
+
+def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: Runner) -> list[Tensor]:
+    """Logits of each image from the frozen stage, which all methods here share."""
+    found: list[Tensor | None] = [None] * len(methods)
+    for (key, *_), rows in _grouped([_groups(method)[1] for method in methods]).items():
+        own = [methods[row] for row in rows]
+        part = frozen if len(rows) == len(methods) else tuple(tensor[rows] for tensor in frozen)
+        several = run is not run_eagerly or any(method is not own[0] for method in own)
+        if key is not None and several:  # a single adapter needs no stack unless it is to be recorded
+            answers = STACKS[type(own[0])].logits(own, part, own[0].pick_mode(mode), run)
+        else:
+            answers = _one_by_one(own, part, mode)
+        for row, logits in zip(rows, answers, strict=True):
+            found[row] = logits
+    return [logits for logits in found if logits is not None]
+
+
+def _stack_group(method: Method) -> tuple[Hashable, ...]:
+    """Methods with equal groups are computed in one pass where the first entry is not None."""
+    visual, stack = method.clip.visual, STACKS.get(type(method))
+    key = None if stack is None else stack.key(method)
+    return key, visual.ablated_heads, visual.correction_matrix is None
+
+
+def _one_by_one(methods: Sequence[Method], frozen: Frozen, mode: str | None) -> list[Tensor]:
+    """Logits of each image, a pass for every adapter."""
+    found: list[Tensor | None] = [None] * len(methods)
+    for rows in _grouped([id(method) for method in methods]).values():
+        method = methods[rows[0]]
+        logits = method.logits_from_frozen(tuple(tensor[rows] for tensor in frozen))[method.pick_mode(mode)]
+        for row, own in zip(rows, logits, strict=True):
+            found[row] = own
+    return [logits for logits in found if logits is not None]
+
+
+def _grouped(keys: Sequence[T]) -> dict[T, list[int]]:
+    """Places of equal keys, in the order of their first one."""
+    places: dict[T, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places

@@ -1,0 +1,122 @@
+"""Chooses the best way to remove a concept from the training images alone.
+
+Each way names a part of the feature that carries the concept. Exchange that part between images of different
+classes, and a classifier that was trained with the concept removed should still answer right, whichever way
+named the part. So every way is scored by cross-validation on the training images as they are and with the
+part exchanged that each way names; no group label is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.errors import UsageError
+from dear.heads.ablate import Collected
+from dear.shortcuts.removal import Repair, combine
+
+ORDER = ("words", "examples", "leace", "heads")
+"""Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal.
+
+For methods that learn inside the image tower, heads come first where they alone do as well: such a method can
+learn to write what was taken from the last feature elsewhere in it, but cannot read what heads no longer add.
+"""
+
+CLOSE = 0.03
+ENOUGH = 0.01  #: how near to the best heads alone must be to come first
+COSTLY = 0.05  #: of cross-validated accuracy on the training images
+FOLDS = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The way that was chosen, and the score of every way (share of right answers, 0 to 1)."""
+
+    way: str  #: its name
+    repair: Repair  #: the removal
+    scores: Mapping[str, float]  #: of every way, over the images as they are and with parts exchanged
+    #: cross-validated accuracy on the training images with nothing removed; None: not measured
+    before: float | None = None
+    after: float | None = None  #: the same with the removal
+
+    @property
+    def costly(self) -> bool:
+        """Whether the removal takes away what the classes differ in."""
+        return self.before is not None and self.after is not None and self.before - self.after > COSTLY
+
+
+def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
+    """Images as if the part of the feature that `repair` removes came from image `partner[i]`."""
+    kept = repair.apply(images)
+    outputs = images.outputs
+    if repair.heads:
+        outputs = outputs.clone()
+        for layer, head in repair.heads:
+            place = images.layers.index(layer)
+            outputs[:, place, head] = images.outputs[partner, place, head]
+    return Collected(kept + (images.features - kept)[partner], outputs, images.maps, images.layers)
+
+
+def choose(
+    images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: int = 1, heads_first: bool = False
+) -> Choice:
+    """The best of some ways ("words", "heads", "examples", "leace") to remove one concept, alone or in pairs.
+
+    `images` are the training images; `seed` is that of the exchanges. `heads_first` takes heads where they
+    alone are as good as the best, for a method that learns inside the image tower.
+    """
+    if not ways:
+        raise UsageError("there is no way to choose from")
+    names = sorted(ways, key=ORDER.index)
+    if len(names) == 1:
+        return Choice(names[0], ways[names[0]], {})
+    candidates = {name: ways[name] for name in names}
+    for first, second in combinations(names, 2):
+        if {first, second} != {"examples", "leace"}:
+            candidates[f"{first}+{second}"] = combine(ways[first], ways[second])
+    partner = _partners(labels, seed)
+    views = [images, *(exchange(images, ways[name], partner) for name in names)]
+    scores = {
+        name: float(np.mean(_accuracies(repair, images, views, labels)))
+        for name, repair in candidates.items()
+    }
+    best = max(scores.values())
+    chosen = next(name for name in candidates if scores[name] >= best - CLOSE)
+    if heads_first and scores.get("heads", 0.0) >= best - ENOUGH:
+        chosen = "heads"
+    nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
+    before, after = (_accuracies(one, images, [images], labels)[0] for one in (nothing, candidates[chosen]))
+    return Choice(chosen, candidates[chosen], scores, before, after)
+
+
+def _partners(labels: Tensor, seed: int) -> Tensor:
+    """For every image one of another class."""
+    rng = np.random.default_rng(seed)
+    own = labels.numpy()
+    return torch.tensor([int(rng.choice(np.flatnonzero(own != label))) for label in own])
+
+
+def _accuracies(repair: Repair, images: Collected, views: Sequence[Collected], labels: Tensor) -> list[float]:
+    """Cross-validated accuracy of a logistic regression on repaired features, tested on other views."""
+    from sklearn.linear_model import LogisticRegression
+
+    learn, *tests = (F.normalize(repair.apply(part), dim=-1).numpy() for part in (images, *views))
+    own = labels.numpy()
+    fold = np.zeros(len(own), dtype=int)
+    for label in np.unique(own):
+        members = np.flatnonzero(own == label)
+        fold[members] = np.arange(len(members)) % FOLDS
+    right = np.zeros(len(tests))
+    for number in range(FOLDS):
+        held = fold == number
+        if not held.any() or len(np.unique(own[~held])) < 2:
+            continue
+        model = LogisticRegression(C=100, max_iter=200).fit(learn[~held], own[~held])
+        right += [int((model.predict(test[held]) == own[held]).sum()) for test in tests]
+    return [float(count) / len(own) for count in right]

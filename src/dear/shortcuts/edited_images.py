@@ -1,0 +1,110 @@
+"""Image sets of edited copies, to train on beside the originals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.data.images import ImageSet, Rows, Wrapped
+from dear.images.views import Size, read_views
+from dear.shortcuts.edits import random_edit, transfer
+from dear.shortcuts.find import Shortcut
+
+
+@dataclass(frozen=True, eq=False)
+class EditedImages(Wrapped):
+    """One copy of every image of a set, edited at random or given what the images of a class have."""
+
+    same_content: ClassVar[bool] = False
+    images: ImageSet  #: the originals
+    kind: str  #: of the edits
+    shortcut: Shortcut | None = None  #: copies get what the images of its class have; None: edits are random
+    donors: ImageSet | None = None  #: where images of that class come from; None: the originals
+    seed: int = 1
+
+    def image(self, index: int) -> Image.Image:
+        """The edited copy; always the same one."""
+        rng = random.Random(f"{self.seed} {self.kind} {self.images.key(index)}")
+        image = self.images.image(index)
+        if self.shortcut is None:
+            return random_edit(self.kind, image, rng)
+        donors = self._donors
+        members = (donors.labels == self.shortcut.label).nonzero()[:, 0].tolist()
+        mask = None if self.shortcut.mark is None else self.shortcut.mark.mask
+        return transfer(self.kind, image, donors.image(rng.choice(members)), mask, self.shortcut.name)
+
+    @property
+    def _donors(self) -> ImageSet:
+        return self.images if self.donors is None else self.donors
+
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
+        """CLIP's view of some copies, uint8 [b, 3, size, size]."""
+        return read_views([self.image(int(index)) for index in indices], size)
+
+    def key(self, index: int) -> str:
+        """The original's key and the edit."""
+        return f"{self.images.key(index)} ({self.kind} edited)"
+
+    def subset(self, indices: Sequence[int]) -> EditedImages:
+        """Copies of some of the originals."""
+        return replace(self, images=self.images.subset(indices), donors=self._donors)
+
+    def select_classes(self, names: Sequence[str]) -> EditedImages:
+        """Copies of the images of some classes."""
+        return replace(self, images=self.images.select_classes(names), donors=self._donors)
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedImages(Rows):
+    """Images of several sets with the same classes, in any order; named as the first one."""
+
+    per_image: ClassVar[tuple[str, ...]] = ("places",)
+    name: str
+    classes: tuple[str, ...]
+    template: str
+    labels: Tensor
+    domains: tuple[str, ...] | None  #: where all sets have domains
+    parts: tuple[ImageSet, ...]
+    places: tuple[tuple[int, int], ...]  #: (number of the part, place in it) of each image
+    groups: None = None
+
+    @classmethod
+    def of(cls, *parts: ImageSet) -> JoinedImages:
+        """All images of the sets, one set after the other."""
+        first, domains = parts[0], [part.domains for part in parts]
+        return cls(
+            first.name,
+            first.classes,
+            first.template,
+            torch.cat([part.labels for part in parts]),
+            None if None in domains else tuple(chain.from_iterable(filter(None, domains))),
+            parts,
+            tuple((number, place) for number, part in enumerate(parts) for place in range(len(part))),
+        )
+
+    def image(self, index: int) -> Image.Image:
+        """A whole image, RGB."""
+        part, place = self.places[int(index)]
+        return self.parts[part].image(place)
+
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
+        """CLIP's view of some images; each set reads its own."""
+        views: dict[int, Tensor] = {}
+        for number, part in enumerate(self.parts):
+            own = [row for row, index in enumerate(indices) if self.places[int(index)][0] == number]
+            if own:
+                read = part.pixels([self.places[int(indices[row])][1] for row in own], size)
+                views |= dict(zip(own, read, strict=True))
+        return torch.stack([views[row] for row in range(len(indices))])
+
+    def key(self, index: int) -> str:
+        """The image's key in its own set."""
+        part, place = self.places[int(index)]
+        return self.parts[part].key(place)

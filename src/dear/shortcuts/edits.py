@@ -1,0 +1,226 @@
+"""Edits that change one kind of property on purpose: at random, or to what another image has.
+
+`random_edit` makes varied copies for training and for finding directions of the feature. `transfer` gives an
+image what a donor has: with a donor of the class, others look like the class in this one respect; with a
+donor of another class, the class loses it.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from dear.errors import UsageError
+from dear.shortcuts.marks import Mask
+from dear.shortcuts.properties import FINE, Floats, blockiness, laplacian, properties_of, property_place
+
+EDGE_SHARE = 0.08  #: of a side, for edges that go from image to image
+_QUALITIES = (75, 50, 35, 25, 20, 15, 10, 6)
+_RADII = (0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.045)  # of the short side
+
+
+def random_edit(kind: str, image: Image.Image, rng: random.Random) -> Image.Image:
+    """A copy of an image (RGB) with a property of this kind changed at random."""
+    if kind not in _RANDOM:
+        raise UsageError(f"no edit of images is called {kind!r}; there are {', '.join(sorted(_RANDOM))}")
+    return _RANDOM[kind](image, rng)
+
+
+def transfer(
+    kind: str, image: Image.Image, donor: Image.Image, mask: Mask | None = None, name: str | None = None
+) -> Image.Image:
+    """A copy of an image (RGB) with what the donor (RGB) has.
+
+    `mask` [32, 32] says where marks and frames are, `name` which property where several are of one kind
+    ("red", "blue").
+    """
+    if kind in ("mark", "frame") and mask is not None:
+        return _pasted(image, donor, mask)
+    if kind in ("edge", "frame"):
+        ring = np.ones((FINE, FINE), dtype=bool)
+        width = round(EDGE_SHARE * FINE)
+        ring[width:-width, width:-width] = False
+        return _pasted(image, donor, ring, grow=False)
+    if kind == "mark":
+        raise UsageError("a mark can only be given to another image when its place is known")
+    if kind not in _TRANSFER:
+        raise UsageError(f"no edit of images is called {kind!r}; there are {', '.join(sorted(_RANDOM))}")
+    return _TRANSFER[kind](image, donor, name or kind)
+
+
+def can_remove(kind: str) -> bool:
+    """Whether a transfer from an image without the property takes it away: lost detail does not come back."""
+    return kind not in ("sharpness", "compression", "size", "saturation")
+
+
+def _value(image: Image.Image, name: str) -> float:
+    return float(properties_of(image)[property_place(name)])
+
+
+def _pasted(image: Image.Image, donor: Image.Image, mask: Mask, grow: bool = True) -> Image.Image:
+    """The donor's pixels where the mask is, of the image elsewhere."""
+    shape = Image.fromarray(mask.astype(np.uint8) * 255)
+    if grow:  # the mark's border lies inside neighboring pixels of the small copy
+        shape = shape.filter(ImageFilter.MaxFilter(3))
+    shape = shape.resize(image.size, Image.Resampling.NEAREST)
+    return Image.composite(donor.resize(image.size, Image.Resampling.BICUBIC), image, shape)
+
+
+def _ratio(image: Image.Image, donor: Image.Image, name: str, least: float = 0.1) -> float:
+    """How many times as much of a property the donor has, within limits."""
+    return float(np.clip(_value(donor, name) / max(_value(image, name), 1.0), least, 5.0))
+
+
+def _brightness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    return ImageEnhance.Brightness(image).enhance(_ratio(image, donor, name))
+
+
+def _contrast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    pixels = np.asarray(image, dtype=np.float64)
+    if name == "darkest pixels":
+        wanted, own, high = _value(donor, name), _value(image, name), _value(image, "brightest pixels")
+        scale = np.clip((high - wanted) / max(high - own, 1.0), 0.1, 5.0)
+        return _image(high - (high - pixels) * scale)
+    return _image(pixels.mean() + (pixels - pixels.mean()) * _ratio(image, donor, "contrast"))
+
+
+def _saturation(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    return ImageEnhance.Color(image).enhance(_ratio(image, donor, "saturation", 0.0))
+
+
+def _cast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    names = ("red", "blue") if name == "cast" else (name,)
+    pixels = np.asarray(image, dtype=np.float64).copy()
+    for each in names:  # the other two colors give way, so that brightness stays
+        channel, step = {"red": 0, "blue": 2}[each], _value(donor, each) - _value(image, each)
+        pixels[..., channel] += step
+        pixels[..., [part for part in range(3) if part != channel]] -= step / 2
+    return _image(pixels)
+
+
+def _sharpness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    wanted = _value(donor, "sharpness")
+
+    def distance(candidate: Image.Image) -> float:
+        small = np.asarray(candidate.convert("L").resize((FINE, FINE)), dtype=np.float64)
+        return abs(float(np.log(laplacian(small).var() + 1e-3)) - wanted)
+
+    if wanted >= _value(image, "sharpness"):
+        return min((image, image.filter(ImageFilter.UnsharpMask(2, 150))), key=distance)
+    blurred = [image.filter(ImageFilter.GaussianBlur(part * min(image.size))) for part in _RADII]
+    return min((image, *blurred), key=distance)
+
+
+def _compression(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    wanted = blockiness(donor)
+    candidates = (image, *(recompressed(image, quality) for quality in _QUALITIES))
+    return min(candidates, key=lambda each: abs(blockiness(each) - wanted))
+
+
+def _aspect(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    wanted = donor.width / donor.height
+    width, height = image.size
+    if width / height > wanted:
+        width = max(1, round(height * wanted))
+    else:
+        height = max(1, round(width / wanted))
+    return ImageOps.fit(image, (width, height))
+
+
+def _size(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    scale = donor.width / image.width
+    return image.resize((donor.width, max(1, round(image.height * scale))), Image.Resampling.BICUBIC)
+
+
+def recompressed(image: Image.Image, quality: int) -> Image.Image:
+    """The image as JPEG of this quality shows it."""
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    with Image.open(buffer) as opened:
+        return opened.convert("RGB")
+
+
+def _image(pixels: Floats) -> Image.Image:
+    return Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
+
+
+def _color(rng: random.Random) -> tuple[int, int, int]:
+    if rng.random() < 0.5:  # frames are mostly black, white or gray
+        return (rng.choice((0, 128, 255)),) * 3
+    return rng.randrange(256), rng.randrange(256), rng.randrange(256)
+
+
+def _shrunk(image: Image.Image, scale: float) -> Image.Image:
+    return image.resize((max(1, round(scale * image.width)), max(1, round(scale * image.height))))
+
+
+def _random_frame(image: Image.Image, rng: random.Random) -> Image.Image:
+    """The image, smaller, somewhere on a plain color (a frame or a background), or turned."""
+    color = _color(rng)
+    if rng.random() < 0.3:
+        return image.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR, fillcolor=color)
+    inner = _shrunk(image, rng.uniform(0.65, 0.96))
+    free = (image.width - inner.width, image.height - inner.height)
+    place = (free[0] // 2, free[1] // 2)
+    if rng.random() < 0.5:
+        place = (rng.randint(0, free[0]), rng.randint(0, free[1]))
+    result = Image.new("RGB", image.size, color)
+    result.paste(inner, place)
+    return result
+
+
+def _random_mark(image: Image.Image, rng: random.Random) -> Image.Image:
+    """A rectangle in a corner or elsewhere, plain or patterned."""
+    size = tuple(max(1, round(rng.uniform(0.1, 0.35) * side)) for side in image.size)
+    free = (image.width - size[0], image.height - size[1])
+    corner = (rng.choice((0, free[0])), rng.choice((0, free[1])))
+    place = corner if rng.random() < 0.7 else (rng.randint(0, free[0]), rng.randint(0, free[1]))
+    patch = Image.new("RGB", (rng.randint(1, 6), rng.randint(1, 4)))
+    patch.putdata([_color(rng) for _ in range(patch.width * patch.height)])
+    result = image.copy()
+    result.paste(patch.resize((size[0], size[1]), Image.Resampling.NEAREST), place)
+    return result
+
+
+def _random_crop(image: Image.Image, rng: random.Random) -> Image.Image:
+    width, height = (max(1, round(rng.uniform(0.5, 1.0) * side)) for side in image.size)
+    left, top = rng.randint(0, image.width - width), rng.randint(0, image.height - height)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _random_size(image: Image.Image, rng: random.Random) -> Image.Image:
+    return _shrunk(image, rng.uniform(0.2, 0.8)).resize(image.size, Image.Resampling.BICUBIC)
+
+
+_RANDOM: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
+    "brightness": lambda image, rng: ImageEnhance.Brightness(image).enhance(rng.uniform(0.35, 1.4)),
+    "contrast": lambda image, rng: ImageEnhance.Contrast(image).enhance(rng.uniform(0.3, 1.5)),
+    "saturation": lambda image, rng: ImageEnhance.Color(image).enhance(rng.choice((0.0, rng.random()))),
+    "cast": lambda image, rng: _image(
+        np.asarray(image, dtype=np.float64) + [rng.uniform(-50, 50) for _ in range(3)]
+    ),
+    "sharpness": lambda image, rng: image.filter(
+        ImageFilter.GaussianBlur(rng.uniform(0.005, 0.03) * min(image.size))
+    ),
+    "edge": _random_frame,
+    "frame": _random_frame,
+    "mark": _random_mark,
+    "compression": lambda image, rng: recompressed(image, rng.randint(6, 50)),
+    "size": _random_size,
+    "aspect": _random_crop,
+}
+_TRANSFER: dict[str, Callable[[Image.Image, Image.Image, str], Image.Image]] = {
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "saturation": _saturation,
+    "cast": _cast,
+    "sharpness": _sharpness,
+    "compression": _compression,
+    "size": _size,
+    "aspect": _aspect,
+}
+KINDS = tuple(_RANDOM)  #: every kind of edit; what `--without` takes beside concepts

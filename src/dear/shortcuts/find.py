@@ -1,0 +1,185 @@
+"""Each class against the rest: which property of the images alone tells the class.
+
+The score of a property is the area under the ROC curve (or its complement) with which it tells the images of
+the class from all others. Natural classes reach 0.75 to 0.9; what was done to the images of one class gives
+0.98 to 1.00. A finding is no verdict: whether a model uses it, an edit tells (`dear.shortcuts.causal`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.stats import rankdata
+
+from dear.errors import UsageError
+from dear.shortcuts.marks import Mark, Mask, common_patch, fixed_marks
+from dear.shortcuts.properties import PROPERTIES, Floats, Measured, Property, property_place
+
+LIMIT = 0.95  #: score from which on a property is reported
+ENOUGH = 16  #: images of the class; with fewer, chance reaches high scores and the limit rises
+FEWEST = 8  #: classes with fewer images are not judged
+FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the rest is not varied enough to say what is usual
+TIED = 0.96  #: scores from here on count as equal: what was done to a class moves several properties
+
+FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compressed")
+
+#: which of several findings with equal scores says most about what was done
+_ORDER = (
+    "mark", "brightness", "brightest pixels", "saturation", "blocks", "sharpness", "aspect", "width",
+    "contrast", "red", "blue", "darkest pixels", "edge spread", "edge brightness", "edge red", "edge green",
+    "edge blue", "format", "camera", "JPEG tables", "bytes per pixel",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Shortcut:
+    """A property that gives a class away without looking at what the images show."""
+
+    label: int
+    class_name: str
+    name: str  #: name of the property, "mark", or a fact of the files
+    kind: str  #: what can be removed with `--without`: the family of edits; empty: a model cannot see it
+    score: float  #: 0.5 to 1
+    look: str  #: what the images of the class are: "gray", "black corners"
+    #: medians of the class and of the others; None for marks and file facts in words
+    values: tuple[float, float] | None = None
+    mark: Mark | None = None
+    also: tuple[str, ...] = ()  #: other properties above the limit in the same class
+
+    @property
+    def sentence(self) -> str:
+        """The finding for people."""
+        share = "" if self.mark is None or self.mark.share == 1 else f" in {self.mark.share:.0%} of them"
+        also = f"; so do {', '.join(self.also)}" if self.also else ""
+        score = f"alone tells them from all others (score {self.score:.2f})"
+        are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
+        if share:
+            return f"Images of {self.class_name} {are}{share}; hardly any other image has it{also}."
+        return f"Images of {self.class_name} {are}: {self.name} {score}{also}."
+
+    def report(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return {
+            "class": self.class_name,
+            "property": self.name,
+            "kind": self.kind or None,
+            "score": round(self.score, 4),
+            "look": self.look,
+            "class_median": None if self.values is None else round(self.values[0], 4),
+            "others_median": None if self.values is None else round(self.values[1], 4),
+            "place": None if self.mark is None else self.mark.place,
+            "share": None if self.mark is None else self.mark.share,
+            "also": list(self.also),
+        }
+
+
+def find_shortcuts(
+    measured: Measured, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
+) -> tuple[Shortcut, ...]:
+    """One finding per class that a property tells from the rest, the highest score first.
+
+    `limit` is the score from which on a property counts; it rises for few images or classes (`limit_for`).
+    """
+    own_labels = np.asarray(labels, dtype=np.int64)
+    if len(own_labels) != len(measured):
+        raise UsageError(f"{len(measured)} images were measured, but there are {len(own_labels)} labels")
+    counts = np.bincount(own_labels, minlength=len(classes))
+    present = int((counts > 0).sum())
+    if present < 2:
+        raise UsageError("properties are compared between classes; there are images of one class only")
+    numbers = _numbers(measured)
+    ranks = rankdata(numbers, axis=0)
+    marks = fixed_marks(measured.small, own_labels, len(classes))
+    found = []
+    for label, name in enumerate(classes):
+        needed = limit_for(int(counts[label]), present, limit)
+        if needed > 1:
+            continue
+        own, mark = own_labels == label, marks[label]
+        every = _numeric_scores(numbers, ranks, own, label, name) + _fact_scores(measured, own, label, name)
+        every += [] if mark is None else [_mark(mark, label, name)]
+        above = [one for one in every if one.score >= needed]
+        if not any(one.name == "mark" for one in above):
+            patch = common_patch(measured.small, own)
+            above += [] if patch is None else [_mark(patch, label, name)]
+        if above:
+            first, *others = sorted(above, key=_rank)
+            found.append(replace(first, also=tuple(other.name for other in others)))
+    return tuple(sorted(found, key=lambda one: -one.score))
+
+
+def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
+    """The limit for a class with a number of images among some classes; above 1: it is not judged.
+
+    >>> limit_for(16, 10), limit_for(30, 3), limit_for(5, 10)
+    (0.95, 0.98, 2.0)
+    """
+    if images < FEWEST:
+        return 2.0
+    scarce = limit + (0.995 - limit) * max(0, ENOUGH - images) / (ENOUGH - FEWEST)
+    return max(limit, scarce, FEW_LIMIT if classes < FEW_CLASSES else 0.0)
+
+
+def auc(values: Floats, own: Mask) -> float:
+    """Probability that a value of the class (`own`, bool [n]) is above one of the others; ties count half."""
+    return _area(rankdata(values), own)
+
+
+def _area(ranks: Floats, own: Mask) -> float:
+    count, rest = int(own.sum()), int((~own).sum())
+    return (float(ranks[own].sum()) - count * (count + 1) / 2) / (count * rest)
+
+
+def _numbers(measured: Measured) -> Floats:
+    """The properties of all images, and the size of their files where all have one, [n, P]."""
+    files = [facts for facts in measured.files if facts is not None]
+    if len(files) < len(measured):
+        return measured.values
+    return np.hstack((measured.values, np.array([[facts.bytes_per_pixel] for facts in files])))
+
+
+def _numeric_scores(numbers: Floats, ranks: Floats, own: Mask, label: int, name: str) -> list[Shortcut]:
+    found = []
+    for each, values, ranked in zip((*PROPERTIES, FILE_SIZE), numbers.T, ranks.T, strict=False):
+        area = _area(ranked, own)
+        medians = (float(np.median(values[own])), float(np.median(values[~own])))
+        look = each.high if area >= 0.5 else each.low
+        found.append(Shortcut(label, name, each.name, each.edit, max(area, 1 - area), look, medians))
+    return found
+
+
+def _mark(mark: Mark, label: int, name: str) -> Shortcut:
+    color = "" if mark.color == "mixed" else f"{mark.color} "
+    article = "" if mark.place.startswith("corners") else "a "
+    if mark.place in ("background", "frame") or mark.place.startswith("corners"):
+        look, kind = f"with {article}{color}{mark.place}", "frame" if mark.place != "background" else "mark"
+    else:
+        look, kind = f"with the same {color}mark at the {mark.place}", "mark"
+    return Shortcut(label, name, "mark", kind, mark.score, look, mark=mark)
+
+
+def _fact_scores(measured: Measured, own: Mask, label: int, name: str) -> list[Shortcut]:
+    """Facts of the files in words: is the usual value of the class its own? Empty without files."""
+    files = [facts for facts in measured.files if facts is not None]
+    if len(files) < len(measured):
+        return []
+    found = []
+    for words, values in (
+        ("format", [facts.format for facts in files]),
+        ("camera", [facts.camera for facts in files]),
+        ("JPEG tables", [facts.tables and f"quality {facts.quality} ({facts.tables})" for facts in files]),
+    ):
+        usual, _ = Counter(value for value, mine in zip(values, own, strict=True) if mine).most_common(1)[0]
+        same: Floats = np.array([value == usual for value in values], dtype=np.float64)
+        kind, look = "compression" if words == "JPEG tables" else "", f"with {words} {usual or 'unknown'}"
+        found.append(Shortcut(label, name, words, kind, auc(same, own), look))
+    return found
+
+
+def _rank(one: Shortcut) -> tuple[float, bool, int]:
+    # Fewer blocks than usual say little: blur does that, too.
+    weak = one.name == "blocks" and one.look == PROPERTIES[property_place("blocks")].low
+    return -min(round(one.score, 2), TIED), weak, _ORDER.index(one.name)

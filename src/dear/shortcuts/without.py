@@ -1,0 +1,212 @@
+"""Removing concepts from a backbone before anything learns or answers: `without="location"`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.data.open import open_folder
+from dear.errors import UsageError
+from dear.heads.ablate import Collected, collect
+from dear.heads.concept_words import Concept, find_concept, readable_words, value_features
+from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.roles import RoleMap
+from dear.shortcuts.choose import ORDER, Choice, choose
+from dear.shortcuts.removal import Repair, combine, remove_examples, remove_heads, remove_span
+from dear.utils.files import PathLike
+
+WAYS = ("auto", *ORDER, "directions", "copies")  #: the last two remove properties of images
+
+
+@dataclass(frozen=True)
+class Without:
+    """Which concepts to remove, and how."""
+
+    #: names of the twelve concepts, or `name: value, value`; with examples, any name
+    concepts: tuple[str, ...]
+    #: "auto" (chosen on the training images), "words", "heads", "examples", "leace", or several with a plus
+    #: sign between ("heads+words")
+    way: str = "auto"
+    #: per concept a folder with one folder of images per value, or an image set whose classes are the values
+    examples: Mapping[str, PathLike | ImageSet] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.concepts:
+            raise UsageError("name at least one concept to remove")
+        parts = self.way.split("+")
+        wrong = [part for part in parts if part not in WAYS or (part == "auto" and len(parts) > 1)]
+        if wrong:
+            raise UsageError(
+                f"no way to remove a concept is called {self.way!r}; choose from {', '.join(WAYS)}, or "
+                f"several of {', '.join(ORDER)} with a plus sign between"
+            )
+        strange = [name for name in self.examples if name not in self.concepts]
+        if strange:
+            raise UsageError(f"examples of {strange[0]!r} are given, but that concept is not to be removed")
+        if {"examples", "leace"} & set(parts) and not self.examples:
+            raise UsageError(f"removal by {self.way} needs examples: one folder of images per value")
+
+    @classmethod
+    def of(
+        cls,
+        concepts: str | Sequence[str] | Without,
+        way: str = "auto",
+        examples: PathLike | ImageSet | Mapping[str, PathLike | ImageSet] | None = None,
+    ) -> Without:
+        """From what people write: one name, several, or "location,color"; examples of the only concept.
+
+        >>> Without.of("location,color").concepts
+        ('location', 'color')
+        >>> Without.of("background: lab bench, outdoors").concepts
+        ('background: lab bench, outdoors',)
+        """
+        if isinstance(concepts, Without):
+            return concepts
+        if not isinstance(concepts, str):
+            names = tuple(concepts)
+        elif ":" in concepts:  # a concept with values of its own keeps its commas
+            names = (concepts.strip(),)
+        else:
+            names = tuple(dict.fromkeys(name.strip() for name in concepts.split(",") if name.strip()))
+        if examples is None or isinstance(examples, Mapping):
+            return cls(names, way, examples or {})
+        if len(names) != 1:
+            raise UsageError("examples for several concepts: say which concept each folder is for")
+        return cls(names, way, {names[0]: examples})
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """A backbone without some concepts, and how each was removed."""
+
+    clip: Clip  #: the corrected backbone
+    repair: Repair  #: what was removed
+    choices: Mapping[str, Choice]  #: per concept the way taken, and the scores of the ways that were tried
+    images: Collected  #: contributions of the training images in the plain backbone
+    ways: Mapping[str, Mapping[str, Repair]]  #: per concept every way there was
+
+    @property
+    def title(self) -> str:
+        """A few words for people: "Location by words (11 directions)"."""
+        return self.repair.title
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What to know before the removal is kept, one sentence each."""
+        return tuple(
+            f"Removing {name} by {choice.way} lowers cross-validated accuracy on the training images from "
+            f"{choice.before:.0%} to {choice.after:.0%}: it takes away what the classes differ in."
+            for name, choice in self.choices.items()
+            if choice.costly
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "removed": self.repair.title,
+            "heads": [list(head) for head in self.repair.heads],
+            "directions": self.repair.rank,
+            "folds_into_weights": self.repair.correction().foldable,
+            "notices": list(self.notices),
+            "choices": {
+                name: {"way": choice.way, "scores": {way: round(s, 4) for way, s in choice.scores.items()}}
+                for name, choice in self.choices.items()
+            },
+        }
+
+
+def remove(
+    clip: Clip,
+    images: ImageSet,
+    without: Without,
+    roles: PathLike | RoleMap | None = None,
+    heads_first: bool = False,
+) -> Removal:
+    """Remove concepts from a backbone, with everything measured on the training images.
+
+    A correction that the backbone has is replaced. Without `roles`, heads are those of its own role map, if
+    it has one. `heads_first` takes heads where they alone are as good as the best, for a method that learns
+    inside the image tower.
+    """
+    known = role_map(roles, clip)
+    plans = {name: _concept(name, without) for name in without.concepts}  # all checked before any work
+    examples = {name: _examples(source) for name, source in without.examples.items()}
+    layers = known.layers if known is not None else clip.config.vision.last_third
+    seen = collect(clip, images, layers)
+    offers: dict[str, dict[str, Repair]] = {}
+    choices: dict[str, Choice] = {}
+    for name, concept in plans.items():
+        offers[name] = ways_to_remove(clip, concept, seen, known, examples.get(name))
+        if without.way != "auto":
+            choices[name] = _named_way(concept.name, offers[name], without.way)
+        elif offers[name]:
+            choices[name] = choose(seen, images.labels, offers[name], heads_first=heads_first)
+        else:
+            raise UsageError(
+                f"{concept.name}: this backbone reads none of its words and the role map has no head for it; "
+                "give examples"
+            )
+    repair = combine(*(choice.repair for choice in choices.values()))
+    return Removal(clip.corrected(repair.correction()), repair, choices, seen, offers)
+
+
+def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
+    """The role map given, checked; else the backbone's own, where it has one."""
+    if roles is None:
+        return known_roles(clip)
+    found = roles if isinstance(roles, RoleMap) else read_roles(roles)
+    found.check(clip)
+    return found
+
+
+def _concept(name: str, without: Without) -> Concept:
+    """The concept of a name; one that only examples show needs no words."""
+    try:
+        return find_concept(name)
+    except UsageError:
+        if name in without.examples and ":" not in name:
+            return Concept(name, ())
+        raise
+
+
+def _examples(source: PathLike | ImageSet) -> ImageSet:
+    """Images by value."""
+    if isinstance(source, ImageSet):
+        return source
+    if not os.path.isdir(source):
+        raise UsageError(f"{os.fspath(source)}: no such folder of examples; it needs one folder per value")
+    return open_folder(source, "all")
+
+
+def ways_to_remove(
+    clip: Clip, concept: Concept, seen: Collected, roles: RoleMap | None, examples: ImageSet | None = None
+) -> dict[str, Repair]:
+    """Every way there is to remove a concept, by name."""
+    found: dict[str, Repair] = {}
+    if len(readable_words(clip, concept.words)) > 1:
+        found["words"] = remove_span(seen, value_features(clip, concept)[1], concept.name)
+    if examples is not None:
+        features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
+        found["examples"] = remove_examples(seen, features, examples.labels, concept.name)
+        found["leace"] = remove_examples(seen, features, examples.labels, concept.name, leace=True)
+    heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
+    if heads:
+        found["heads"] = remove_heads(seen, heads, concept.name)
+    return found
+
+
+def _named_way(name: str, offers: Mapping[str, Repair], way: str) -> Choice:
+    missing = [part for part in way.split("+") if part not in offers]
+    if missing:
+        reasons = {
+            "heads": "the role map has no head for it",
+            "words": "the backbone reads fewer than two of its words",
+        }
+        why = reasons.get(missing[0], "no examples of it are given")
+        there = f"; there is {', '.join(offers)}" if offers else ""
+        raise UsageError(f"{name} cannot be removed by {missing[0]}: {why}{there}")
+    return Choice(way, combine(*(offers[part] for part in way.split("+"))), {})

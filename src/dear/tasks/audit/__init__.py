@@ -1,0 +1,1 @@
+"""Audit: image properties and concepts associated with the labels, and what a model relies on."""

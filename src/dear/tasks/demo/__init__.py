@@ -1,0 +1,1 @@
+"""Demo: the whole story on the embedded backbone and the attribute world."""

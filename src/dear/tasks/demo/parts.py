@@ -1,0 +1,152 @@
+"""The parts of the demo that are workflows: adapt and examine, audit and repair, explain, focus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dear.clip.model import Clip
+from dear.data import halves, open_data
+from dear.data.images import ImageSet, group_names
+from dear.heads.roles import RoleMap
+from dear.report.page import Thumbnail, thumbnail
+from dear.runs.evaluate import Evaluation
+from dear.runs.model import Model
+from dear.runs.spec import Spec
+from dear.shortcuts.without import Without
+from dear.tasks.adapt import adapt
+from dear.tasks.audit.task import AuditOptions, audit_run
+from dear.tasks.demo.facts import FocusFacts, ShortcutFacts, TaskFacts
+from dear.tasks.evaluate import evaluate_run
+from dear.tasks.explain.page import ImageFacts
+from dear.tasks.explain.task import explainer_of, page_facts
+from dear.tasks.repair import repair_run
+from dear.tasks.run_report.examine import examine
+from dear.tasks.run_report.facts import Compared
+from dear.world.tasks import find_task
+
+SHOTS, SEED = 16, 1
+SHORTCUT, CONCEPT = "world:shortcut-place", "Location"
+FOCUS, FOCUS_ROLE = "world:scenes", "Location"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much the demo does."""
+
+    tasks: tuple[str, ...] = ("textures", "emblems")  #: tasks to adapt to
+    epochs: int | None = None  #: of training; None: the recipe's
+    views: int = 4  #: random views per training image
+    test_images: int | None = None  #: of each class; None: all
+    role_images: int = 2500  #: images that roles are discovered on
+    known_images: int = 800  #: images whose attributes are known, for the truth about heads and for retrieval
+    per_group: int = 10  #: test images per class and place of the shortcut
+    focus_draws: int = 2  #: draws of one image per place
+    focus_images: int = 20  #: test images per place
+
+
+QUICK = Size(("textures",), 2, 1, 10, 400, 120, per_group=2, focus_draws=1, focus_images=4)
+
+
+def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> TaskFacts:
+    """Adapt DeAR to the first half of a task's classes and examine it on both halves.
+
+    A run of an earlier demo with the same settings is continued or used as it is.
+    """
+    data, recipe = f"world:{name}", {"views": size.views}
+    if size.epochs is not None:
+        recipe["epochs"] = size.epochs
+    test = open_data(data, "test")
+    spec = Spec(classes=halves(test.classes)[0], shots=SHOTS, seed=SEED, recipe=recipe, calibrate=False)
+    model = adapt(data, run, spec, backbone=clip, roles=roles, resume=True)
+    facts = examine(model, _first(test, test.labels.tolist(), size.test_images))
+    return TaskFacts(name, find_task(name).about, SHOTS, model.seconds, facts)
+
+
+def _first(images: ImageSet, groups: Sequence[int | str], count: int | None) -> ImageSet:
+    """The first `count` images of each group, or all."""
+    rows: dict[int | str, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    return images.subset(sorted(row for own in rows.values() for row in own[:count]))
+
+
+def shortcut_parts(
+    clip: Clip, roles: RoleMap, run: Path, size: Size
+) -> tuple[ShortcutFacts, tuple[ImageFacts, ...]]:
+    """A linear probe of animals at a place of their own each: audited, repaired, and two answers explained.
+
+    A run of an earlier demo with the same settings is used as it is.
+    """
+    spec = Spec(method="linear-probe", shots=SHOTS, seed=SEED, calibrate=False)
+    model = adapt(SHORTCUT, run, spec, backbone=clip, roles=roles, resume=True)
+    test = open_data(SHORTCUT, "test")
+    test = _first(test, group_names(test) or (), size.per_group)
+    found = audit_run(str(run), AuditOptions(backbone=clip, roles=roles, shots=SHOTS, seed=SEED))
+    fixed = repair_run(run, Without.of(CONCEPT.lower(), way="heads"), test=test, roles=roles, backbone=clip)
+    assert fixed.comparison is not None
+    before, after = evaluate_run(model, test), evaluate_run(fixed.trained, test)
+    home = torch.tensor([name in set(group_names(found.images) or ()) for name in before.groups or ()])
+    facts = ShortcutFacts(
+        images=len(found.images),
+        groups=len(set(before.groups or ())),
+        findings=found.findings,
+        concept=CONCEPT,
+        heads=len(roles.select(concept=CONCEPT)),
+        untouched=fixed.comparison.untouched,
+        repaired=fixed.comparison.repaired,
+        random=fixed.comparison.random,
+        at_home=(_share(before, home), _share(after, home)),
+        examples=tuple(_example(found.images, label) for label in range(len(found.images.classes))),
+        compared=Compared(test, after, before, after.pick(None)),
+    )
+    return facts, _explained(model, test, before, home)
+
+
+def _share(found: Evaluation, rows: torch.Tensor) -> float:
+    """Accuracy on some rows."""
+    return float((found.answers[found.pick(None)] == found.labels)[rows].double().mean())
+
+
+def _explained(model: Model, test: ImageSet, found: Evaluation, home: torch.Tensor) -> tuple[ImageFacts, ...]:
+    """Why the first right answer at a place of training, and why the first wrong one, are as they are."""
+    right = found.answers[found.pick(None)] == found.labels
+    rows = [int(chosen.nonzero()[0]) for chosen in (right & home, ~right) if bool(chosen.any())]
+    explainer = explainer_of(model)
+    names = [(found.groups or ())[row] for row in rows]
+    facts = page_facts(explainer, explainer.explain(test.subset(rows)), [test.image(row) for row in rows])
+    return tuple(
+        replace(one, name=f"{'Right' if right[row] else 'Wrong'}: {name}")
+        for one, row, name in zip(facts.images, rows, names, strict=True)
+    )
+
+
+def _example(images: ImageSet, label: int) -> Thumbnail:
+    """The first training image of a class."""
+    row = int((images.labels == label).nonzero()[0])
+    name = (group_names(images) or ())[row]
+    return Thumbnail(thumbnail(images.image(row)), name, (("name", name),))
+
+
+def focus_facts(clip: Clip, roles: RoleMap, size: Size) -> FocusFacts:
+    """Linear probes from one image per place: with the whole feature, its role's heads, and random heads."""
+    test = open_data(FOCUS, "test")
+    test = _first(test, test.labels.tolist(), size.focus_images)
+    heads = len(roles.select("core", FOCUS_ROLE))
+    ways = {
+        "the whole feature": (None, roles),
+        f"and the {heads} {FOCUS_ROLE} heads": (FOCUS_ROLE.lower(), roles),
+        f"and {heads} random heads": (FOCUS_ROLE.lower(), roles.shuffled(SEED)),
+    }
+    accuracies = {}
+    for title, (focus, role_map) in ways.items():
+        probe = Spec(method="linear-probe", shots=1, focus=focus, calibrate=False)
+        found = [
+            evaluate_run(adapt(FOCUS, spec=probe, backbone=clip, roles=role_map, seed=SEED + draw), test)
+            for draw in range(size.focus_draws)
+        ]
+        accuracies[title] = tuple(one.accuracy[one.pick(None)] for one in found)
+    return FocusFacts(FOCUS, FOCUS_ROLE, heads, len(test.classes), len(test), accuracies)

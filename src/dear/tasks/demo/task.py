@@ -1,0 +1,167 @@
+"""The demo on the embedded backbone and world: what the workflows of the package find there, and a page."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dear.clip.factory import load
+from dear.report.page import percent
+from dear.tasks.audit.concepts import SHORTCUT
+from dear.tasks.demo.facts import DemoFacts, FocusFacts, RetrievalFacts, ShortcutFacts, TaskFacts
+from dear.tasks.demo.heads import known_images, retrieval_facts, truth_rows
+from dear.tasks.demo.page import shortcut_rows, write_demo_page
+from dear.tasks.demo.parts import QUICK, Size, adapt_task, focus_facts, shortcut_parts
+from dear.tasks.mini.measure import mini_roles
+from dear.tasks.run_report.facts import Compared
+from dear.utils.files import write_json
+
+Progress = Callable[[str], None]
+
+
+def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> DemoFacts:
+    """Run the demo; `out` then has `roles.json`, run folders, `results.json` and `index.html`.
+
+    A second demo in the same folder uses the runs of the first. `quick` has one task and fewer images and
+    epochs, to see that everything works; `progress` is called with lines for the reader.
+    """
+    folder, size, part = Path(out), QUICK if quick else Size(), _Parts()
+    end = "-quick" if quick else ""
+    clip = load("mini")
+    parameters = sum(p.numel() for p in clip.parameters())
+    progress("1. What the heads do: finding the roles of the heads of mini, a CLIP of")
+    progress(f"   {parameters / 1e6:.1f} million parameters that was trained on drawn images only")
+    with part("roles"):
+        roles = mini_roles(clip, size.role_images)
+        roles.save(folder / "roles.json")
+        known = known_images(clip, roles, size.known_images)
+        truth = truth_rows(known)
+    counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
+    progress(f"   {len(roles)} heads in layers {roles.layers[0]}-{roles.layers[-1]}: {counts}")
+    for row in truth:
+        progress(
+            f"   the {row.heads} {row.concept} heads: {row.concept.lower()} explains {percent(row.own)} of "
+            f"what they add to the feature, {percent(row.others)} in other heads"
+        )
+    tasks = []
+    for name in size.tasks:
+        with part(name):
+            tasks.append(adapt_task(clip, roles, name, folder / f"run-{name}{end}", size))
+        _print_task(progress, tasks[-1])
+    progress("3. A shortcut. Six animals, in training each at a place of its own; in the test everywhere")
+    with part("shortcut"):
+        shortcut, explained = shortcut_parts(clip, roles, folder / f"run-shortcut{end}", size)
+    _print_shortcut(progress, shortcut)
+    progress("4. Why this answer")
+    for one in explained:
+        progress(f"   {one.name}: {one.sentence}")
+    with part("focus"):
+        focus = focus_facts(clip, roles, size)
+    _print_focus(progress, focus)
+    with part("retrieval"):
+        retrieval = retrieval_facts(known, roles)
+    _print_retrieval(progress, retrieval)
+    facts = DemoFacts(roles, truth, tuple(tasks), shortcut, explained, focus, retrieval, quick, part.seconds)
+    write_json(folder / "results.json", results(facts))
+    write_demo_page(folder / "index.html", facts)
+    return facts
+
+
+class _Parts:
+    """Seconds per part; what workflows note for a user of theirs is not the demo's to say."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start, log = time.monotonic(), logging.getLogger("dear")
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+        self.seconds[part] = round(time.monotonic() - start, 1)
+
+
+def _print_task(progress: Progress, task: TaskFacts) -> None:
+    trained, new = len(task.run.classes), len(task.new.adapted.classes)
+    progress(
+        f"2. Adaptation. world:{task.name}, {trained} classes with {task.shots} images each, "
+        f"{task.seconds:.0f} s of training; {new} classes are new"
+    )
+    for row in task.rows:
+        progress(
+            f"   {row.title:18} trained {row.trained:6.1%}   new {row.new:6.1%}   HM {row.harmonic_mean:6.1%}"
+            + ("   <- the usual answer" if row.recommended else "")
+        )
+
+
+def _print_shortcut(progress: Progress, facts: ShortcutFacts) -> None:
+    suspects = [one.association.concept for one in facts.findings if one.verdict == SHORTCUT]
+    progress(f"   suspected by the audit: {', '.join(suspects) or 'nothing'}")
+    for title, figures in shortcut_rows(facts):
+        progress(f"   {title:36} worst group {figures['worst_group']:6.1%}   all {figures['accuracy']:6.1%}")
+
+
+def _print_focus(progress: Progress, facts: FocusFacts) -> None:
+    progress(
+        f"5. Focus. {facts.data}, {facts.classes} places, one example of each; a linear probe learns from"
+    )
+    for title, accuracy in facts.means.items():
+        progress(f"   {title:36} {accuracy:6.1%}")
+
+
+def _print_retrieval(progress: Progress, facts: RetrievalFacts) -> None:
+    count = f"{facts.neighbors} nearest of {facts.images} images"
+    progress(f"6. Retrieval by heads: share of the {count} that have the query's value")
+    for row in facts.rows:
+        progress(
+            f"   {row.concept:9} by its {row.heads} heads {row.by_heads:6.1%}"
+            f"   by the whole feature {row.whole:6.1%}"
+            f"   by random heads {row.random:6.1%}   chance {row.chance:6.1%}"
+        )
+
+
+def results(facts: DemoFacts) -> dict[str, Any]:
+    """Every figure of the page, as plain values."""
+    return {
+        "quick": facts.quick,
+        "seconds": dict(facts.seconds),
+        "heads": [asdict(row) for row in facts.truth],
+        "tasks": {
+            task.name: {
+                "rows": [{**asdict(row), "harmonic_mean": row.harmonic_mean} for row in task.rows],
+                "fusion_weights": dict(task.run.fusion_weights),
+                "seconds": task.seconds,
+                "trained": _changes(task.trained),
+                "new": _changes(task.new),
+            }
+            for task in facts.tasks
+        },
+        "shortcut": {
+            "concepts": [
+                {"concept": one.association.concept, "verdict": one.verdict, "sentence": one.sentence}
+                for one in facts.shortcut.findings
+            ],
+            "untouched": dict(facts.shortcut.untouched),
+            "repaired": dict(facts.shortcut.repaired),
+            "random": [dict(draw) for draw in facts.shortcut.random],
+            "at_home": list(facts.shortcut.at_home),
+        },
+        "explained": {one.name: one.sentence for one in facts.explained},
+        "focus": {name: list(draws) for name, draws in facts.focus.accuracies.items()},
+        "retrieval": [asdict(row) for row in facts.retrieval.rows],
+    }
+
+
+def _changes(compared: Compared) -> dict[str, Any]:
+    groups = compared.changes()
+    classes = {name: [before, after] for name, before, after in compared.class_changes()}
+    return {"fixed": len(groups["fixed"]), "broken": len(groups["broken"]), "classes": classes}

@@ -1,0 +1,1 @@
+"""Embed: features of any number of images, in shards that survive a kill."""

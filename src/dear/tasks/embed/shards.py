@@ -1,0 +1,216 @@
+"""Processes any number of images in shards: constant memory, resumable, on this machine or on a Ray cluster.
+
+The result is a folder of Parquet files, one per shard, that pandas and pyarrow read as one table. A shard's
+file is written whole or not at all, so what is there is finished: after a kill only the missing shards are
+computed. `_shards.json` names what the shards were computed from; another question in the same folder is
+refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from dear.data.batches import unlabeled
+from dear.data.images import ListedImages
+from dear.data.read_ahead import read_ahead
+from dear.errors import DataError, InputError, RunError, UsageError
+from dear.images.names import find_images
+from dear.utils.cluster import map_items
+from dear.utils.files import read_text, write_atomic, write_json
+from dear.utils.progress import Progress, silent
+from dear.utils.text import decode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENGINES = ("local", "ray")
+#: from all images and the places of a shard's to its rows
+Compute = Callable[[ListedImages, range], "pa.Table"]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`_shards.json`: what the folder's shards were computed from."""
+
+    question: dict[str, str]
+    images: int
+    digest: str
+    shard_images: int
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """Images to work on and where the results go."""
+
+    images: Sequence[str]  #: paths, in the order of the result
+    out: Path  #: folder of the result
+    question: Mapping[str, str]  #: what is computed, by name; the same folder only answers the same question
+    shard_images: int = 1024  #: images per shard
+    engine: str = "local"  #: "local" or "ray"
+    workers: int = 2  #: processes of the Ray engine
+
+    def __post_init__(self) -> None:
+        if self.shard_images < 1 or self.workers < 1:
+            raise UsageError("shards need at least one image, and the engine at least one worker")
+        if self.engine not in ENGINES:
+            raise UsageError(f"engine {self.engine!r} is not known; choose from {', '.join(ENGINES)}")
+
+    @property
+    def shards(self) -> int:
+        """How many there are."""
+        return -(-len(self.images) // self.shard_images)
+
+    def part(self, shard: int) -> Path:
+        """The file of a shard."""
+        return self.out / f"part-{shard:06d}.parquet"
+
+    def rows(self, shard: int) -> range:
+        """Places of the images of a shard."""
+        first = shard * self.shard_images
+        return range(first, min(first + self.shard_images, len(self.images)))
+
+    def write(self, shard: int, table: pa.Table) -> int:
+        """Write a shard's file; returns its number of images."""
+        import pyarrow.parquet
+
+        content = io.BytesIO()
+        pyarrow.parquet.write_table(table, content)
+        write_atomic(self.part(shard), content.getvalue())
+        return len(table)
+
+
+def list_images(source: str | os.PathLike[str]) -> list[str]:
+    """Paths of the images under a folder, or in the column `path` of a CSV or Parquet table."""
+    path = Path(source)
+    if path.is_dir():
+        try:
+            found = find_images([str(path)])
+        except InputError as error:
+            raise DataError(str(error)) from None
+    elif path.suffix in (".csv", ".parquet"):
+        found = _table_paths(path)
+    else:
+        raise DataError(f"{path}: name a folder of images, or a .csv or .parquet table with a column path")
+    if not found:
+        raise DataError(f"{path}: holds no images")
+    return found
+
+
+def _table_paths(path: Path) -> list[str]:
+    """The column `path` of a table; relative paths start at the table's folder."""
+    _need_pyarrow()
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.csv.read_csv(path) if path.suffix == ".csv" else pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as a table ({error})") from error
+    if "path" not in table.column_names:
+        raise DataError(f"{path}: has no column path; it has {', '.join(table.column_names)}")
+    return [os.path.join(path.parent, str(value)) for value in table.column("path").to_pylist()]
+
+
+def run_shards(
+    job: ShardJob,
+    make_compute: Callable[[], Compute],
+    progress: Progress = silent,
+    device: torch.device | None = None,
+) -> int:
+    """Compute the missing shards; returns how many images they held.
+
+    Args:
+        job: what to do.
+        make_compute: makes the function that does it, once per process.
+        progress: called with ("shards", done, total).
+        device: where it is done on this machine; images are read to it ahead.
+
+    Raises:
+        RunError: the folder holds something else.
+    """
+    _need_pyarrow()
+    _claim(job)
+    missing = [shard for shard in range(job.shards) if not job.part(shard).exists()]
+    there = job.shards - len(missing)
+    progress("shards", there, job.shards)
+    images = 0
+    if job.engine == "ray":
+        counts = map_items(partial(_on_worker, job, make_compute), missing, job.workers)
+    else:
+        counts = _here(job, make_compute(), missing, device)
+    for done, count in enumerate(counts, there + 1):
+        images += count
+        progress("shards", done, job.shards)
+    return images
+
+
+def _claim(job: ShardJob) -> None:
+    """Make the folder, or check that it was made for the same images and options."""
+    own = Manifest(dict(job.question), len(job.images), _digest(job.images), job.shard_images)
+    place = job.out / "_shards.json"
+    if not job.out.exists():
+        job.out.mkdir(parents=True)
+        write_json(place, msgspec.to_builtins(own))
+        return
+    if not place.is_file():
+        raise RunError(f"{job.out}: exists and holds no shards; choose another place for the result")
+    old = decode(read_text(place, "list of shards"), Manifest, str(place), "list of shards")
+    if old != own:
+        parts = ("images", "digest", "shard_images")
+        changed = [name for name in parts if getattr(own, name) != getattr(old, name)]
+        both = {**own.question, **old.question}
+        changed += [name for name in both if own.question.get(name) != old.question.get(name)]
+        raise RunError(
+            f"{job.out}: holds shards of something else ({', '.join(changed)} differ); choose another place"
+        )
+
+
+def _digest(images: Sequence[str]) -> str:
+    """Hash of the images' paths, sizes and times: a changed file is another image."""
+    found = hashlib.sha256()
+    for image in images:
+        try:
+            state = os.stat(image)
+            stamp = f"{state.st_size} {state.st_mtime_ns}"
+        except OSError:
+            stamp = "missing"
+        found.update(f"{image}\n{stamp}\n".encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
+def _here(
+    job: ShardJob, compute: Compute, shards: Sequence[int], device: torch.device | None
+) -> Iterator[int]:
+    """Shards in order: while one is computed, the last one is written and the next one's images are read."""
+    with read_ahead(unlabeled(job.images), device) as images, ThreadPoolExecutor(1) as writer:
+        written: Future[int] | None = None
+        for shard in shards:
+            table = compute(images, job.rows(shard))
+            if written is not None:
+                yield written.result()
+            written = writer.submit(job.write, shard, table)
+        if written is not None:
+            yield written.result()
+
+
+def _on_worker(job: ShardJob, make_compute: Callable[[], Compute]) -> Callable[[int], int]:
+    """What computes and writes a shard, by its number; made once per process."""
+    compute, images = make_compute(), unlabeled(job.images)
+    return lambda shard: job.write(shard, compute(images, job.rows(shard)))
+
+
+def _need_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise UsageError("Parquet needs pyarrow: pip install '.[parquet]' in your clone") from None

@@ -1,0 +1,395 @@
+"""A score of an image taken apart: heads, MLPs, tokens and patches whose parts sum to it.
+
+Whatever is computed from a traced backbone ends in some rows of the last layer (the class token, extra
+tokens). Those rows are sums: where the row started, what each head and each MLP added. From the rows to the
+score everything is linear once the lengths it divides by are known: the spread of the final norm and the
+length of the feature are read off the real image and held. The gradient of the score at the rows, with these
+held, therefore turns every term of the sum into its part of the score, and the parts sum to the score
+exactly. No attention pattern and no feature of a text is differentiated: they are what they are.
+
+What is not linear on the way (the kernel of a cache model) is held, too, and stays in `Parts.rest`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.edit import insert_tokens
+from dear.clip.model import Clip
+from dear.errors import UsageError
+from dear.heads.contributions import block_of
+from dear.heads.names import Head
+from dear.tasks.explain.rows import Terms, added_to, change_of, output_of, row_terms, run_before
+from dear.tasks.explain.tracing import Held, Scripted, Segment, traced
+
+SPREAD = 0.5  #: of a patch's part, shown around it
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A score per question and image, [Q, B], as a sum of parts: `total()` is `score`.
+
+    Row 0 is the class token, further rows are extra tokens in their order. L layers, H heads, S x S patches.
+    """
+
+    score: Tensor  #: [Q, B]
+    start: Tensor  #: [Q, B, R], where the row started
+    heads: Tensor  #: [Q, B, R, L, H]
+    mlps: Tensor  #: [Q, B, R, L]
+    constants: Mapping[str, Tensor]  #: [Q, B] each: biases by name
+    rest: Tensor  #: [Q, B], what is left: constants of the method, and what is not linear in it
+    linear: bool  #: whether nothing but lengths was held: then `rest` is a constant of the class
+    #: [Q, B, R, L, H, S, S], the heads' parts by patch; what is missing to `heads` comes from other tokens
+    patches: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """The sum of all parts, [Q, B]."""
+        own = self.start.sum(-1) + self.heads.sum((-3, -2, -1)) + self.mlps.sum((-2, -1))
+        return own + sum(self.constants.values(), torch.zeros_like(own)) + self.rest
+
+    def rows(self) -> Tensor:
+        """What each row says, [Q, B, R]: without the constants."""
+        return self.start + self.heads.sum((-2, -1)) + self.mlps.sum(-1)
+
+
+class Trace:
+    """What a function of a backbone's images computed, kept so that its scores can be taken apart.
+
+    `answer` computes logits [B, C] with the backbone that it is given, images and texts included. A backbone
+    that pools its tokens by attention is refused: it has no rows to take apart.
+    """
+
+    def __init__(self, clip: Clip, answer: Callable[[Clip], Tensor]) -> None:
+        if clip.visual.pool is not None:
+            raise UsageError(
+                f"{clip.name} pools its tokens by attention, behind which lies an MLP: its score cannot be "
+                "taken apart exactly; dear roles shows which share of its features heads explain"
+            )
+        self._segments: list[Segment] = []
+        self.clip, self.visual = traced(clip.focused(()), self._segments)  # a method focuses it by itself
+        self._answer = answer
+        self._back: Tensor | None = None  # pseudoinverse of the projection
+        self._constants = self._leaf_constants()
+        with torch.enable_grad(), Held() as held:
+            logits = answer(self.clip)
+        self._logits = logits
+        self._finals = [segment for segment in self._segments if segment.leaf is not None]
+        leaves = [*self._leaves, *(z for final in self._finals for z in final.heads.values())]
+        if not _depends(logits, leaves):
+            raise UsageError("the score does not depend on the last layer of the image tower")
+        self.linear = not any(_depends(x, leaves) for x in held.inputs)
+        self._terms = [row_terms(self.visual, self._segments, segment) for segment in self._finals]
+        self.rows = max(row for rows in self._terms for row in rows) + 1
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, C], detached."""
+        return self._logits.detach()
+
+    @property
+    def _leaves(self) -> list[Tensor]:
+        return [segment.leaf for segment in self._finals if segment.leaf is not None]
+
+    def _leaf_constants(self) -> dict[str, Tensor]:
+        """Biases behind the last layer, as gradients' starting points in the traced tower."""
+        visual, found = self.visual, {}
+        norm = copy.copy(visual.ln_post)
+        norm._parameters = dict(norm._parameters)
+        visual._modules = dict(visual._modules)
+        visual._modules["ln_post"] = norm
+        visual._parameters = dict(visual._parameters)
+        for name, owner, kind in (
+            ("norm", norm, "bias"),
+            ("projection", visual, "proj_bias"),
+            ("correction", visual, "correction_bias"),
+            ("correction of tokens", visual, "pooled_bias"),
+        ):
+            value = getattr(owner, kind)
+            if value is not None:
+                leaf = value.detach().clone().requires_grad_()
+                store = owner._parameters if kind in owner._parameters else owner._buffers
+                found[name] = torch.nn.Parameter(leaf) if store is owner._parameters else leaf
+                store[kind] = found[name]
+        return found
+
+    # -- parts of a score -------------------------------------------------------------------------
+
+    @torch.enable_grad()
+    def parts(self, questions: Tensor, patches: bool = False) -> Parts:
+        """Take `sum over classes of questions[q, b, c] * logits[b, c]` apart.
+
+        Args:
+            questions: weights of the classes, [Q, B, C] or [Q, C].
+            patches: also divide the heads' parts among the patches.
+        """
+        wanted = questions if questions.ndim == 3 else questions[:, None].expand(-1, len(self._logits), -1)
+        answers = [self._parts_of(weights.to(self._logits), patches) for weights in wanted]
+
+        def stacked(name: str) -> Tensor:
+            return torch.stack([getattr(answer, name) for answer in answers])
+
+        constants = {
+            name: torch.stack([answer.constants[name] for answer in answers]) for name in answers[0].constants
+        }
+        score, start, heads, mlps, rest = map(stacked, ("score", "start", "heads", "mlps", "rest"))
+        maps = stacked("patches") if patches else None
+        return Parts(score, start, heads, mlps, constants, rest, self.linear, maps)
+
+    def _parts_of(self, weights: Tensor, patches: bool) -> Parts:
+        """One question, without its axis."""
+        scores = (weights * self._logits).sum(-1)  # [B]
+        count, vision = len(scores), self.visual.config
+        leaves = self._leaves
+        wide = scores.detach().double().cpu()
+        found = zip(leaves, self._slopes(scores.sum(), leaves), strict=True)
+        slopes = [
+            (torch.zeros_like(leaf) if slope is None else slope).double().cpu() for leaf, slope in found
+        ]
+        constants = {name: torch.zeros(count, dtype=torch.float64) for name in self._constants}
+        # Images share the biases, so that each needs a gradient of its own.
+        each = torch.eye(count, dtype=scores.dtype, device=scores.device)
+        for (name, value), slope in zip(
+            self._constants.items(), self._slopes(scores, list(self._constants.values()), each), strict=True
+        ):
+            if slope is not None:
+                constants[name] = (slope * value.detach()).double().sum(-1).cpu()
+        shape = (count, self.rows, vision.layers, vision.heads)
+        biases, start, mlps, heads = (torch.zeros(shape[:n], dtype=torch.float64) for n in (1, 2, 3, 4))
+        side = self.visual.shape.side
+        maps = torch.zeros(*shape, side, side) if patches else None
+        for final, rows, slope in zip(self._finals, self._terms, slopes, strict=True):
+            for row, (place, terms) in rows.items():
+                at = slope[:, place]  # [B, D]
+                at = at - at.mean(-1, keepdim=True)  # the final norm does not see a row's mean
+                start[:, row] += (terms.start * at).sum(-1)
+                mlps[:, row] += torch.einsum("bld,bd,l->bl", terms.mlps, at, terms.weights)
+                biases += at @ terms.biases
+                ways = self._ways(terms, at)  # [B, L, H, d]
+                if row == 0:
+                    ways = ways + self._beside(final, scores)
+                heads[:, row] += torch.einsum("blhd,blhd,l->blh", terms.heads, ways, terms.weights)
+                if maps is not None:
+                    maps[:, row] += self._patches(final, final.positions[place], ways, terms.weights)
+        constants["output biases"] = biases
+        known = start.sum(-1) + heads.sum((1, 2, 3)) + mlps.sum((1, 2)) + sum(constants.values())
+        return Parts(wide, start, heads, mlps, constants, wide - known, self.linear, maps)
+
+    @staticmethod
+    def _slopes(of: Tensor, by: Sequence[Tensor], each: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """Gradients; with `each` [n, ...] one per row of it. None: it does not depend on that."""
+        if not by:
+            return ()
+        return torch.autograd.grad(
+            of, by, each, retain_graph=True, allow_unused=True, is_grads_batched=each is not None
+        )
+
+    def _beside(self, final: Segment, scores: Tensor) -> Tensor:
+        """What a unit of each head's output adds beside the row (a focus reads it), [B, L, H, d]."""
+        vision = self.visual.config
+        found = torch.zeros(len(scores), vision.layers, vision.heads, vision.head_width, dtype=torch.float64)
+        slopes = self._slopes(scores.sum(), list(final.heads.values()))
+        for layer, slope in zip(final.heads, slopes, strict=True):
+            if slope is not None:
+                found[:, layer - 1] = slope[:, :, 0].double().cpu()
+        return found
+
+    def _ways(self, terms: Terms, at: Tensor) -> Tensor:
+        """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
+        weights = (
+            output_of(block_of(self.visual, layer), change)[0]
+            for layer, change in enumerate(terms.changes, 1)
+        )
+        heads = self.visual.config.heads
+        return torch.stack([(at @ weight).unflatten(1, (heads, -1)) for weight in weights], dim=1)
+
+    def _patches(self, final: Segment, position: int, ways: Tensor, weights: Tensor) -> Tensor:
+        """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
+        side = self.visual.shape.side
+        found = torch.zeros(*ways.shape[:3], side * side)
+        segment: Segment | None = final
+        while segment is not None:
+            x = segment.x
+            for layer in range(segment.first, segment.last + 1):
+                if weights[layer - 1] != 0:
+                    values, pattern = self._values(segment, layer, x, position)
+                    way = ways[:, layer - 1, :, None].to(values.device)  # [B, H, 1, d]
+                    each = pattern * (values.double() * way).sum(-1)  # [B, H, N]
+                    columns = self._patch_columns(segment, layer)
+                    found[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
+                x = segment.record[f"blocks.{layer}.out"]
+            segment = run_before(self._segments, segment, position)
+        for layer, head in self.visual.ablated_heads:
+            found[:, layer - 1, head] = 0
+        maps: Tensor = found.unflatten(-1, (side, side))
+        return maps
+
+    def _values(self, segment: Segment, layer: int, x: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Values [B, H, N, d] of a layer, gated, and the pattern [B, H, N] of one row."""
+        change, block = change_of(segment.edit, layer), block_of(self.visual, layer)
+        if segment.edit is not None and segment.edit.first is not None and layer >= segment.edit.first:
+            x = insert_tokens(x, segment.edit, layer)
+        own = dict(block.named_parameters()) | added_to(block, change)
+        with torch.no_grad():
+            normed = F.layer_norm(x, x.shape[-1:], own["ln_1.weight"], own["ln_1.bias"], block.ln_1.eps)
+            values = block.attn.split(F.linear(normed, own["attn.v.weight"], own["attn.v.bias"]))
+            if change is not None and change.v is not None:
+                values = values + change.v(normed)
+            if change is not None and change.gate is not None:
+                values = values * change.gate.to(values)[:, None, None]
+        return values, segment.record[f"blocks.{layer}.attn.pattern"][:, :, position].double()
+
+    def _patch_columns(self, segment: Segment, layer: int) -> slice:
+        """Where in a layer's sequence the patches stand: they are always together."""
+        edit, shift = segment.edit, 0
+        if edit is not None and edit.first is not None and layer >= edit.first and edit.at is not None:
+            shift = edit.count if edit.at <= 1 else 0
+        return slice(1 + shift, len(self.visual.positions) + shift)
+
+    # -- other answers ----------------------------------------------------------------------------
+
+    def head_states(self) -> list[dict[int, Tensor]]:
+        """Per run and row the heads' outputs divided by the row's spread, [B, L, H, d]: for `means_of`."""
+        states = []
+        for final, rows in zip(self._finals, self._terms, strict=True):
+            spread = self._spread(final.out)[..., None, None, None]
+            states.append({row: terms.heads / spread[:, place] for row, (place, terms) in rows.items()})
+        return states
+
+    def _spread(self, rows: Tensor) -> Tensor:
+        """What the final norm divides each row [B, R, D] by, [B, R]."""
+        rows = rows.double().cpu()
+        if self.visual.ablated_heads:
+            return rows.mean(-1)
+        return (rows.var(-1, unbiased=False) + self.visual.ln_post.eps).sqrt()
+
+    @torch.no_grad()
+    def without(
+        self,
+        heads: Iterable[Head] = (),
+        means: Sequence[Mapping[int, Tensor]] = (),
+        affine: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Logits [B, C] without something.
+
+        Args:
+            heads: (layer, head) pairs: what they add to the rows is replaced by its mean (direct effect).
+            means: `head_states` averaged over reference images, [L, H, d] per run and row.
+            affine: A [E, E] and b [E]: every feature f becomes `f A + b`.
+        """
+        script = [self._without_heads(s, tuple(heads), means) for s in self._segments]
+        spreads = {
+            id(given.out): self._spread(given.segment.out).to(given.out)[..., None]
+            for given in script
+            if given.segment.leaf is not None
+        }
+        with self._scripted(script, spreads), self._corrected(affine):
+            return self._answer(self.clip)
+
+    def _without_heads(
+        self, segment: Segment, heads: tuple[Head, ...], means: Sequence[Mapping[int, Tensor]]
+    ) -> Scripted:
+        """What a run gave, with the means of some heads in the place of what they added."""
+        chosen = [head for head in heads if head not in set(self.visual.ablated_heads)]
+        beside = {layer: z.detach().clone() for layer, z in segment.heads.items()}
+        if segment.leaf is None or not chosen:
+            return Scripted(segment, segment.out.clone(), beside)  # of its own: spreads are found by it
+        number = next(i for i, final in enumerate(self._finals) if final is segment)
+        spread, delta = self._spread(segment.out), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
+        for row, (place, terms) in self._terms[number].items():
+            for layer, head in chosen:
+                mean = spread[:, place, None] * means[number][row][layer - 1, head]
+                weight, _ = output_of(block_of(self.visual, layer), terms.changes[layer - 1])
+                own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
+                change = (mean - terms.heads[:, layer - 1, head]) @ own.T
+                change = change - change.mean(-1, keepdim=True)
+                delta[:, place] += terms.weights[layer - 1] * change
+                if row == 0 and layer in beside:
+                    beside[layer][:, head, 0] = mean.to(beside[layer])
+        changed = segment.out + delta.to(segment.out)
+        if beside:  # they are divided by the changed row's spread, where the real one is meant
+            place = self._terms[number][0][0]
+            ratio = (self._spread(changed) / spread)[:, place, None, None, None]
+            beside = {layer: z * ratio.to(z) for layer, z in beside.items()}
+        return Scripted(segment, changed, beside)
+
+    @contextmanager
+    def _corrected(self, affine: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+        """Within this every feature is changed, after the backbone's own correction."""
+        if affine is None:
+            yield
+            return
+        visual, (A, b) = self.visual, (part.double().cpu() for part in affine)
+        names = ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias")
+        before = {name: visual._buffers[name] for name in names}
+        if visual.correction_matrix is not None and visual.correction_bias is not None:
+            A0, b0 = visual.correction_matrix.double().cpu(), visual.correction_bias.double().cpu()
+            A, b = A0 @ A, b0 @ A + b
+        P = visual.space_matrix().double().cpu()
+        p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.double().cpu()
+        if self._back is None:
+            self._back = torch.linalg.pinv(P)
+        new = (A, b, P @ A @ self._back, (p @ A + b - p) @ self._back)
+        try:
+            for name, value in zip(names, new, strict=True):
+                visual._buffers[name] = value.to(visual.space_matrix())
+            yield
+        finally:
+            visual._buffers.update(before)
+
+    @torch.no_grad()
+    def features(self) -> Tensor:
+        """Features [B, E] of the first row that is read (the class token's, where it is), in float32."""
+        final = self._finals[0]
+        place, _ = self._terms[0][min(self._terms[0])]
+        rows = self.visual.norm_rows(final.out)[:, place]
+        return self.visual.correct(self.visual.into_space(rows)).float().cpu()
+
+    @contextmanager
+    def _scripted(self, script: list[Scripted], spreads: dict[int, Tensor]) -> Iterator[None]:
+        """Within this the image tower gives these, one per run, in place of running."""
+        visual = self.visual.__dict__
+        visual["script"], visual["spreads"] = iter(script), spreads
+        try:
+            yield
+        finally:
+            visual["script"], visual["spreads"] = None, {}
+
+
+def spread(maps: Tensor, share: float = SPREAD) -> Tensor:
+    """Maps [..., S, S] with a share of each patch's part divided among its neighbors; sums stay the same.
+
+    Patches exchange what they know with their neighbors in every layer: what is read at one of them speaks
+    of the ones around it, too.
+    """
+    kernel = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]])[None, None].to(maps) / 16
+    flat = maps.reshape(-1, 1, *maps.shape[-2:])
+    room = F.conv2d(torch.ones_like(flat), kernel, padding=1)  # less at the edge
+    return (1 - share) * maps + share * F.conv2d(flat / room, kernel, padding=1).view_as(maps)
+
+
+def means_of(traces: Iterable[Trace]) -> list[dict[int, Tensor]]:
+    """Mean of `Trace.head_states` over all images of some traces, [L, H, d] per run and row."""
+    totals: list[dict[int, Tensor]] = []
+    count = 0
+    for trace in traces:
+        sums = [{row: state.sum(0) for row, state in run.items()} for run in trace.head_states()]
+        count += len(trace.logits)
+        if totals:
+            sums = [{row: old[row] + new[row] for row in old} for old, new in zip(totals, sums, strict=True)]
+        totals = sums
+    return [{row: total / count for row, total in run.items()} for run in totals]
+
+
+def _depends(x: Tensor, leaves: Sequence[Tensor]) -> bool:
+    """Whether x was computed from one of the leaves."""
+    if not x.requires_grad or not leaves:
+        return False
+    found = torch.autograd.grad(x, leaves, torch.ones_like(x), retain_graph=True, allow_unused=True)
+    return any(slope is not None for slope in found)

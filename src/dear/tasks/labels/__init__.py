@@ -1,0 +1,1 @@
+"""Labels: which look wrong."""

@@ -1,0 +1,137 @@
+"""Measures what the page about roles shows beyond the map itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.errors import DearError
+from dear.heads.ablate import AblationTask, collect, layer_effects, role_effects
+from dear.heads.activations import ActivatingImages, activating_images, attention_maps
+from dear.heads.batches import batches
+from dear.heads.roles import RoleMap
+from dear.heads.sentences import sentence_embedder
+from dear.report.page import thumbnail
+from dear.tasks.roles.facts import HeadEvidence, Key, Seen
+from dear.utils.progress import Progress, silent
+from dear.utils.text import fill_template
+
+_THUMB = 104  # pixels per side
+
+
+def measure_heads(
+    roles: RoleMap,
+    clip: Clip | None = None,
+    images: ImageSet | None = None,
+    heads: Sequence[Key] | None = None,
+    limit: int = 1000,
+    top: int = 4,
+    allow_other: bool = False,
+    progress: Progress = silent,
+) -> HeadEvidence:
+    """Measure what the page shows.
+
+    Args:
+        roles: the map.
+        clip: its backbone; without it and `images` the page has no images.
+        images: to look at; with several classes, layers and roles are ablated too.
+        heads: heads whose images are shown; None for all.
+        limit: most images looked at, spread evenly over the set.
+        top: images at either end.
+        allow_other: accept a map that was made on other weights.
+        progress: called with (stage, done, total).
+
+    Raises:
+        RoleError: the map belongs to other weights than `clip`'s, or has no such head.
+    """
+    if clip is not None:
+        roles.check(clip, allow_other)
+    progress("plane", 0, None)
+    plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
+    if clip is None or images is None:
+        return HeadEvidence(plane=plane)
+    chosen = [key for key, _ in roles] if heads is None else list(dict.fromkeys(heads))
+    for key in chosen:
+        roles[key]  # raises for a head that does not exist
+    total, count = len(images), min(limit, len(images))
+    numbers = [place * total // count for place in range(count)]
+    some = images.subset(numbers)
+    seen = collect(clip, some, progress=lambda done: progress("images", done, count))
+    found = {}
+    for key in chosen:
+        phrase = roles[key].phrases[0] if roles[key].phrases else None
+        text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
+        found[key] = activating_images(seen, key, text, phrase, top)
+    wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
+    looks = [attention_maps(clip, batch, chosen).cpu() for batch in batches(clip, some.subset(wanted), 32)]
+    task = None
+    if len(images.classes) > 1:
+        prompts = [fill_template(images.template, name) for name in images.classes]
+        task = AblationTask(seen, some.labels, clip.encode_text(prompts).float().cpu())
+    return HeadEvidence(
+        thumbnails={numbers[row]: _thumbnail(some, row) for row in wanted},
+        names={numbers[row]: some.classes[int(some.labels[row])] for row in wanted},
+        heads=_shown(found, numbers, wanted, torch.cat(looks, dim=1)),
+        side=clip.config.vision.side,
+        layers=tuple(layer_effects(task)) if task else (),
+        roles=tuple(role_effects(task, roles)) if task else (),
+        accuracy=task.accuracy() if task else None,
+        images=count,
+        plane=plane,
+    )
+
+
+def _shown(
+    found: dict[Key, ActivatingImages], numbers: list[int], wanted: list[int], looks: Tensor
+) -> dict[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]]:
+    """Per head: its phrase, and the images that activate it most and least, with scores and attention maps.
+
+    `looks` [K, rows, side, side] has the heads in the order of `found` and the images in that of `wanted`.
+    """
+    place = {row: at for at, row in enumerate(wanted)}
+
+    def seen(at: int, scores: Tensor, rows: Sequence[int]) -> tuple[Seen, ...]:
+        return tuple(
+            Seen(numbers[row], round(float(scores[row]), 4), _digits(looks[at, place[row]])) for row in rows
+        )
+
+    return {
+        key: (each.phrase, seen(at, each.scores, each.most), seen(at, each.scores, each.least))
+        for at, (key, each) in enumerate(found.items())
+    }
+
+
+def phrase_plane(phrases: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Phrases in a plane, near each other where their meanings are (t-SNE of sentence embeddings).
+
+    Empty without the extra `roles`, or with too few phrases to place.
+    """
+    if len(phrases) < 10:
+        return {}
+    try:
+        vectors = sentence_embedder()(phrases)
+    except DearError:
+        return {}
+    from sklearn.manifold import TSNE
+
+    near = min(30.0, (len(phrases) - 1) / 3)
+    flat = TSNE(2, perplexity=near, init="pca", random_state=0).fit_transform(vectors.astype(np.float32))
+    return {phrase: (float(a), float(b)) for phrase, (a, b) in zip(phrases, flat, strict=True)}
+
+
+def _digits(look: Tensor) -> str:
+    """An attention map [side, side] as digits from 0 to 9, relative to its largest value."""
+    share = look / look.max().clamp(min=1e-12)
+    return "".join(str(round(value)) for value in (9 * share).flatten().tolist())
+
+
+def _thumbnail(images: ImageSet, row: int) -> str:
+    """A small JPEG of an image's evaluation view, as a data URL."""
+    pixels = images.pixels([row], _THUMB)[0]
+    return thumbnail(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()), _THUMB)

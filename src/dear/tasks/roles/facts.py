@@ -1,0 +1,105 @@
+"""What was measured about a role map beyond the map itself; `dear.tasks.roles.evidence` measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dear.heads.focus import hardly_specialized
+from dear.heads.roles import RoleMap
+from dear.heads.stability import ENOUGH_IMAGES
+from dear.report.page import percent
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image of a head: its number, its score, and the attention map as digits, row by row."""
+
+    image: int
+    score: float
+    attention: str
+
+
+@dataclass(frozen=True)
+class HeadEvidence:
+    """Everything measured for the page; parts that could not be measured are empty."""
+
+    thumbnails: Mapping[int, str] = field(default_factory=dict)  #: data URLs by image number
+    names: Mapping[int, str] = field(default_factory=dict)  #: what to call each image
+    #: most and least exciting images of each head, and the phrase that gave the direction
+    heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
+    side: int = 0  #: patches per side of an attention map
+    layers: tuple[Mapping[str, float], ...] = ()  #: rows of `layer_effects`; empty without labels
+    roles: tuple[Mapping[str, Any], ...] = ()  #: rows of `role_effects`; empty without labels
+    accuracy: float | None = None  #: zero-shot accuracy with nothing ablated
+    images: int = 0  #: how many images were looked at
+    #: phrase to its place in the plane
+    plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def specialization_notice(roles: RoleMap) -> str:
+    """A sentence where most heads have no attribute of their own; else empty."""
+    mixed = hardly_specialized(roles)
+    return (
+        "" if mixed is None else f"{mixed}: they are hardly specialized, and what they show is mostly noise."
+    )
+
+
+def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]]:
+    """How good a map is, from what its discovery and this page measured: sentences, and which are doubtful.
+
+    >>> map_quality(RoleMap.table2(), HeadEvidence())[0]
+    ('This map does not say on which images it was made, so its quality is unknown.', True)
+    """
+    found: list[tuple[str, bool]] = []
+    count = roles.evidence.get("image_count")
+    if not count:
+        found.append(("This map does not say on which images it was made, so its quality is unknown.", True))
+    elif count < ENOUGH_IMAGES:
+        sentence = (
+            f"It was made from {count:,} images. With fewer than {ENOUGH_IMAGES:,} varied images, "
+            "another set of images would give other roles to many heads."
+        )
+        found.append((sentence, True))
+    else:
+        found.append((f"It was made from {count:,} images.", False))
+    stability = roles.evidence.get("stability")  # what a bootstrap over images found
+    share = stability.get("share") if isinstance(stability, Mapping) else stability
+    if isinstance(share, int | float):
+        sentence = f"{percent(float(share))} of the heads keep their role when the images are drawn again."
+        found.append((sentence, share < 0.7))
+    explained = roles.evidence.get("explained") or {}
+    shares = [float(value) for row in explained.values() for value in row]
+    if shares:
+        mean = sum(shares) / len(shares)
+        sentence = f"The phrases explain {percent(mean)} of the variance of a head on average."
+        found.append((sentence, mean < 0.3))
+    linear = roles.evidence.get("linear_share")  # of towers with attention pooling
+    if isinstance(linear, int | float):
+        sentence = (
+            f"This tower pools by attention: {percent(float(linear))} of the image feature is split among "
+            "heads; the rest passes the pooling MLP and belongs to none, so what heads do is known to that "
+            "extent only."
+        )
+        found.append((sentence, linear < 0.5))
+    counts = roles.counts()
+    shielded = counts["other"] + counts["generalization"]
+    sentence = (
+        f"{shielded} of {len(roles)} heads are shielded from new tokens and {counts['core']} read only "
+        "the token of their own attribute."
+    )
+    sentence += "" if shielded else " A map that shields nothing keeps nothing."
+    found.append((sentence, shielded == 0))
+    core = [row for row in evidence.roles if row["kind"] == "core" and not row["concept"]]
+    if core and evidence.accuracy is not None:  # labels were given
+        cost = 100 * (evidence.accuracy - core[0]["accuracy"])
+        control = 100 * (evidence.accuracy - core[0]["control"])
+        sentence = (
+            f"Replacing the {core[0]['heads']} core heads by their mean costs {cost:.1f} points of zero-shot "
+            f"accuracy; as many random heads of the same layers cost {control:.1f}."
+        )
+        found.append((sentence, cost <= control))
+    return found

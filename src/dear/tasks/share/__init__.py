@@ -1,0 +1,1 @@
+"""Share a run: through the Hugging Face hub, or as one archive with its backbone."""

@@ -1,0 +1,95 @@
+"""The focus of a training: which heads it learns with, named by the user or chosen on the training images."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.errors import UsageError
+from dear.heads.concept_words import find_concept
+from dear.heads.focus import (
+    AUTO,
+    FocusChoice,
+    attribute_heads,
+    choose_focus,
+    choose_weight,
+    enough_to_measure,
+    find_attribute,
+    focus_by_names,
+    hardly_specialized,
+)
+from dear.heads.roles import RoleMap
+from dear.methods import METHODS
+from dear.methods.base import Method
+from dear.runs.feature_cache import FeatureCache
+from dear.utils.progress import Progress
+
+
+def check_focus(kind: type[Method]) -> None:
+    """Refuse a focus for a method that cannot use it."""
+    if not can_focus(kind):
+        able = ", ".join(name for name, other in METHODS.items() if can_focus(other))
+        raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {able}")
+
+
+def can_focus(kind: type[Method]) -> bool:
+    """Whether a method can learn with a focus."""
+    return any(option.name == "focus" for option in fields(kind.Config))
+
+
+def find_focus(
+    clip: Clip, images: ImageSet, wanted: str, roles: RoleMap, progress: Progress | None = None
+) -> FocusChoice:
+    """The focus that a user names (a role of the map, in any case) with its weight, or what "auto" finds."""
+    heads = {
+        name: left
+        for name, own in attribute_heads(roles).items()
+        if (left := tuple(head for head in own if head not in clip.visual.ablated_heads))
+    }
+    if wanted != AUTO:
+        with suppress(UsageError):  # a name such as "background" stands for a concept
+            wanted = find_concept(wanted).name
+        name = find_attribute(wanted, heads)
+        heads = {name: heads[name]}
+    labels = images.labels
+    if not heads:
+        return FocusChoice(None, why="no head of the role map has a role of its own")
+    if not enough_to_measure(labels):
+        if wanted != AUTO:
+            return FocusChoice(
+                name, heads[name], 1.0, "one image per class is too few to measure what it gains"
+            )
+        return focus_by_names(clip, images.classes, heads)
+    cache = FeatureCache()
+    rows = cache.focused_features(clip, images, list(heads.values()), progress)  # [n, (1 + R) E]
+    features, *parts = rows.chunk(1 + len(heads), dim=1)
+    by_role = dict(zip(heads, parts, strict=True))
+    if wanted == AUTO:
+        found = choose_focus(features, by_role, labels, heads)
+    else:
+        found = choose_weight(features, by_role[name], labels, name, heads[name])
+    if found.role is not None:  # training finds them there
+        cache.remember(clip.focused(found.heads), images, torch.cat([features, by_role[found.role]], dim=1))
+    return found
+
+
+def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
+    """The options of a method that a choice stands for; some have no weight for it."""
+    known = {option.name for option in fields(kind.Config)}
+    found = {"focus": choice.heads, "focus_weight": choice.weight}
+    return {name: value for name, value in found.items() if name in known}
+
+
+def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap, kind: type[Method]) -> list[str]:
+    """What was chosen, why, and what to know about the backbone."""
+    sentence = hardly_specialized(roles)
+    found = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
+    if choice.role is None:
+        return [*found, f"Focus: none; {choice.why}."]
+    weight = f", weight {choice.weight:g}" if "focus_weight" in focus_options(choice, kind) else ""
+    return [*found, f"Focus: {choice.role} ({len(choice.heads)} heads{weight}); {choice.why}."]

@@ -1,0 +1,278 @@
+"""Everything that a training needs, loaded and checked before it starts: a Spec in, a `Job` out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dear.clip.factory import load, pick_device
+from dear.clip.model import Clip
+from dear.clip.precision import fast_bfloat16
+from dear.clip.tokenizer import clean
+from dear.data.check import check_images
+from dear.data.images import ImageSet
+from dear.data.open import open_data
+from dear.data.shots import few_shot
+from dear.errors import DataError
+from dear.heads.focus import FocusChoice
+from dear.heads.roles import RoleMap
+from dear.methods import build_method, find_method
+from dear.methods.base import Method
+from dear.runs.recipe import Recipe
+from dear.runs.spec import Spec
+from dear.shortcuts.edited_images import JoinedImages
+from dear.shortcuts.plan import EditPlan, plan_edits, split_without
+from dear.shortcuts.removal import combine
+from dear.shortcuts.trials import WAYS as EDIT_WAYS
+from dear.shortcuts.without import Removal, Without, remove
+from dear.train.frozen import SHARED_VIEWS
+from dear.train.setup.balance import balanced_rows, counts, enough_steps
+from dear.train.setup.focus import check_focus, find_focus, focus_notices, focus_options
+from dear.train.setup.notices import backbone_notices, image_notices, split_notices
+from dear.train.setup.roles import roles_for
+from dear.utils.files import PathLike
+from dear.utils.progress import Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A training that can start."""
+
+    spec: Spec  #: complete
+    method: Method  #: untrained
+    images: ImageSet  #: each once, all readable
+    recipe: Recipe
+    available: int  #: images of the split, before the draw
+    unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
+    notices: tuple[str, ...] = ()  #: sentences that the user should read first
+    removal: Removal | None = None  #: of concepts, where some were removed
+    focus: FocusChoice | None = None  #: on the heads of a role, where one was asked for
+    edits: EditPlan | None = None  #: of properties of the images, where some were removed
+
+    @property
+    def rows(self) -> list[int]:
+        """What an epoch walks: places of images, those of rare classes more than once."""
+        return balanced_rows(self.images.labels) if self.spec.balance else list(range(len(self.images)))
+
+    @property
+    def steps(self) -> int:
+        """Training steps, none for a method without trained parameters (which may be empty before)."""
+        if not any(parameter.requires_grad for parameter in self.method.parameters()):
+            return 0
+        return self.recipe.epochs * -(-len(self.walked[1]) // self.recipe.batch)
+
+    @property
+    def walked(self) -> tuple[ImageSet, list[int]]:
+        """What is trained on: the images and their edited copies, and what an epoch walks of them."""
+        copies = () if self.edits is None else self.edits.copies
+        if not copies:
+            return self.images, self.rows
+        count = len(self.images)
+        rows = [row + block * count for block in range(1 + len(copies)) for row in self.rows]
+        return JoinedImages.of(self.images, *copies), rows
+
+    def on(self, clip: Clip) -> Job:
+        """The same training on another backbone, such as one with another correction."""
+        other = self.method.untrained(clip, seed=self.spec.seed)
+        return replace(self, method=other, spec=Spec.of(other, self.recipe, self.images, self.spec))
+
+
+def prepare(
+    spec: Spec,
+    data: ImageSet | None = None,
+    *,
+    drawn: bool = False,
+    clip: Clip | None = None,
+    roles: RoleMap | None = None,
+    without: Without | None = None,
+    concept_roles: PathLike | RoleMap | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Job:
+    """Load and check everything that a training needs.
+
+    Args:
+        spec: what to train.
+        data: the images; None: `spec.split` of `spec.data`.
+        drawn: `data` are the very images to train on: no shots are drawn from them.
+        clip: the backbone; None: `spec.backbone` is loaded on `device`.
+        roles: role map, instead of `spec.roles`.
+        without: concepts to remove, instead of `spec.without`.
+        concept_roles: role map for their removal; None: the method's.
+        device: "auto", "cpu", "cuda", ...
+        progress: called with (stage, done, total).
+    """
+    kind = find_method(spec.method)
+    if spec.focus is not None:
+        check_focus(kind)
+    images, available, unreadable = _training_images(spec, data, drawn)
+    clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
+    notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
+    notices += split_notices(spec.data, spec.root) if data is None else []
+    given = spec.roles if roles is None else roles
+    role_map = None
+    if kind.uses_roles or spec.focus is not None:
+        role_map, more = roles_for(clip, images, given, progress)
+        notices += more
+    removal = edits = None
+    if without is None and spec.without:
+        without = Without.of(spec.without, spec.way, spec.examples or None)
+    if without is not None:
+        used = concept_roles or role_map or given
+        inside = kind.cut != "feature"
+        clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress)
+        for one in (edits, removal):
+            notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
+        copies = edits.kinds if edits is not None and edits.copies else ()
+        spec = spec.changed(**_noted(without), copies=copies)
+    options, recipe = settings(spec, images.labels)
+    focus = None
+    if spec.focus is not None and role_map is not None:
+        role_map.check(clip, spec.allow_other_roles)
+        focus = find_focus(clip, images, spec.focus, role_map, progress)
+        notices += focus_notices(focus, clip, role_map, kind)
+        options |= focus_options(focus, kind)
+    method = build_method(
+        spec.method,
+        clip,
+        images.classes,
+        roles=role_map if kind.uses_roles else None,
+        allow_other_roles=spec.allow_other_roles,
+        template=spec.template or images.template,
+        ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
+        seed=spec.seed,
+        **options,
+    )
+    if method.notice:
+        notices.append(method.notice)
+    said = said_recipe(spec)
+    recipe = replace(
+        recipe, **{name: value for name, value in _cpu_recipe(method).items() if name not in said}
+    )
+    spec = spec.changed(preset=spec.preset or kind.recommended())
+    spec = Spec.of(method, recipe, images, spec)
+    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
+
+
+def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], Recipe]:
+    """Options of the method and recipe of a training: what the Spec says, and defaults for the rest.
+
+    A method that learns from features alone learns from those of CLIP's own view, which are computed once and
+    cached, unless the recipe says `augment`. Few images are walked more often, unless it says `epochs`; the
+    `labels` of the training images are None where they are not known yet.
+    """
+    kind = find_method(spec.method)
+    preset = kind.preset(spec.preset)
+    options, changes = {**preset.options, **spec.options}, said_recipe(spec)
+    own_view = kind.cut == "feature" and not changes.setdefault("augment", False)
+    if own_view and any(option.name == "views" for option in fields(kind.Config)):
+        options.setdefault("views", 0)
+    recipe = Recipe.of(kind, **{"seed": spec.seed, **changes})
+    if "epochs" not in changes and labels is not None:
+        recipe = enough_steps(recipe, len(balanced_rows(labels)) if spec.balance else len(labels))
+    return options, recipe
+
+
+def said_recipe(spec: Spec) -> dict[str, Any]:
+    """What the Spec and its preset say about the recipe."""
+    return {**find_method(spec.method).preset(spec.preset).recipe, **spec.recipe}
+
+
+def _cpu_recipe(method: Method) -> dict[str, Any]:
+    """What a training through a tower does on a CPU unless the Spec says otherwise: the same in less time.
+
+    Where layers are frozen or a frozen pass is read, images have a few fixed views, whose frozen part is
+    computed once; matrices are in bfloat16, as on a GPU, where the processor is faster with it.
+    """
+    device, changes = method.clip.device, dict[str, Any]()
+    if device.type != "cpu" or not isinstance(method.cut, int):
+        return changes
+    if method.cut > 1 or method.reads_frozen:
+        changes["views"] = SHARED_VIEWS
+    if method.clip.dtype == torch.float32 and fast_bfloat16(device):
+        changes["precision"] = "bfloat16"
+    return changes
+
+
+def _without(
+    clip: Clip,
+    images: ImageSet,
+    without: Without,
+    roles: PathLike | RoleMap | None,
+    seed: int,
+    inside: bool,
+    progress: Progress | None,
+) -> tuple[Clip, Removal | None, EditPlan | None]:
+    """The backbone without concepts and directions of edits, and how each was removed.
+
+    A method that learns `inside` the image tower finds a property again that is removed behind it: unless
+    another way is named, it learns from edited copies.
+    """
+    kinds, concepts = split_without(without)
+    removal = None if concepts is None else remove(clip, images, concepts, roles, heads_first=inside)
+    if not kinds:
+        return clip if removal is None else removal.clip, removal, None
+    way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
+    way = "copies" if way == "auto" and inside else way
+    edits = plan_edits(clip, images, kinds, way, seed, progress)
+    parts = [] if removal is None else [removal.repair]
+    parts += [] if edits.repair is None else [edits.repair]
+    if parts:
+        clip = clip.corrected(combine(*parts).correction())
+    return clip, removal, edits
+
+
+def _noted(without: Without) -> dict[str, object]:
+    """A removal as fields of a Spec; examples that are no folders go by their names."""
+    examples = {
+        concept: source.name if isinstance(source, ImageSet) else os.fspath(source)
+        for concept, source in without.examples.items()
+    }
+    return {"without": without.concepts, "way": without.way, "examples": examples}
+
+
+def _training_images(spec: Spec, data: ImageSet | None, drawn: bool) -> tuple[ImageSet, int, tuple[str, ...]]:
+    """The images to train on, how many there were to draw from, and why some cannot be read."""
+    images = open_training(spec) if data is None else data
+    if spec.classes and spec.classes != images.classes:
+        images = images.select_classes(spec.classes)
+    available = len(images)
+    if not drawn:
+        check_task(images)
+        if spec.shots:
+            images = few_shot(images, spec.shots, spec.seed)
+    report = check_images(images, spec.unreadable)
+    if report.unreadable and not drawn:
+        check_task(report.kept)
+    return report.kept, available, tuple(item.reason for item in report.unreadable)
+
+
+def open_training(spec: Spec) -> ImageSet:
+    """The images that a Spec names, before any draw."""
+    if spec.data is None:
+        raise DataError(f"the training does not say where its images are ({spec.dataset or 'in memory'})")
+    # A template of the data is asked for where the Spec has none.
+    return open_data(spec.data, spec.split, root=spec.root, template=spec.template or None)
+
+
+def check_task(images: ImageSet) -> None:
+    """Refuse a training set that no classifier can be made from, with a sentence that says why."""
+    if len(images.classes) < 2:
+        raise DataError(
+            f"{images.name}: has only the class {images.classes[0]!r}; a classifier needs at least two"
+        )
+    for name, count in zip(images.classes, counts(images), strict=True):
+        if count == 0:
+            raise DataError(f"{images.name}: the class {name!r} has no images; add some or remove the class")
+    read: dict[str, str] = {}
+    for name in images.classes:
+        other = read.setdefault(clean(name), name)
+        if other is not name:
+            raise DataError(
+                f"{images.name}: the classes {other!r} and {name!r} are the same words to CLIP, which "
+                "ignores case; rename one or merge them"
+            )

@@ -1,0 +1,53 @@
+"""The role map of a backbone: given, shipped with it, cached, or discovered on the training images."""
+
+from __future__ import annotations
+
+from dear.clip.model import Clip
+from dear.data.images import ImageSet
+from dear.errors import DearError, DiskError
+from dear.heads.discover import discover_roles
+from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.roles import RoleMap
+from dear.heads.stability import warnings_about
+from dear.runs.spec import data_digest, digest
+from dear.utils.files import PathLike
+from dear.utils.progress import Progress
+from dear.utils.user_cache import cache_folder
+
+MOST_IMAGES = 2000  #: images that an automatic discovery looks at
+
+
+def roles_for(
+    clip: Clip, images: ImageSet, given: PathLike | RoleMap | None, progress: Progress | None = None
+) -> tuple[RoleMap, list[str]]:
+    """A role map for a backbone, and what the user should know about it.
+
+    A map that was given is taken, else the backbone's own one. Otherwise roles are discovered on up to
+    `MOST_IMAGES` images, spread evenly over the set; the map is cached for the same backbone and images.
+    """
+    if given is not None:
+        roles = given if isinstance(given, RoleMap) else read_roles(given)
+        return roles, warnings_about(roles) if roles.evidence else []
+    known = known_roles(clip)
+    if known is not None:
+        return known, []
+    some = images.subset(range(0, len(images), -(-len(images) // MOST_IMAGES)))
+    cached = cache_folder() / "roles" / f"{digest([clip.identity, data_digest(some)])[:32]}.json"
+    if cached.is_file():
+        try:
+            found = RoleMap.load(cached)
+            found.check(clip)
+        except DearError:  # damaged: it is found again
+            cached.unlink(missing_ok=True)
+        else:
+            notice = f"roles of {clip.name} were found before on these {len(some)} images ({cached})"
+            return found, [notice, *warnings_about(found)]
+    found = discover_roles(clip, some, concepts="tags", progress=progress)
+    counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
+    notices = [f"no role map of {clip.name} was given; roles were found on {len(some)} images ({counts})"]
+    notices += warnings_about(found)
+    try:
+        found.save(cached)
+    except DiskError as error:
+        notices.append(f"the role map could not be cached: {error}")
+    return found, notices

@@ -1,0 +1,209 @@
+"""Reading and writing files so that a crash, a full disk or a hostile file does no harm.
+
+Writes go to a temporary neighbor, are flushed to disk and then renamed: a reader sees the old file or
+the new one, never a part. Reads are bounded and never run code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dear.errors import DearError, DiskError, UsageError
+from dear.utils.text import parse_json
+
+PathLike = str | os.PathLike[str]
+
+try:
+    import fcntl
+except ImportError:  # Windows: temporary files of killed processes stay there
+    fcntl = None  # type: ignore[assignment]
+
+MAX_TEXT_BYTES = 256 * 1024 * 1024
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+# What weights are stored in; kinds beyond these are packed or scaled, and PyTorch cannot test them for NaN.
+_KINDS = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+}
+
+
+def write_atomic(path: PathLike, content: bytes | str) -> None:
+    """Write `content` to `path`, whole or not at all; an older file survives any failure.
+
+    What a killed process left of the same file is removed. Two processes may write one file at once: the last
+    one's is kept.
+    """
+    path = Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = _claimed_part(path)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_UMASK)
+            if fcntl is not None:
+                os.replace(temporary, path)  # while it is claimed
+        if fcntl is None:
+            os.replace(temporary, path)  # Windows renames no open file
+        _remove_abandoned(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DiskError(
+            f"{path}: could not be written ({reason}); what was there before is unchanged"
+        ) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _read_umask() -> int:
+    """The process's file mode mask (only readable by setting it, so read once, before there are threads)."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _read_umask()
+
+
+def _claimed_part(path: Path) -> tuple[int, str]:
+    """A new temporary neighbor of `path`, locked for as long as its handle is open."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        if fcntl is None:
+            return handle, name
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is ever abandoned there
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # else another process took it for abandoned before it was locked
+            return handle, name
+        os.close(handle)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary neighbors of `path` whose writers are dead: nobody holds their locks."""
+    if fcntl is None:
+        return
+    for name in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError), name.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            name.unlink()
+
+
+def require_writable(folder: PathLike) -> None:
+    """Make a folder if it is missing and try to write there: before long work, not after it."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DiskError(f"{folder}: cannot be written to ({error.strerror or error})") from error
+
+
+def write_json(path: PathLike, value: Any, indent: int | None = 1) -> None:
+    """Write `value` as UTF-8 JSON with a final newline; NaN and infinity are refused."""
+    write_atomic(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_text(
+    path: PathLike,
+    what: str = "text file",
+    max_bytes: int = MAX_TEXT_BYTES,
+    encoding: str = "utf-8",
+) -> str:
+    """Read a text file of bounded length; a device or a pipe, which might never end, is refused.
+
+    `what` is what the file should be, for messages ("role map"); the encoding is "utf-8-sig" where a
+    byte-order mark may stand first.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise DearError(f"{path}: is not a file, so it cannot be read as a {what}")
+        with path.open("rb") as file:
+            large = os.fstat(file.fileno()).st_size > max_bytes
+            data = b"" if large else file.read(max_bytes + 1)
+        if large or len(data) > max_bytes:
+            raise DearError(f"{path}: more than {max_bytes:,} bytes are too large for a {what}")
+        return data.decode(encoding)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such {what}") from None
+    except UnicodeDecodeError as error:
+        raise DearError(
+            f"{path}: cannot be read as a {what}: it is not UTF-8 text (byte {error.start})"
+        ) from None
+    except (OSError, ValueError) as error:  # a path may hold what no path can
+        raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
+
+
+def read_json(path: PathLike, what: str = "JSON file", max_bytes: int = MAX_TEXT_BYTES) -> Any:
+    """Read a JSON file under the rules of `parse_json`; `what` it should be is for messages."""
+    return parse_json(read_text(path, what, max_bytes), str(Path(path)), what)
+
+
+def write_safetensors(
+    path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors with string metadata as safetensors, whole or not at all."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, safetensors.torch.save(plain, dict(metadata) if metadata else None))
+
+
+def read_safetensors(
+    path: PathLike, what: str = "safetensors file"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read all tensors and the metadata of a safetensors file."""
+    path = Path(path)
+    if not os.path.isfile(path):
+        raise UsageError(f"{path}: no such {what}")
+    _check_header(path, what)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except Exception as error:  # untrusted bytes: shapes and types may fail in any way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DearError(f"{path}: is not a whole {what} ({reason})") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _KINDS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise DearError(f"{path}: tensor {name[:80]!r} is {kind}, a kind of number that no {what} has")
+    return tensors, dict(metadata)
+
+
+def _check_header(path: Path, what: str) -> None:
+    """Refuse a header in which a tensor stands twice: safetensors would take one of the two in silence.
+
+    Everything else about the header is checked by safetensors itself.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    except OSError as error:
+        raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
+    if len(header) != length or not header.startswith(b"{"):
+        raise DearError(f"{path}: is not a whole {what} (its header is cut, or longer than any)")
+    parse_json(header.decode("utf-8", "replace"), f"{path}: its header", what)
+
+
+def require_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise if any floating tensor holds NaN or infinity, naming it and its source."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DearError(f"{source}: tensor {name!r} holds NaN or infinity; the file is damaged")

@@ -1,0 +1,135 @@
+"""Adapters on corrections of one backbone: they share its work, and each answers as it does alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_stack import alone, dear_adapters
+from tiny import images, mixed_roles, tiny_clip
+
+from dear.clip.correction import Correction
+from dear.clip.gpu.recorded import Recorder, run_eagerly
+from dear.clip.precision import cached_cast
+from dear.methods import DeAR, build_method
+from dear.methods.base import in_precision
+from dear.runs.folder import corrected_backbone
+from dear.serve import mixed_batch
+
+
+def correction(seed: int, width: int, heads: tuple[tuple[int, int], ...] = ()) -> Correction:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.eye(width) + 0.3 * torch.randn(width, width, generator=generator)
+    return Correction(matrix, 0.1 * torch.randn(width, generator=generator), heads)
+
+
+def backbones(clip, left_out: bool = True) -> list:
+    """The backbone itself, two affine corrections of it, and two that leave out heads."""
+    width, last = clip.config.embed_dim, clip.config.vision.layers
+    found = [clip, clip.corrected(correction(1, width)), clip.corrected(correction(2, width))]
+    if left_out:
+        heads = ((last, 1), (last - 1, 0))
+        found += [clip.corrected(correction(seed, width, heads)) for seed in (3, 4)]
+    return found
+
+
+@pytest.mark.parametrize("mode", [None, "fused", "decoupled"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"early_tokens": 2, "early_layer": 3, "token_start": "class"},
+        {"projection": "low-rank", "rank": 3},
+    ],
+    ids=str,
+)
+def test_dear_on_several_corrections_is_computed_in_one_pass(mode, options, monkeypatch) -> None:
+    models = [model for clip in backbones(tiny_clip()) for model in dear_adapters(2, clip, **options)]
+    models[3] = models[3].with_classes(("dog", "a new one", "red cat"))
+    models = [*models, models[2], models[9]]
+    pixels = images(len(models))
+    expected = alone(models, pixels, mode)
+    monkeypatch.setattr(DeAR, "logits_from_frozen", None)  # no adapter may be computed on its own
+    for run in (None, Recorder(record=lambda function, inputs: lambda given: function(*given))):
+        found = mixed_batch.logits(models, pixels, mode, *([] if run is None else [run]))
+        for one, own in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+
+
+def test_the_layers_before_the_first_change_run_once_for_all_corrections(monkeypatch) -> None:
+    clip = tiny_clip()
+    clips = backbones(clip)
+    methods = [dear_adapters(1, one)[0] for one in clips]
+    methods += [build_method("zeroshot", one, ("dog", "sea")) for one in clips[:3]]
+    pixels = images(len(methods))
+    expected = alone(methods, pixels)
+    seen: list[int] = []
+    embed = type(clip.visual).embed
+    monkeypatch.setattr(
+        type(clip.visual), "embed", lambda tower, given: seen.append(len(given)) or embed(tower, given)
+    )
+    found = mixed_batch.logits(methods, pixels)
+    assert sorted(seen) == [3, 5]  # one pass for the prefix, one for the feature
+    for one, own in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["zeroshot", "coop", "linear-probe", "tip-adapter", "vpt", "maple", "mmrl", "prolip"]
+)
+def test_other_methods_answer_as_alone(name) -> None:
+    methods = []
+    for seed, clip in enumerate(backbones(tiny_clip(), left_out=name != "mmrl")):
+        method = build_method(name, clip, ("dog", "red cat", "sea"), seed=seed)
+        with torch.no_grad():
+            for p in method.parameters():
+                p.add_(
+                    torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), dtype=p.dtype) * 0.2
+                )
+        methods += [method, method]
+    pixels = images(len(methods))
+    for one, own in zip(mixed_batch.logits(methods, pixels), alone(methods, pixels), strict=True):
+        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+
+
+def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None:
+    clip = tiny_clip(dtype=torch.float32)
+    width = clip.config.embed_dim
+    clips = [corrected_backbone(clip, correction(seed, width)) for seed in range(4)]
+    assert (
+        corrected_backbone(clip, correction(2, width)) is clips[2]
+    )  # runs with one correction are on one object
+    assert corrected_backbone(clips[1], None).correction is None
+    methods = [
+        in_precision(build_method("dear", one, ("dog", "sea"), roles=mixed_roles()), "bfloat16")
+        for one in clips
+    ]
+    weights = {p.data_ptr() for method in methods for p in method.clip.parameters()}
+    assert weights == {p.data_ptr() for p in cached_cast(clip, torch.bfloat16).parameters()}
+    assert methods[1].clip.correction is clips[1].correction
+    assert methods[1].clip.fingerprint == clip.fingerprint
+
+
+@pytest.mark.parametrize(
+    "run", [run_eagerly, Recorder(record=lambda function, _: lambda given: function(*given))]
+)
+def test_frozen_features_beside_the_logits_take_no_second_pass(run, monkeypatch) -> None:
+    clips = backbones(tiny_clip())
+    methods = [model for clip in clips for model in dear_adapters(2, clip)]
+    names = ("zeroshot", "coop", "clip-adapter", "vpt", "prolip")
+    methods += [build_method(name, clip, ("dog", "sea")) for name in names for clip in clips]
+    methods += [build_method("dear", clips[1], ("dog", "sea"), roles=mixed_roles(), focus=((6, 0),))]
+    pixels, wanted = images(len(methods)), set(range(0, len(methods), 2))
+    logits = alone(methods, pixels)
+    features = {n: methods[n].clip.focused(()).encode_image(pixels[n : n + 1])[0] for n in wanted}
+    seen: list[int] = []
+    embed = type(clips[0].visual).embed
+    monkeypatch.setattr(
+        type(clips[0].visual), "embed", lambda tower, given: seen.append(len(given)) or embed(tower, given)
+    )
+    found, more = mixed_batch.logits_and_features(methods, pixels, wanted, run=run)
+    assert sum(seen) == len(methods)
+    assert set(more) == wanted
+    for one, own in zip(found, logits, strict=True):
+        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+    for place, own in features.items():
+        torch.testing.assert_close(more[place], own, rtol=1e-9, atol=1e-9)

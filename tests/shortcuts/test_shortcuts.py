@@ -1,0 +1,126 @@
+"""What was done to one class is found and named; clean classes raise no alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from sklearn.metrics import roc_auc_score
+
+from dear.data.images import ListedImages
+from dear.errors import UsageError
+from dear.shortcuts.edits import recompressed
+from dear.shortcuts.files import FileFacts
+from dear.shortcuts.find import auc, find_shortcuts, limit_for
+from dear.shortcuts.marks import place_of
+from dear.shortcuts.properties import Measured, measure
+
+
+def planted(photos: ListedImages, label: int, change: Callable[[Image.Image], Image.Image], step: int = 1):
+    items = []
+    for index, own in enumerate(photos.labels.tolist()):
+        image = photos.image(index)
+        items.append(change(image) if own == label and index % step == 0 else image)
+    return ListedImages(tuple(items), photos.labels, photos.classes)
+
+
+def framed(image: Image.Image) -> Image.Image:
+    return ImageOps.expand(image, 10, (20, 40, 230))
+
+
+def logo(image: Image.Image) -> Image.Image:
+    badge = Image.new("RGB", (2, 2), (255, 255, 255))
+    badge.putpixel((0, 0), (220, 0, 0))
+    badge.putpixel((1, 1), (0, 0, 0))
+    result = image.copy()
+    side = (image.width // 4, image.height // 4)
+    result.paste(badge.resize(side, Image.Resampling.NEAREST), (image.width - side[0], 0))
+    return result
+
+
+PLANTS = {
+    "frame": (framed, "frame", "blue frame"),
+    "dark": (lambda image: ImageEnhance.Brightness(image).enhance(0.3), "brightness", "dark"),
+    "gray": (lambda image: image.convert("L").convert("RGB"), "saturation", "gray"),
+    "blur": (lambda image: image.filter(ImageFilter.GaussianBlur(3)), "sharpness", "blurred"),
+    "jpeg": (lambda image: recompressed(image, 10), "compression", "with compression blocks"),
+    "logo": (logo, "mark", "top right"),
+    "wide": (lambda image: ImageOps.fit(image, (200, 80)), "aspect", "wide"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_mark_is_found_and_named(photos: ListedImages, name: str) -> None:
+    change, kind, look = PLANTS[name]
+    images = planted(photos, 2, change)
+    (found,) = find_shortcuts(measure(images), images.labels.tolist(), images.classes)
+    assert (found.class_name, found.kind) == ("cat", kind)
+    assert look in found.look
+    assert found.score > 0.95
+    assert "cat" in found.sentence
+
+
+def test_a_mark_on_half_of_the_images_is_found(photos: ListedImages) -> None:
+    images = planted(photos, 4, logo, step=2)
+    (found,) = find_shortcuts(measure(images), images.labels.tolist(), images.classes)
+    assert (found.class_name, found.kind) == ("elk", "mark")
+    assert found.mark is not None
+    assert found.mark.place == "top right"
+    assert 0.3 <= found.mark.share <= 0.5
+
+
+def test_clean_draws_raise_no_alarm(photos: ListedImages) -> None:
+    measured, rng = measure(photos), np.random.default_rng(0)
+    alarms = sum(
+        bool(find_shortcuts(measured, rng.permutation(photos.labels.numpy()).tolist(), photos.classes))
+        for _ in range(40)
+    )
+    assert alarms <= 2
+
+
+def test_the_area_is_that_of_sklearn() -> None:
+    rng = np.random.default_rng(3)
+    own, values = rng.random(60) < 0.3, rng.integers(0, 9, 60).astype(float)
+    assert auc(values, own) == pytest.approx(roc_auc_score(own, values))
+
+
+def test_few_images_or_classes_raise_the_limit(photos: ListedImages) -> None:
+    assert limit_for(7, 10) > 1
+    assert 0.95 < limit_for(10, 10) < 1
+    assert limit_for(16, 5) == 0.95 < limit_for(100, 2)
+    dark = planted(photos, 0, PLANTS["dark"][0])
+    few = dark.subset([*range(7), *range(20, 120)])
+    assert not find_shortcuts(measure(few), few.labels.tolist(), few.classes)
+
+
+def test_facts_of_files_tell_a_class(photos: ListedImages) -> None:
+    measured, labels = measure(photos), photos.labels.tolist()
+    plain, other = FileFacts(0.5, "JPEG", "A 1", "aaaa", 90), FileFacts(0.5, "JPEG", "B 2", "aaaa", 90)
+    files = tuple(other if label == 1 else plain for label in labels)
+    (found,) = find_shortcuts(
+        Measured(measured.values, measured.small, measured.hashes, files), labels, photos.classes
+    )
+    assert (found.class_name, found.name, found.kind) == ("bee", "camera", "")
+    assert "B 2" in found.look
+
+
+def test_one_class_or_missing_labels_are_refused(photos: ListedImages) -> None:
+    measured = measure(photos.subset(range(10)))
+    with pytest.raises(UsageError, match="one class"):
+        find_shortcuts(measured, [0] * 10, ("ant", "bee"))
+    with pytest.raises(UsageError, match="labels"):
+        find_shortcuts(measured, [0, 1], ("ant", "bee"))
+
+
+def test_places_in_words() -> None:
+    mask = np.zeros((32, 32), dtype=bool)
+    mask[:2], mask[-2:], mask[:, :2], mask[:, -2:] = True, True, True, True
+    assert place_of(mask) == "frame"
+    corners = np.zeros_like(mask)
+    corners[:3, :3], corners[-3:, -3:], corners[:3, -3:], corners[-3:, :3] = True, True, True, True
+    assert place_of(corners) == "corners"
+    low = np.zeros_like(mask)
+    low[26:31, 12:20] = True
+    assert place_of(low) == "bottom center"

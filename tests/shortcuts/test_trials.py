@@ -1,0 +1,102 @@
+"""Which way removes a property: on features made so that the answer is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dear
+from dear.data import few_shot
+from dear.heads.ablate import Collected
+from dear.runs.spec import Spec
+from dear.shortcuts.trials import (
+    EditedFeatures,
+    choose,
+    directions_removed,
+    edit_heads,
+    heads_removed,
+    random_heads_removed,
+)
+from dear.train.setup.prepare import prepare
+
+WIDTH, CLASSES, EACH = 16, 4, 16
+
+
+def images(shift: torch.Tensor, seed: int = 0) -> Collected:
+    """Features with a class direction each; one head of two layers of three adds `shift` [n, E]."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    own = 2 * torch.eye(WIDTH)[labels] + 0.3 * torch.randn(len(labels), WIDTH, generator=generator)
+    outputs = 0.05 * torch.randn(len(labels), 2, 3, WIDTH, generator=generator)
+    outputs[:, 1, 2] += shift
+    maps = torch.eye(WIDTH).expand(2, 3, WIDTH, WIDTH)
+    return Collected(own + outputs.sum((1, 2)), outputs, maps, (5, 6))
+
+
+@pytest.fixture
+def planted() -> EditedFeatures:
+    """The first class's images moved along the last direction; the edit moves all images so."""
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    step = torch.zeros(WIDTH)
+    step[-1] = 4.0
+    marked = (labels == 0)[:, None] * step
+    return EditedFeatures(images(marked), (images(step.expand(len(labels), -1)),), labels, (0,))
+
+
+def test_directions_of_the_edit_bring_the_answers_back(planted: EditedFeatures) -> None:
+    found = choose(planted, ("brightness",))
+    nothing = found.trials["nothing"]
+    assert nothing.moved > 0.5
+    assert found.trials[found.way].moved < 0.05
+    assert found.trials[found.way].accuracy >= nothing.accuracy - 0.02
+    assert found.random is not None
+    assert found.random.moved > 0.5 * nothing.moved
+    removed = directions_removed(planted, ("brightness",), 1)
+    assert removed.rank == 1
+    assert float(removed.removed[-1, -1]) == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_head_that_carries_the_edit_is_found(planted: EditedFeatures) -> None:
+    assert edit_heads(planted) == ((6, 2),)
+    repair = heads_removed(planted, ("brightness",))
+    kept = repair.apply(planted.original)
+    gap = kept[planted.labels == 0].mean(0) - kept[planted.labels != 0].mean(0)
+    assert abs(float(gap[-1])) < 0.1
+    other = random_heads_removed(planted, ("brightness",), 2, seed=1)
+    assert len(other.heads) == 2
+
+
+def test_without_a_class_that_stands_out_wrong_answers_count(planted: EditedFeatures) -> None:
+    scrambled = images(torch.zeros(len(planted.labels), WIDTH), seed=3)
+    broken = Collected(
+        scrambled.features.flip(0), scrambled.outputs.flip(0), scrambled.maps, scrambled.layers
+    )
+    seen = EditedFeatures(images(torch.zeros(len(planted.labels), WIDTH)), (broken,), planted.labels, (-1,))
+    assert choose(seen, ("size",)).trials["nothing"].moved > 0.9
+
+
+def test_a_class_that_only_the_property_tells_does_not_stop_its_removal(planted: EditedFeatures) -> None:
+    """Its own held-out images have the property, too: right answers that rest on it are no reason."""
+
+    def alike(each: Collected) -> Collected:
+        features = each.features.clone()
+        features[planted.labels == 0] += 2 * (torch.eye(WIDTH)[1] - torch.eye(WIDTH)[0])
+        return Collected(features, each.outputs, each.maps, each.layers)
+
+    seen = EditedFeatures(alike(planted.original), (alike(planted.copies[0]),), planted.labels, (0,))
+    found = choose(seen, ("frame",))
+    assert found.trials["nothing"].moved > 0.2
+    assert found.trials[found.way].moved < 0.5 * found.trials["nothing"].moved
+
+
+@pytest.mark.parametrize("method", ["vpt", "dear"])
+def test_a_method_that_learns_inside_the_tower_takes_edited_copies(method: str) -> None:
+    images = few_shot(dear.open_data("world:textures"), 2, 1)
+    spec = Spec(method=method, without=("brightness",))
+    job = prepare(spec, images, drawn=True, clip=dear.load("mini"))
+    assert job.edits is not None
+    assert job.edits.way == "copies"
+    assert job.edits.copies
+    named = prepare(spec.changed(way="directions"), images, drawn=True, clip=dear.load("mini"))
+    assert named.edits is not None
+    assert named.edits.way == "directions"

@@ -1,0 +1,150 @@
+"""Images and labels as people have them in Python: they work, or one sentence says why not."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import food
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from tiny import Colors, mixed_roles, tiny_clip
+
+from dear.classifier import Classifier
+from dear.data.inputs import as_images, from_array
+from dear.errors import InputError
+
+CLIP = tiny_clip(dtype=torch.float32)
+COLORS = Colors(each=4)
+NAMES = [COLORS.classes[label] for label in COLORS.labels.tolist()]
+
+
+def classifier(**changes) -> Classifier:
+    settings = {"backbone": CLIP, "roles": mixed_roles(), "epochs": 1, "batch": 4}
+    return Classifier(**{**settings, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained() -> Classifier:
+    return classifier(epochs=4, lr=1e-2).fit([COLORS.image(i) for i in range(len(COLORS))], NAMES)
+
+
+def test_every_kind_of_image_gives_the_same_answer(trained: Classifier, tmp_path: Path) -> None:
+    bytes_hwc = [COLORS.data[i].permute(1, 2, 0).numpy() for i in range(len(COLORS))]
+    COLORS.image(0).save(tmp_path / "a.png")
+    expected = trained.predict_proba([COLORS.image(i) for i in range(len(COLORS))])
+    for given in (
+        bytes_hwc,
+        np.stack(bytes_hwc),  # [n, H, W, 3]
+        COLORS.data,  # tensor [n, 3, H, W] of bytes
+        COLORS.data.float() / 255,
+        [COLORS.data[i].numpy() for i in range(len(COLORS))],  # [3, H, W]
+        pd.Series([COLORS.image(i) for i in range(len(COLORS))]),
+    ):
+        np.testing.assert_allclose(trained.predict_proba(given), expected, atol=1e-6)
+    for one in (
+        COLORS.image(0),
+        bytes_hwc[0],
+        COLORS.data[0],
+        [str(tmp_path / "a.png")],
+        [tmp_path / "a.png"],
+    ):
+        np.testing.assert_allclose(trained.predict_proba(one), expected[:1], atol=1e-6)
+    table = pd.DataFrame({"path": [str(tmp_path / "a.png")] * 2, "label": ["red", "red"]})
+    assert trained.predict(table["path"]).shape == (2,)
+    assert trained.score(table["path"], table["label"]) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([None], "image 0 is missing"),
+        ([3.5], "image 0 is float; give a file, a Pillow image, an array or a tensor"),
+        ([np.zeros((5, 7, 2))], r"image 0: its shape is \[5, 7, 2\]"),
+        (
+            [np.full((5, 5, 3), -1.5)],
+            "must lie between 0 and 1; give the image as it was before normalization",
+        ),
+        ([np.full((5, 5, 3), 300)], "must lie between 0 and 255"),
+        ([torch.zeros(0, 3, 4)], "its shape is"),
+        ("a.jpg", r"give images as a list, \['a.jpg'\]"),
+        (7, "images must come in a list; got int"),
+        (pd.DataFrame({"path": ["a"], "label": ["b"]}), r"give one column of the table, such as X\['path'\]"),
+    ],
+)
+def test_what_is_no_image_gets_a_sentence(given: object, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        as_images(given)
+
+
+def test_gray_and_transparent_arrays() -> None:
+    assert from_array(np.zeros((4, 6), dtype=np.uint8), "x").size == (6, 4)
+    assert from_array(np.zeros((1, 4, 6), dtype=np.float32), "x").size == (6, 4)
+    assert from_array(np.zeros((4, 6, 4), dtype=np.uint8), "x").mode == "RGBA"
+    assert from_array(np.ones((4, 6), dtype=bool), "x").getpixel((0, 0)) == 255
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (["red", None] * 6, "label 1 is missing"),
+        ([1.0, float("nan")] * 6, "label 1 is missing"),
+        (pd.Series(["red", None] * 6), "label 1 is missing"),
+        (["red", 3] * 6, None),
+        (["red"], "12 images but 1 labels"),
+        ([["red", "blue"]] * 12, "one label per image"),
+    ],
+)
+def test_odd_labels(labels: object, sentence: str | None) -> None:
+    images = [COLORS.image(i) for i in range(12)]
+    if sentence is None:  # numpy makes texts of both
+        classifier().fit(images, labels)
+        return
+    with pytest.raises(InputError, match=sentence):
+        classifier().fit(images, labels)
+
+
+def test_integer_labels_ask_for_names() -> None:
+    images, labels = [COLORS.image(i) for i in range(12)], COLORS.labels.tolist()
+    with pytest.warns(UserWarning, match="labels are numbers"):
+        clf = classifier().fit(images, labels)
+    assert clf.method_.classes == ("0", "1", "2")
+    named = classifier().fit(images, labels, class_names={0: "red", 1: "green", 2: "blue"})
+    assert named.method_.classes == ("red", "green", "blue")
+    assert named.classes_.tolist() == [0, 1, 2]
+    assert set(named.predict(images)) <= {0, 1, 2}
+    listed = classifier().fit(images, labels, class_names=["red", "green", "blue"])
+    assert listed.method_.classes == ("red", "green", "blue")
+    with pytest.raises(InputError, match="label 2"):
+        classifier().fit(images, labels, class_names={0: "red", 1: "green"})
+    with pytest.raises(InputError, match=r"3 .*2 class names"):
+        classifier().fit(images, labels, class_names=["red", "green"])
+
+
+def test_a_pickle_holds_the_adapter_and_the_name_of_the_backbone(tmp_path: Path) -> None:
+    folder = food.backbone(tmp_path / "tiny-clip")
+    images = [COLORS.image(i) for i in range(12)]
+    clf = Classifier(method="clip-adapter", backbone=folder, epochs=1).fit(images, NAMES)
+    data = pickle.dumps(clf)
+    weights = sum(path.stat().st_size for path in folder.iterdir())
+    assert len(data) < 100_000 < weights
+    again = pickle.loads(data)
+    np.testing.assert_allclose(again.predict_proba(images), clf.predict_proba(images), atol=1e-6)
+    assert again.get_params()["method"] == "clip-adapter"
+    mini = Classifier(method="linear-probe", epochs=1).fit(images, NAMES)
+    assert len(pickle.dumps(mini)) < 100_000
+    assert not hasattr(pickle.loads(pickle.dumps(Classifier())), "method_")
+
+
+def test_all_images_are_used_unless_shots_are_asked_for() -> None:
+    images = [COLORS.image(i) for i in range(12)]
+    assert Classifier().shots is None
+    assert classifier().fit(images, NAMES).run_.spec.images == 12
+    assert classifier(shots=2).fit(images, NAMES).run_.spec.images == 6
+
+
+def test_an_image_that_is_no_list_of_files(trained: Classifier) -> None:
+    assert trained.predict(Image.new("RGB", (30, 30))).shape == (1,)
