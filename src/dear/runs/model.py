@@ -24,6 +24,7 @@ from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
 from dear.runs.batches import GPU_BATCH, ImageLike, Images, image_set, name_of, over_batches, pixels_for
 from dear.runs.calibrated import CalibratedRun
+from dear.runs.class_lists import combine_classes
 from dear.runs.evaluate import Evaluation
 from dear.runs.explanation import Explanation
 from dear.runs.feature_cache import FeatureCache
@@ -49,18 +50,19 @@ class Model(CalibratedRun):
         """The model on other classes, with another template, or both; what is None stays as trained.
 
         Args:
-            classes: names; None: its own.
+            classes: names, each as it is (`dear.runs.class_lists` reads lists with a `+`); None: its own.
             template: prompt with `{}`; None: the one it was trained with.
             add: the classes are added to its own; one that it has already stays once.
+
+        Raises:
+            UsageError: a class is named twice, or differs from another one only in case or spaces, which CLIP
+                ignores; or the method cannot name new classes.
         """
         if classes is None and template is None:
             return self
-        names = self.classes if classes is None else tuple(classes)
-        if add and classes is not None:
-            names = (*self.classes, *(name for name in names if name not in self.classes))
-        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-        if classes is not None and twice is not None:
-            raise UsageError(f"the class {twice!r} is named twice; name it once")
+        names = self.classes
+        if classes is not None and tuple(classes) != self.classes:
+            names = combine_classes(classes, self.classes, add=add)
         return self._on(self.method.with_classes(names, template))
 
     def _on(self, method: Method) -> Model:
