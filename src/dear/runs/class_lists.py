@@ -2,8 +2,8 @@
 
 A list replaces the trained classes ("wolf, red fox"). If any of its names starts with `+`, at any position,
 all its names are added to the trained classes: "+wolf, +red fox" and "wolf, +red fox" mean the same. A
-trained name is kept once. Names are separated by commas or line breaks; a name with a comma is written in double
-quotes ("fox, red"), a quote in it twice. In a file every line is one name, commas included.
+trained name is kept once. Names are separated by commas or line breaks; a name with a comma is written in
+double quotes ("fox, red"), a quote in it twice. In a file every line is one name, commas included.
 """
 
 from __future__ import annotations
