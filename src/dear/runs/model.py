@@ -80,10 +80,10 @@ class Model(CalibratedRun):
         return self._on(self.method.bound(self.clip.corrected(correction)))
 
     def frozen(self) -> Model:
-        """The frozen backbone on the same classes: zero-shot, uncalibrated."""
+        """The backbone before any change, on the same classes: zero-shot, uncalibrated, nothing removed."""
         ids = self.method.prompts.given
         return Model(
-            ZeroShot(self.clip, self.classes, template=self.template, ids=ids), precision=self.precision
+            ZeroShot(self.clip.plain, self.classes, template=self.template, ids=ids), precision=self.precision
         )
 
     # -- answers ----------------------------------------------------------------------------------
