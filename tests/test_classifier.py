@@ -62,6 +62,45 @@ def test_fit_predict_score_save_load(photos: Path, tmp_path: Path) -> None:
     assert saved[0] == saved[1]
 
 
+def test_refused_images_count_as_wrong_in_every_score(photos: Path) -> None:
+    clf = classifier(method="linear-probe", calibrate=True, reject=0.5).fit(photos / "train")
+    files, truth = listed(photos, "test")
+    answers = clf.predict(files)
+    assert "none of these" in answers
+    assert clf.score(photos / "test") == clf.score(files, truth) == np.mean(answers == np.array(truth))
+    weights = np.arange(len(files))
+    weighted = clf.score(files, truth, sample_weight=weights)
+    assert weighted == pytest.approx(np.average(answers == np.array(truth), weights=weights))
+
+
+@pytest.mark.parametrize("names", [["hue"] * 2 + ["blue"], {"blue": "hue", "green": "hue", "red": "red"}])
+def test_two_labels_with_one_name_are_refused(photos: Path, names) -> None:
+    files, truth = listed(photos)
+    with pytest.raises(InputError, match="'blue' and 'green' are both named 'hue'"):
+        classifier().fit(files, truth, class_names=names)
+
+
+def test_load_restores_every_parameter(photos: Path, tmp_path: Path) -> None:
+    settings = {
+        "method": "tip-adapter", "backbone": CLIP, "shots": 3, "seed": 5, "template": "a {} thing.",
+        "mode": "default", "recipe": None, "epochs": 2, "batch": 5, "lr": 0.01, "options": {"alpha": 2.0},
+        "device": "cpu", "without": "hue: red, green", "examples": str(photos / "test"), "way": "leace",
+        "calibrate": True, "reject": 0.2, "class_weight": None, "unreadable": "skip",
+    }  # fmt: skip
+    clf = Classifier(**settings).fit(photos / "train")
+    clf.save(tmp_path / "run")
+    loaded = Classifier.load(tmp_path / "run", backbone=CLIP, device="cpu")
+    found = loaded.get_params()
+    assert set(settings) | {"roles", "focus"} == set(found)
+    assert found.pop("options")["alpha"] == settings.pop("options")["alpha"]
+    found.pop("recipe"), settings.pop("recipe")  # the preset that None stands for
+    assert {name: found[name] for name in settings} == settings
+    again = clone(loaded).fit(photos / "train")
+    assert again.run_.spec.differences(clf.run_.spec) == []
+    files, _ = listed(photos, "test")
+    np.testing.assert_allclose(again.predict_proba(files), clf.predict_proba(files), atol=1e-6)
+
+
 def test_predict_takes_what_fit_and_score_take_and_goes_on_after_a_bad_file(
     photos: Path, tmp_path: Path
 ) -> None:

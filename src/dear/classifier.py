@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options: the method's own options, by name.
         device: "auto", "cpu", "cuda", …
         without: concepts to remove before anything is learned ("location", ["location", "color"]).
-        examples: images that show the values of the only concept to remove, one folder per value.
+        examples: images that show the values of the only concept to remove, one folder per value; for several
+            concepts a mapping from concept to folder.
+        way: how the concepts are removed ("words", "heads", …); "auto" chooses on the training images.
         focus: role whose heads to learn with beside the whole feature ("location"), or "auto"; None: none.
         calibrate: fit probabilities by cross-validation on the training images, which takes about one and a
             half further trainings.
@@ -94,7 +96,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options: dict[str, Any] | None = None,
         device: str = "auto",
         without: str | Sequence[str] | None = None,
-        examples: PathLike | None = None,
+        examples: PathLike | Mapping[str, PathLike] | None = None,
+        way: str = "auto",
         focus: str | None = None,
         calibrate: bool = True,
         reject: float | None = None,
@@ -116,6 +119,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.without = without
         self.examples = examples
+        self.way = way
         self.focus = focus
         self.calibrate = calibrate
         self.reject = reject
@@ -157,6 +161,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             mode=self.mode,
             without=self.without,
             examples=self.examples,
+            way=self.way,
             focus=self.focus,
             calibrate=self.calibrate,
             balance=self.class_weight == "balanced",
@@ -246,7 +251,10 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return open_data(X, "test", template=self.template)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Share of images answered correctly: of a dataset's test split, or of files and their labels y."""
+        """Share of images answered correctly: of a dataset's test split, or of files and their labels y.
+
+        An image that `predict` refuses (with `reject`) or cannot read counts as wrong, in both cases.
+        """
         self._check_fitted()
         if y is None:
             if not isinstance(X, ImageSet | str | os.PathLike):
@@ -259,8 +267,10 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "`method_.with_classes`",
                     hint="evaluate",
                 )
-            return self.run_.evaluate(images).accuracy[self.method_.pick_mode(self.mode)]
-        return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
+            places = [self.method_.classes.index(name) for name in images.classes]
+            X, y = images, self.classes_[places][images.labels.numpy()]
+        answers = self.predict(X)
+        return float(np.average(answers == check_labels(y, len(answers)), weights=sample_weight))
 
     def save(self, path: PathLike) -> None:
         """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
@@ -288,7 +298,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise RunError(
                 f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
             )
-        recipe = config.recipe
+        recipe, examples = config.recipe, list(config.examples.values())
         found = cls(
             method=config.method,
             backbone=config.weights() if backbone is None else backbone,
@@ -303,7 +313,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             lr=recipe.get("lr"),
             options=config.options,
             device=device,
-            calibrate=run.calibration is not None,
+            without=config.without[0] if len(config.without) == 1 else config.without or None,
+            examples=examples[0] if len(config.without) == len(examples) == 1 else config.examples or None,
+            way=config.way,
+            focus=config.focus,
+            calibrate=config.calibrate,
             reject=own.get("reject"),
             class_weight="balanced" if config.balance else None,
             unreadable=config.unreadable,

@@ -58,6 +58,45 @@ def test_predict_refuses_and_adds_classes(place: Path) -> None:
     assert said.count("none of these; the nearest:") == sum(refused)
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("\ufeff+yellow\r\norange\r\n", {*COLORS, "yellow", "orange"}),
+        ("yellow\n\n+red\n", {*COLORS, "yellow"}),
+        ("\ufeffred\r\n\r\nyellow", {"red", "yellow"}),
+    ],
+)
+def test_predict_and_export_read_the_same_list(
+    place: Path, tmp_path: Path, lines: str, expected: set[str]
+) -> None:
+    (tmp_path / "names.txt").write_bytes(lines.encode())
+    image, listed = str(place / "photos/test/red/0.png"), lines.lstrip("\ufeff").replace("\r", "")
+    answers, onnx = [], str(tmp_path / "model.onnx")
+    for words in (("--classes-file", str(tmp_path / "names.txt")), ("--classes", listed.replace("\n", ","))):
+        status, said = dear("predict", str(place / "run"), image, *words, "--top", "9", "--json")
+        assert status == 0, said
+        answers.append(json.loads(said)["predictions"][0]["classes"])
+    status, said = dear("export", str(place / "run"), "--onnx", onnx, *words, "--json")
+    assert status == 0, said
+    status, said = dear("predict", "--onnx", onnx, image, "--top", "9", "--json")
+    answers.append(json.loads(said)["predictions"][0]["classes"])
+    assert {one["name"] for one in answers[0]} == expected
+    for other in answers[1:]:
+        assert [one["name"] for one in other] == [one["name"] for one in answers[0]]
+        probabilities = [one["probability"] for one in answers[0]]
+        assert [one["probability"] for one in other] == pytest.approx(probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_names_that_clip_cannot_distinguish_are_refused(place: Path, tmp_path: Path, command: str) -> None:
+    image = str(place / "photos/test/red/0.png")
+    words = (image,) if command == "predict" else ("--onnx", str(tmp_path / "x.onnx"))
+    status, said = dear(command, str(place / "run"), *words, "--classes", "yellow, +Red")
+    assert status != 0
+    assert "'red' and 'Red'" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_columns_and_keys_do_not_depend_on_the_images(place: Path, tmp_path: Path) -> None:
     images = [str(path) for path in sorted((place / "photos" / "test").rglob("*.png"))]
     broken = tmp_path / "broken.png"

@@ -54,6 +54,14 @@ def test_what_is_removed_cannot_be_used(name: str) -> None:
         assert other.clip.correction is seen.clip.correction
 
 
+@pytest.mark.parametrize("name", ["linear-probe", "zeroshot"])
+def test_before_is_the_backbone_without_the_correction(name: str) -> None:
+    before = Model(build(name, corrected(((5, 1),)))).frozen()
+    assert before.clip.correction is None
+    plain = Model(build("zeroshot", tiny_clip(dtype=torch.float32)))
+    torch.testing.assert_close(before.forward(pixels()), plain.forward(pixels()))
+
+
 @pytest.mark.parametrize("name", ["clip-lora", "zeroshot"])
 def test_an_untrained_method_is_the_corrected_backbone(name: str) -> None:
     clip = corrected(((4, 1), (5, 0), (6, 2)))

@@ -144,6 +144,7 @@ class TestEveryMethod:
         held = {p.data_ptr() for p in clip.parameters()}
         assert not held & {t.data_ptr() for t in method.state_dict().values() if t.numel()}
         assert method.trainable_parameters == sum(p.numel() for p in method.parameters())
+        assert (method.learned_parameters > 0) == (name != "zeroshot")
         untouched = ZeroShot(tiny_clip(dtype=torch.float32), NAMES).logits(pixels())
         assert torch.equal(ZeroShot(clip, NAMES).logits(pixels()), untouched)
         torch.testing.assert_close(Model(method).frozen().forward(pixels())["default"], untouched)

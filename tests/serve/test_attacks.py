@@ -628,7 +628,7 @@ def test_texts_encoded_in_slices_give_the_same_answers(shared, made_runs, name, 
     reply = shared.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
     assert reply.status_code == 200, reply.text
     assert max(costs) <= 16
-    assert sum(costs) >= 43
+    assert 40 <= sum(costs) <= 41  # the new names; the adapter keeps the texts of its classes
     got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
     method = load_run(made_runs / name, tiny_clip(dtype=torch.float32))
     method = method.with_classes([*method.classes, *names])
@@ -793,5 +793,5 @@ def test_texts_that_a_request_has_begun_are_gone_on_with(runs):
                 break
         assert reply.status_code == 200, reply.text
         texts = sum(cost for cost in costs if cost > 1)
-        assert 63 <= texts <= 4 * 63  # each in a slice of at most 16, some of them asked for twice
+        assert 60 <= texts <= 4 * 60  # only the new ones, in slices of at most 16, some of them twice
         assert max(costs) <= 16

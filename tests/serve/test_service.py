@@ -33,6 +33,7 @@ from dear.serve.dear_stack import stack_key
 from dear.serve.decode import Decoder, Decoding, Upload
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
+from dear.serve.requests import _from_fields
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 from dear.serve.store import AdapterStore
@@ -146,6 +147,10 @@ def test_json_other_classes_and_embeddings(shared):
         (400, "top must be", {"files": [file(1)], "data": {"top": "many"}}),
         (400, "field 'colour' is not known", {"files": [file(1)], "data": {"colour": "red"}}),
         (400, "named twice", {"files": [file(1)], "data": {"classes": "cat, cat"}}),
+        (400, "'red'", {"files": [file(1)], "data": {"classes": "cat, +Red"}}),
+        (400, "after the +", {"files": [file(1)], "data": {"classes": "cat, +"}}),
+        (400, "reject must be", {"files": [file(1)], "data": {"reject": "maybe"}}),
+        (400, "reject must be", {"files": [file(1)], "data": {"reject": "0.5"}}),
         (415, "multipart/form-data", {"content": b"abc"}),
         (400, "not valid base64", {"json": {"images": ["%%%"]}}),
         (400, "JSON", {"content": b'{"top": NaN}', "headers": {"content-type": "application/json"}}),
@@ -157,6 +162,18 @@ def test_wrong_requests_get_a_sentence(shared, status, sentence, request_):
     assert reply.status_code == status, reply.text
     assert sentence in reply.json()["error"]
     assert shared.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
+
+
+@pytest.mark.parametrize("classes", ["+red, cat", "cat, +red", "cat,+ red,"])
+def test_classes_are_added_as_on_the_command_line(shared, classes):
+    fields = {"classes": classes, "top": "9"}
+    answer = shared.post("/v1/models/zero/classify", files=[file(1)], data=fields).json()["answers"][0]
+    assert {entry["name"] for entry in answer["classes"]} == {"red", "green", "blue", "cat"}
+
+
+@pytest.mark.parametrize(("word", "refuses"), [("ON", True), ("1", True), ("no", False), ("False", False)])
+def test_reject_is_a_boolean(word, refuses):
+    assert _from_fields({"reject": [word]}).reject is refuses
 
 
 def test_a_key_opens_what_it_is_for_and_nothing_else(runs):

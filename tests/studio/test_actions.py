@@ -203,11 +203,11 @@ def test_an_unreadable_file_does_not_lift_the_limit_on_pixels(tmp_path, monkeypa
 
 
 def test_class_names_are_read_from_lines_and_commas():
-    assert parse_classes(" cat \ndog, cat,\n") == ["cat", "dog"]
+    assert parse_classes(" cat \ndog,\n", []) == ("cat", "dog")
     with pytest.raises(UsageError, match="at least two"):
-        parse_classes("cat")
+        parse_classes("cat", [])
     with pytest.raises(UsageError, match="too many"):
-        parse_classes("\n".join(f"class {n}" for n in range(2000)))
+        parse_classes("\n".join(f"class {n}" for n in range(2000)), [])
 
 
 def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):

@@ -130,6 +130,15 @@ def test_predict_refuses_what_scores_below_the_threshold(run: Path, colors: Colo
     assert [a.rejected for a in added] == literal_refusals(mixed, images, 0.3, nearness=False)
 
 
+def test_classes_that_clip_cannot_distinguish_are_refused(run: Path) -> None:
+    model = Model.load(run, CLIP)
+    name = model.classes[0]
+    for names, add in (([name.upper()], True), ([name.upper(), "fox"], False), (["fox", "Fox"], True)):
+        with pytest.raises(UsageError, match="same words to CLIP"):
+            model.with_classes(names, add=add)
+    assert model.with_classes([name, "fox"], add=True).classes == (*model.classes, "fox")
+
+
 def test_classes_are_added_or_replaced(run: Path, colors: Colors) -> None:
     image = [colors.image(0)]
     added = Model.of(run, CLIP).answers(image, classes=["red fox"], add=True, top=9)[0]

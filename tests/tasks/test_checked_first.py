@@ -109,9 +109,9 @@ def test_a_gallery_holds_every_kind_of_image_that_data_does(tmp_path: Path) -> N
 
 
 def test_classes_from_a_file(tmp_path: Path) -> None:
-    from dear.cli.options import class_names
+    from dear.cli.options import read_class_list
 
     (tmp_path / "names.txt").write_text("tabby cat\n\n red fox, or so \n")
-    assert class_names(None, tmp_path / "names.txt") == ["tabby cat", "red fox, or so"]
-    assert class_names("a, b", None) == ["a", "b"]
-    assert class_names(None, None) is None
+    assert read_class_list(None, tmp_path / "names.txt") == ["tabby cat", "red fox, or so"]
+    assert read_class_list("a, b", None) == ["a", "b"]
+    assert read_class_list(None, None) is None

@@ -93,7 +93,7 @@ def adapt(
     from dear.tasks.evaluate import held_out_accuracy, open_held_out
     from dear.train.fit import fit
     from dear.train.setup.estimate import estimate
-    from dear.train.setup.prepare import prepare
+    from dear.train.setup.prepare import check_held_out, open_training, prepare
     from dear.train.tensorboard import logged
 
     if roles is not None and not find_method(method).uses_roles and not without and focus is None:
@@ -120,6 +120,8 @@ def adapt(
     removed = opt.read_removal(without, way, examples)
     check_folder(out, resume)
     held_out = open_held_out(data, data_root)
+    if held_out is not None:
+        check_held_out(open_training(spec), held_out)
     with stages() as progress:
         job = prepare(spec, without=removed, device=opt.device_named(device), progress=progress)
     _print_plan(job, held_out, None if resume else estimate(job))
@@ -182,7 +184,7 @@ def _print_plan(job: Job, held_out: ImageSet | None, expected: Estimate | None) 
 def _print_result(trained: Model, found: HeldOutAccuracy | None, out: Path, seconds: float) -> None:
     """What came out."""
     method, kept = trained.method, trained.reference
-    parameters = f"{method.trainable_parameters:,} trained parameters"
+    parameters = f"{method.learned_parameters:,} trained parameters"
     say(f"{out}: {method.title}, {parameters}, {trained.steps} steps in {duration(seconds)}")
     if kept is not None:
         say(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Json, OwnBackbone, Run, class_names
+from dear.cli.options import Classes, ClassesFile, Json, OwnBackbone, Run, read_class_list
 from dear.cli.printing import print_json, say
 from dear.errors import UsageError
 
@@ -22,10 +21,8 @@ def export(
     encoder_only: Annotated[
         bool, Option("--encoder-only", help="The adapted image encoder alone: features, not scores.")
     ] = False,
-    classes: Annotated[
-        str | None, Option(help="Put the adapter on other classes: names with commas between.")
-    ] = None,
-    classes_file: Annotated[Path | None, Option(help="Other classes from a text file, one per line.")] = None,
+    classes: Classes = None,
+    classes_file: ClassesFile = None,
     backbone: OwnBackbone = None,
     as_json: Json = False,
 ) -> None:
@@ -40,10 +37,12 @@ def export(
 
     Example: `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
     """
+    from dear.runs.class_lists import resolve_classes
     from dear.runs.model import Model
 
     if (onnx is None) == (merged is None):
         raise UsageError("say what to write: --onnx FILE or --merged FOLDER")
+    names = read_class_list(classes, classes_file)
     model = Model.load(run, backbone)
     if merged is not None:
         from dear.clip.checkpoint import save_hf
@@ -61,8 +60,9 @@ def export(
     else:
         from dear.export.onnx import export_onnx
 
-        names = class_names(classes, classes_file)
-        written = export_onnx(model.with_classes(names), str(onnx), encoder_only=encoder_only)
+        if names is not None:
+            model = model.with_classes(resolve_classes(names, model.classes))
+        written = export_onnx(model, str(onnx), encoder_only=encoder_only)
         facts = {
             "path": str(written.path),
             "outputs": list(written.outputs),

@@ -117,21 +117,35 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def class_names(classes: str | None, file: Path | None) -> list[str] | None:
-    """The names of `--classes` or `--classes-file`; None if neither is given."""
+CLASSES_HELP = (
+    'Class names with commas between, instead of the trained ones. A + before any name ("+red fox") adds all '
+    "names to the trained ones; a name with a comma goes in double quotes."
+)
+CLASSES_FILE_HELP = "The same from a UTF-8 text file, one name per line."
+Classes = Annotated[str | None, Option(help=CLASSES_HELP)]
+ClassesFile = Annotated[Path | None, Option(help=CLASSES_FILE_HELP)]
+
+
+def read_class_list(classes: str | None, file: Path | None) -> list[str] | None:
+    """The names of `--classes` or `--classes-file`, each with its `+`; None if neither is given.
+
+    `dear.runs.class_lists.resolve_classes` says what they mean for a run.
+    """
+    if classes is None and file is None:
+        return None
+    from dear.runs.class_lists import split_class_lines, split_class_list
+
     if classes is not None and file is not None:
         raise UsageError("--classes and --classes-file: give one of them")
     if file is not None:
         from dear.utils.files import read_text
 
-        names = [line.strip() for line in read_text(file, "list of classes").splitlines() if line.strip()]
+        names = split_class_lines(read_text(file, "list of classes"))
         if not names:
             raise UsageError(f"--classes-file {file}: names no class; write one per line")
         say(f"classes: {len(names)} from {file}, the first is {names[0]!r}")
         return names
-    if classes is None:
-        return None
-    names = [name.strip() for name in classes.split(",") if name.strip()]
+    names = split_class_list(classes or "")
     if not names:
         raise UsageError("--classes names no class; give names with commas between")
     if len(names) == 1 and os.path.isfile(names[0]):

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from dear.cli.options import AS_RUN, Device, Json, Mode, OwnBackbone, Template, class_names
+from dear.cli.options import (
+    AS_RUN,
+    Classes,
+    ClassesFile,
+    Device,
+    Json,
+    Mode,
+    OwnBackbone,
+    Template,
+    read_class_list,
+)
 from dear.cli.printing import echo, print_json, say, stages
 from dear.cli.torch_start import import_torch
 from dear.errors import InputError, UsageError
@@ -32,12 +42,8 @@ def predict(
             show_default=False,
         ),
     ] = None,
-    classes: Annotated[
-        str | None, Option(help='Other class names, with commas between; +"red fox" adds to the own.')
-    ] = None,
-    classes_file: Annotated[
-        Path | None, Option(help="Other class names from a text file, one per line.")
-    ] = None,
+    classes: Classes = None,
+    classes_file: ClassesFile = None,
     template: Template = None,
     reject: Annotated[
         bool, Option("--reject", help="Answer images of no class with “none of these”.")
@@ -95,15 +101,16 @@ def predict(
         if run is None or not words:
             raise UsageError("name a run folder and at least one image: dear predict run a.jpg")
         import_torch()
+        from dear.runs.class_lists import resolve_classes
         from dear.runs.model import Model
 
-        names, add = _added(class_names(classes, classes_file))
+        names = read_class_list(classes, classes_file)
         files = _find(words)
+        model = Model.of(run, backbone, device)
         with stages() as progress:
-            answers = Model.of(run, backbone, device).answers(
+            answers = model.answers(
                 files,
-                classes=names,
-                add=add,
+                classes=None if names is None else resolve_classes(names, model.classes),
                 reject=reject_share if reject else None,
                 template=template,
                 top=top,
@@ -134,20 +141,6 @@ def _refuse_with_onnx(reject: bool, given: Sequence[str]) -> None:
             f"{given[0]}: an exported model has its classes, prompts and weights built in and runs on the "
             "CPU; use the run folder"
         )
-
-
-def _added(names: list[str] | None) -> tuple[list[str] | None, bool]:
-    """Class names without the `+` that says they come to the run's own, and whether it stood there.
-
-    >>> _added(["+red fox", "wolf"]), _added(["a", "b"])
-    ((['red fox', 'wolf'], True), (['a', 'b'], False))
-    """
-    if names is None or not names[0].startswith("+"):
-        return names, False
-    plain = [name.removeprefix("+").strip() for name in names]
-    if not all(plain):
-        raise UsageError("--classes: write the name of a class after the +")
-    return plain, True
 
 
 def _find(words: list[str]) -> list[str]:

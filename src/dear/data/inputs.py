@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -84,23 +83,54 @@ def from_array(values: np.ndarray[Any, Any] | Tensor, name: str) -> Image.Image:
 
 
 def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
-    """Labels as an array, one per image; missing ones are refused."""
-    labels = np.asarray(y)
+    """Labels as an array, one per image; missing labels and labels of several kinds are refused.
+
+    Raises:
+        InputError: names the first label that is missing, or the kinds.
+    """
+    values = y.tolist() if hasattr(y, "tolist") else list(y)  # before NumPy makes text of all of them
+    missing = missing_labels(values)
+    if missing:
+        raise InputError(f"label {missing[0]} is missing; give every image a label or leave it out")
+    kinds = {_label_kind(label) for label in values}
+    if len(kinds) > 1:
+        raise InputError(f"labels are of several kinds ({', '.join(sorted(kinds))}); use one")
+    try:
+        labels = np.array(values)
+    except ValueError:
+        raise InputError("labels must be a list with one label per image; got nested lists") from None
     if labels.ndim != 1:
         raise InputError(
             f"labels must be a list with one label per image; got the shape {list(labels.shape)}"
         )
     if len(labels) != count:
         raise InputError(f"{count} images but {len(labels)} labels; give one label per image")
-    for place, label in enumerate(labels.tolist()):
-        if label is None or (isinstance(label, float) and math.isnan(label)):
-            raise InputError(f"label {place} is missing; give every image a label or leave it out")
-    if labels.dtype == object:
-        kinds = {type(label).__name__ for label in labels.tolist()}
-        if len(kinds) > 1:
-            raise InputError(f"labels are of several kinds ({', '.join(sorted(kinds))}); use one")
-        labels = np.array(labels.tolist())
     return labels
+
+
+def missing_labels(labels: Sequence[Any]) -> list[int]:
+    """Places of labels that are None, NaN, or a table's mark for a missing value.
+
+    >>> missing_labels(["cat", None, "dog", float("nan")])
+    [1, 3]
+    """
+    return [place for place, label in enumerate(labels) if _is_missing(label)]
+
+
+def _is_missing(label: Any) -> bool:
+    try:
+        return label is None or bool(label != label)  # noqa: PLR0124 - NaN and NaT differ from themselves
+    except TypeError:  # pandas.NA has no truth value
+        return True
+    except ValueError:  # an array
+        return False
+
+
+def _label_kind(label: Any) -> str:
+    """The kind of a label: whole and decimal numbers are one kind, truth values another."""
+    if isinstance(label, bool | np.bool_):
+        return "bool"
+    return "number" if isinstance(label, int | float | np.number) else type(label).__name__
 
 
 def named(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
@@ -115,8 +145,16 @@ def named(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
             raise InputError(
                 f"{len(labels)} different labels but {len(names)} class names; give one for each"
             )
-        return tuple(str(name) for name in names)
-    missing = [label for label in labels if label not in names]
-    if missing:
-        raise InputError(f"class_names has no name for the label {missing[0]!r}")
-    return tuple(str(names[label]) for label in labels)
+        words = [str(name) for name in names]
+    else:
+        missing = [label for label in labels if label not in names]
+        if missing:
+            raise InputError(f"class_names has no name for the label {missing[0]!r}")
+        words = [str(names[label]) for label in labels]
+    for place, word in enumerate(words):
+        if words.index(word) < place:
+            raise InputError(
+                f"the labels {labels[words.index(word)]!r} and {labels[place]!r} are both named {word!r}; "
+                "rename one or merge them"
+            )
+    return tuple(words)

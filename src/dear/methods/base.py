@@ -237,8 +237,19 @@ class Method(nn.Module):
 
     @property
     def trainable_parameters(self) -> int:
-        """How many parameters are learned."""
+        """How many parameters are learned by gradient."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    @property
+    def learned_parameters(self) -> int:
+        """How many numbers were learned, by gradient or, in methods without gradient, in closed form.
+
+        A setting that was chosen, such as the probe's C, is none of them.
+        """
+        if self.trainable_parameters:
+            return self.trainable_parameters
+        state = self.state_dict().values()
+        return sum(t.numel() for t in state if t.is_floating_point() and t.dim())
 
     def learn(self, start: Tensor, lr_scale: float = 1.0) -> nn.Parameter:
         """A learned tensor that starts at `start`: on the backbone's device, at least in float32.
@@ -365,7 +376,12 @@ class Method(nn.Module):
     ) -> Method:
         """The same adapter on other classes: a method of its own with a copy of the learned tensors."""
         if not self.open_classes and tuple(classes) != self.classes:
-            raise UsageError(f"the method {self.name!r} learns its classes: it cannot name others afterwards")
+            new = [name for name in classes if name not in self.classes]
+            listed = ", ".join(map(repr, new[:5])) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
+            raise UsageError(
+                f"the method {self.name!r} learns its {len(self.classes)} classes and cannot name others "
+                f"afterwards; {'not trained: ' + listed if new else 'name all of them, in their order'}"
+            )
         template = self.template if template is None else template
         return self._again(classes=classes, template=template, ids=ids)
 

@@ -23,6 +23,7 @@ from dear.methods.base import Frozen, Method, frozen_feature
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
 from dear.runs.calibrated import CalibratedRun
+from dear.runs.class_lists import combine_classes
 from dear.runs.evaluate import Evaluation
 from dear.runs.feature_cache import FeatureCache
 from dear.utils.progress import Progress
@@ -48,18 +49,19 @@ class Model(CalibratedRun):
         """The model on other classes, with another template, or both; what is None stays as trained.
 
         Args:
-            classes: names; None: its own.
+            classes: names, each as it is (`dear.runs.class_lists` reads lists with a `+`); None: its own.
             template: prompt with `{}`; None: the one it was trained with.
             add: the classes are added to its own; one that it has already stays once.
+
+        Raises:
+            UsageError: a class is named twice, or differs from another one only in case or spaces, which CLIP
+                ignores; or the method cannot name new classes.
         """
         if classes is None and template is None:
             return self
-        names = self.classes if classes is None else tuple(classes)
-        if add and classes is not None:
-            names = (*self.classes, *(name for name in names if name not in self.classes))
-        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-        if classes is not None and twice is not None:
-            raise UsageError(f"the class {twice!r} is named twice; name it once")
+        names = self.classes
+        if classes is not None and tuple(classes) != self.classes:
+            names = combine_classes(classes, self.classes, add=add)
         return self._on(self.method.with_classes(names, template))
 
     def _on(self, method: Method) -> Model:
@@ -77,10 +79,10 @@ class Model(CalibratedRun):
         return self._on(self.method.bound(self.clip.corrected(correction)))
 
     def frozen(self) -> Model:
-        """The frozen backbone on the same classes: zero-shot, uncalibrated."""
+        """The backbone before any change, on the same classes: zero-shot, uncalibrated, nothing removed."""
         ids = self.method.prompts.given
         return Model(
-            ZeroShot(self.clip, self.classes, template=self.template, ids=ids), precision=self.precision
+            ZeroShot(self.clip.plain, self.classes, template=self.template, ids=ids), precision=self.precision
         )
 
     # -- answers ----------------------------------------------------------------------------------

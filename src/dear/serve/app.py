@@ -23,7 +23,7 @@ from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
 from dear.serve.guard import Guard
 from dear.serve.keys import MANAGEMENT, Caller
-from dear.serve.requests import Options, asked_classes, json_schema, read_request, received
+from dear.serve.requests import Options, json_schema, read_request, received, requested_classes
 from dear.serve.service import Answer, Service
 from dear.serve.store import Adapter, Card
 
@@ -178,7 +178,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             uploads, options = await read(request, name)
             with service.in_time():
                 adapter = await service.adapter(name)
-                classes = asked_classes(options.classes, adapter.card.classes)
+                classes = requested_classes(options.classes, adapter.card.classes)
                 answerer = await service.on_classes(adapter, classes, caller.name)
                 images = await service.decoder.decode(uploads, caller.name)
                 share = REJECT_SHARE if options.reject else None

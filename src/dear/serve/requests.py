@@ -14,14 +14,14 @@ from fastapi import Request
 from msgspec import Meta
 from starlette.requests import ClientDisconnect
 
-from dear.errors import DearError
+from dear.errors import DearError, UsageError
+from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.serve.decode import Upload
 from dear.serve.errors import Refused
 from dear.serve.multipart import read_parts
 from dear.serve.settings import Limits
 from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage
-from dear.utils.text import check_name
 
 _MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
 _Texts = Annotated[list[str], Meta(max_length=_MOST_LISTED)]
@@ -29,6 +29,8 @@ _Texts = Annotated[list[str], Meta(max_length=_MOST_LISTED)]
 # takes some ten times as long as finding the files of a form.
 _SHORT = {"application/json": 128 * 2**10, "multipart/form-data": 2 * 2**20}
 _MOST_NAME = 255  # characters of a file's name that are repeated in the answer
+_BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True)
+_BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
 _readers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-read")
 
 
@@ -38,7 +40,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     images: Annotated[_Texts, Meta(description="base64, with data:...;base64, before it or without")] = []
     texts: _Texts = []
     top: Annotated[int, Meta(description="how many to list, at least 1")] = 5
-    classes: Annotated[_Texts, Meta(description="others; + before the first adds to its own")] | None = None
+    classes: (
+        Annotated[_Texts, Meta(description="others; + before any name adds all to the trained ones")] | None
+    ) = None
     reject: bool = False
     attribute: str | None = None
     gallery: str | None = None
@@ -138,20 +142,38 @@ def _from_fields(fields: dict[str, list[str]]) -> Options:
     """Options from form fields; lists as repeated fields or separated by commas."""
     known: dict[str, Any] = {}
     for name, values in fields.items():
-        if name in ("classes", "texts"):
-            split = values[0].split(",") if name == "classes" and len(values) == 1 else values
-            known[name] = [value.strip() for value in split]
+        if name == "classes":
+            known[name] = _split_classes(values)
+        elif name == "texts":
+            known[name] = [value.strip() for value in values]
         elif len(values) != 1:
             raise Refused(400, f"the field {name[:80]!r} is given {len(values)} times; give it once")
         elif name == "top":
             known[name] = _integer(values[0].strip())
         elif name == "reject":
-            known[name] = values[0].strip().casefold() in ("1", "true", "yes", "on")
+            known[name] = _boolean(name, values[0])
         elif name in ("attribute", "gallery", "by"):
             known[name] = values[0]
         else:
             raise Refused(400, f"the field {name[:80]!r} is not known")
     return Options(**known)
+
+
+def _split_classes(values: list[str]) -> list[str]:
+    """Names of one field with commas between, or of a field that is repeated for each name."""
+    if len(values) > 1:
+        return [value.strip() for value in values]
+    try:
+        return split_class_list(values[0])
+    except UsageError as error:
+        raise Refused(400, f"classes: {error}") from None
+
+
+def _boolean(name: str, text: str) -> bool:
+    value = _BOOLEANS.get(text.strip().casefold())
+    if value is None:
+        raise Refused(400, f"{name} must be true or false, got {text[:80]!r}")
+    return value
 
 
 def _integer(text: str) -> int:
@@ -173,20 +195,15 @@ def check_options(images: int, options: Options, limits: Limits) -> None:
         raise Refused(400, f"classes must be 1 to {limits.classes} names; got {len(options.classes)}")
 
 
-def asked_classes(asked: Sequence[str] | None, own: Sequence[str]) -> tuple[str, ...] | None:
-    """The classes that a request asks for: others, or with `+` before the first the adapter's own and more.
+def requested_classes(names: Sequence[str] | None, trained: Sequence[str]) -> tuple[str, ...] | None:
+    """The classes that a request names, as `dear predict` reads them; None: those of the adapter.
 
-    >>> asked_classes(["+soup"], ["pizza"]), asked_classes(["soup", "cake"], ["pizza"])
-    (('pizza', 'soup'), ('soup', 'cake'))
+    >>> requested_classes(["soup", "+cake"], ["pizza"]), requested_classes(["soup", "cake"], ["pizza"])
+    (('pizza', 'soup', 'cake'), ('soup', 'cake'))
     """
-    if asked is None:
+    if names is None:
         return None
-    added = asked[0].startswith("+")
     try:
-        names = [check_name(name.removeprefix("+").strip() if added else name) for name in asked]
+        return resolve_classes(names, trained)
     except DearError as error:
         raise Refused(400, str(error)) from None
-    found = (*own, *names) if added else tuple(names)
-    if len(set(found)) != len(found):
-        raise Refused(400, "a class is named twice")
-    return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -24,6 +24,7 @@ from dear.data.images import ImageSet
 from dear.errors import DearError
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
+from dear.serve.class_lists import ClassList, ClassLists
 from dear.serve.decode import Decoder, Decoding
 from dear.serve.engine import Answerer, Engine, ImageJob, likeliest
 from dear.serve.errors import Refused
@@ -34,7 +35,7 @@ from dear.serve.metrics import Metrics
 from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
 from dear.serve.store import Adapter, AdapterStore, Card
-from dear.serve.texts import Rows, prepare_texts
+from dear.serve.texts import prepare_texts
 from dear.serve.time_limit import time_limit
 from dear.serve.tracing import stage, staged
 from dear.serve.traffic import Traffic
@@ -42,11 +43,9 @@ from dear.serve.turns import Pace
 from dear.utils.memory import given_back
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
-_MOST_CACHED_CLASSES = 16_000  # of requests that name classes: their texts are cached, some 3 KB each
 _ADAPTERS = "(adapters)"  # takes turns with callers: texts of adapters that are loaded
 _EXPLAINING = 3  # images that one explained image costs as much as
 _EXPLAINED_AT_ONCE = 4  # images, between two batches
-_MOST_BEGUN = 16  # lists of classes whose texts are being encoded
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 _LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
 
@@ -107,8 +106,7 @@ class Service:
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
         self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
-        self._lists: OrderedDict[tuple[str, str, tuple[str, ...]], Answerer] = OrderedDict()
-        self._begun: OrderedDict[tuple[str, str, tuple[str, ...]], list[Rows]] = OrderedDict()
+        self.class_lists = ClassLists()
         self._pace = Pace(least=_LEAST_TEXTS)
         self._stopping = threading.Event()
         self._memory = ExitStack()
@@ -172,20 +170,20 @@ class Service:
         if classes is None or classes == adapter.card.classes:
             return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
-        if (answerer := self._lists.get(key)) is None:
-            parts = self._begun.setdefault(key, [])
-            while len(self._begun) > _MOST_BEGUN:
-                self._begun.popitem(last=False)
+        answerer = self.class_lists.find(key)
+        if answerer is None:
+            with stage("classes"):
+                prepare = partial(self._prepare_list, adapter, classes, caller)
+                answerer = await self.class_lists.prepare(key, caller, prepare)
+        return answerer
+
+    async def _prepare_list(self, adapter: Adapter, classes: tuple[str, ...], caller: str) -> ClassList:
+        with staged():  # several requests may wait for it
             loop = asyncio.get_running_loop()
             answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
-            # what a request that gave up has begun is gone on with
-            await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows, parts)
-            self._begun.pop(key, None)
-            self._lists[key] = answerer
-            while sum(len(names) for _, _, names in self._lists) > _MOST_CACHED_CLASSES:
-                self._lists.popitem(last=False)
-        self._lists.move_to_end(key)
-        return answerer
+            rows = await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows)
+        names = sum(map(sys.getsizeof, classes))
+        return ClassList(answerer, names + (0 if rows is None else rows.bytes))
 
     async def features(self, images: Sequence[Image], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none."""

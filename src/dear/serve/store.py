@@ -22,6 +22,7 @@ from typing import Any
 from dear.clip.model import Clip
 from dear.errors import DearError, RunError
 from dear.methods.base import Method
+from dear.methods.dear import DeAR
 from dear.runs.folder import FILES, REQUIRED_FILES, read_config, read_metrics
 from dear.runs.model import Model
 from dear.serve.engine import Answerer
@@ -65,11 +66,16 @@ class Adapter:
         return self.answerer.method
 
     def on_classes(self, classes: tuple[str, ...]) -> Answerer:
-        """The adapter on other classes, whose texts are still to be encoded."""
+        """The adapter on other classes, whose texts are still to be encoded; it shares what was learned."""
         try:
-            return Answerer(self.model.with_classes(classes))
+            model = self.model.with_classes(classes)
         except DearError as error:
             raise Refused(400, str(error)) from error
+        source, method = self.model.method, model.method
+        method.load_state_dict(source.state_dict(), assign=True)
+        if isinstance(source, DeAR) and isinstance(method, DeAR):
+            method.masks = source.masks  # about 1 MB per list once they are expanded
+        return Answerer(model)
 
 
 class AdapterStore:

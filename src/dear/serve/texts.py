@@ -29,31 +29,41 @@ Call = Callable[[Callable[[], Any], float], Awaitable[Any]]  #: runs a function 
 class Rows:
     """What a method keeps of some of its classes: tensors [c, ...]."""
 
+    classes: tuple[str, ...]
     cached: dict[str, Tensor]  #: by the method's own names
     frozen: Tensor  #: unit features of the prompts under the frozen tower, [c, E]
     texts: Tensor  #: the method's text features, [c, E]
 
+    def __post_init__(self) -> None:
+        count = len(self.classes)
+        for name, rows in {**self.cached, "frozen": self.frozen, "texts": self.texts}.items():
+            if len(rows) != count:
+                raise RuntimeError(f"{name} must have a row per class ({count}), got {len(rows)}")
 
-async def prepare_texts(
-    answerer: Answerer, call: Call, pace: Pace, base: Rows | None = None, parts: list[Rows] | None = None
-) -> Rows | None:
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(rows.nbytes for rows in (*self.cached.values(), self.frozen, self.texts))
+
+
+async def prepare_texts(answerer: Answerer, call: Call, pace: Pace, base: Rows | None = None) -> Rows | None:
     """Encode the texts of a model's classes in slices; None for a method that cannot take other classes.
 
     Args:
         answerer: whose first answer then encodes nothing.
         call: runs one slice.
         pace: how many classes a slice may have.
-        base: of the adapter's own classes, for the calibration of others.
-        parts: slices that are done already; further ones are added.
+        base: of the adapter's own classes, for the calibration of others; a list that begins with these
+            classes starts with these rows.
     """
     method = answerer.method
     most = SLICE if method.clip.device.type == "cpu" else SLICE_ON_GPU
     if not method.open_classes:
         await call(partial(_answer, method), 1.0)
         return None
-    parts = [] if parts is None else parts
+    parts = [base] if base is not None and method.classes[: len(base.classes)] == base.classes else []
     while True:
-        start = sum(len(part.texts) for part in parts)
+        start = sum(len(part.classes) for part in parts)
         names = method.classes[start : start + pace.pieces(most)]
         if start + len(names) == len(method.classes):
             last = partial(_last, answerer, names, parts, base)
@@ -64,17 +74,17 @@ async def prepare_texts(
 
 
 @torch.no_grad()
-def _rows(method: Method, names: Sequence[str]) -> Rows:
+def _rows(method: Method, names: tuple[str, ...]) -> Rows:
     """What the method on these classes keeps after an answer."""
-    part = method if tuple(names) == method.classes else method.with_classes(names)
+    part = method if names == method.classes else method.with_classes(names)
     _answer(part)
     cached = {key: rows for key, (_, rows) in part._cache.items() if len(rows) == len(names)}
     own = cached.get("texts")
     texts = own if own is not None and own.ndim == 2 else part.texts()
-    return Rows(cached, part.prompts.frozen, unit(texts))
+    return Rows(names, cached, part.prompts.frozen, unit(texts))
 
 
-def _last(answerer: Answerer, names: Sequence[str], parts: Sequence[Rows], base: Rows | None) -> Rows:
+def _last(answerer: Answerer, names: tuple[str, ...], parts: Sequence[Rows], base: Rows | None) -> Rows:
     """The last slice, and what all of them give."""
     return _fill(answerer, [*parts, _rows(answerer.method, names)], base)
 
@@ -83,10 +93,18 @@ def _last(answerer: Answerer, names: Sequence[str], parts: Sequence[Rows], base:
 def _fill(answerer: Answerer, parts: Sequence[Rows], base: Rows | None) -> Rows:
     """Give the model on all classes what the slices found."""
     method, model = answerer.method, answerer.model
+    classes = tuple(name for part in parts for name in part.classes)
+    if classes != method.classes:
+        raise RuntimeError(
+            f"the encoded texts must be those of the {len(method.classes)} classes, in their order; "
+            f"got {len(classes)}"
+        )
     stamp = method._stamp()
     shared = set(parts[0].cached).intersection(*(part.cached for part in parts))
     cached = {key: torch.cat([part.cached[key] for part in parts]) for key in shared}
-    rows = Rows(cached, *(torch.cat([getattr(p, name) for p in parts]) for name in ("frozen", "texts")))
+    rows = Rows(
+        classes, cached, *(torch.cat([getattr(p, name) for p in parts]) for name in ("frozen", "texts"))
+    )
     method.prompts._frozen = rows.frozen
     method._cache.update({key: (stamp, value) for key, value in cached.items()})
     mode = model.pick_mode(None)

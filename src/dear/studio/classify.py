@@ -15,6 +15,7 @@ from dear.images.views import MAX_PIXELS, open_image, square
 from dear.methods.dear import DeAR
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail
+from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.runs.model import Model
 from dear.studio.service_client import Ranked, ask_service
 from dear.studio.state import StudioState
@@ -52,15 +53,16 @@ class Verdict:
     refused: tuple[str, ...] = ()  #: modes for which the image is none of the classes
 
 
-def parse_classes(text: str) -> list[str]:
-    r"""Class names from a text: one per line, or with commas between; repeated ones count once.
+def parse_classes(text: str, trained: Sequence[str]) -> tuple[str, ...]:
+    r"""Class names from a text, one per line or with commas between; a `+` adds them to the trained ones.
 
-    >>> parse_classes("cat, dog\n\n cat")
-    ['cat', 'dog']
+    >>> parse_classes("cat, dog\n\n fox", ["cat"]), parse_classes("+fox", ["cat"])
+    (('cat', 'dog', 'fox'), ('cat', 'fox'))
     """
-    names = list(dict.fromkeys(part.strip() for part in text.replace("\n", ",").split(",") if part.strip()))
+    listed = split_class_list(text)
+    names = resolve_classes(listed, trained) if listed else ()
     if len(names) < 2:
-        raise UsageError("write at least two class names, one per line")
+        raise UsageError(f"write at least two class names, one per line; got {len(names)}")
     if len(names) > MOST_CLASSES:
         raise UsageError(f"{len(names)} classes are too many for the studio; it takes {MOST_CLASSES}")
     return names

@@ -28,7 +28,7 @@ from dear.train.fit import fit
 from dear.train.label_check import label_sentence
 from dear.train.run import Paused
 from dear.train.setup.focus import check_focus
-from dear.train.setup.prepare import Job, check_task, open_training, prepare
+from dear.train.setup.prepare import Job, check_held_out, check_task, open_training, prepare
 from dear.utils.files import write_atomic
 
 _TESTED = 120  # images for the accuracy that is shown while training
@@ -152,6 +152,7 @@ class Trainer:
             test = open_data(name, "test", root=spec.root)
         except DearError:
             return images, None
+        check_held_out(images, test)
         step = max(1, len(test) // _TESTED)
         return images, test.subset(range(0, len(test), step)) if len(test) else None
 

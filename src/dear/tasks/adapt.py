@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dear.clip.model import Clip
@@ -30,7 +30,8 @@ def adapt(
     backbone: PathLike | Clip | None = None,
     roles: PathLike | RoleMap | None = None,
     without: Any = None,
-    examples: PathLike | None = None,
+    examples: PathLike | Mapping[str, PathLike] | None = None,
+    way: str = "auto",
     mode: str | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -47,7 +48,9 @@ def adapt(
         backbone: what `dear.load` takes, or a loaded backbone; None: that of `spec`.
         roles: role map or its file, for methods that use roles; None: the backbone's own.
         without: concepts to remove before training ("location", "location,color"), or a `Without`.
-        examples: images that show the values of the only concept to remove, one folder per value.
+        examples: images that show the values of the only concept to remove, one folder per value;
+            for several concepts a mapping from concept to folder.
+        way: how the concepts are removed ("words", "heads", …); "auto" chooses on the training images.
         mode: how the result will predict; checked before training.
         device: "auto", "cpu", "cuda", ...
         resume: continue an interrupted run in `out`.
@@ -69,14 +72,18 @@ def adapt(
         changes["backbone"] = backbone
     if roles is not None and not isinstance(roles, RoleMap):
         changes["roles"] = roles
+    if without is None and way != "auto":
+        changes["way"] = way
     if examples is not None and without is None:
         raise UsageError("examples show the values of a concept to remove; say which concept")
+    if way != "auto" and without is None and not (spec and spec.without):
+        raise UsageError(f"way = {way!r} is how a concept is removed; say which concept")
     job = prepare(
         (spec or Spec()).changed(**changes),
         data if isinstance(data, ImageSet) else None,
         clip=backbone if isinstance(backbone, Clip) else None,
         roles=roles if isinstance(roles, RoleMap) else None,
-        without=None if without is None else Without.of(without, examples=examples),
+        without=None if without is None else Without.of(without, way, examples),
         device=device,
         progress=progress,
     )

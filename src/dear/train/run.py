@@ -161,7 +161,7 @@ def _train(
     metrics = {
         "steps": loop.steps,
         "seconds": round(seconds(), 3),
-        "trainable_parameters": method.trainable_parameters,
+        "trainable_parameters": method.learned_parameters,
         "loss": loop.lines[-1] if loop.lines else None,
         **plain(method.facts()),
     }

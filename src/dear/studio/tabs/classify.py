@@ -8,6 +8,7 @@ import gradio as gr
 
 from dear.images.views import open_image
 from dear.report import figures
+from dear.runs.class_lists import format_class_list
 from dear.studio import classify
 from dear.studio.parts import (
     Samples,
@@ -38,8 +39,8 @@ def classify_tab(state: StudioState, samples: Samples, version: Any) -> TabUpdat
                 **gallery_look(6, "classify-examples"),
             )
             names = gr.Textbox(
-                "\n".join(state.classes),
-                label="Class names, one per line; any words will do",
+                format_class_list(state.classes, "\n"),
+                label="Class names, one per line; +name adds to the trained ones",
                 lines=6,
                 max_lines=14,
                 elem_id="classify-names",
@@ -82,7 +83,7 @@ def classify_tab(state: StudioState, samples: Samples, version: Any) -> TabUpdat
         percent: float,
         callback: Any,
     ) -> list[Any]:
-        classes = classify.parse_classes(text)
+        classes = classify.parse_classes(text, state.find_model(callback).classes)
         reject = percent / 100 if percent else None
         verdicts = classify.classify(state, images, classes, prompt, progress=callback, reject=reject)
         trusted, advice = classify.which_to_trust(state.find_model(), classes)
@@ -119,7 +120,8 @@ def classify_tab(state: StudioState, samples: Samples, version: Any) -> TabUpdat
         return answer([(name, image)], [], text, prompt, percent, callback)
 
     def explain(images: list[classify.Named], text: str, prompt: str) -> list[Any]:
-        return [classify.why_html(state, images, classify.parse_classes(text), prompt)]
+        classes = classify.parse_classes(text, state.find_model().classes)
+        return [classify.why_html(state, images, classes, prompt)]
 
     def locate(images: list[classify.Named], words: str) -> list[Any]:
         return [classify.where_html(state, images, words)]
@@ -128,7 +130,12 @@ def classify_tab(state: StudioState, samples: Samples, version: Any) -> TabUpdat
         return [problem, gr.update(value=None, visible=False), "", []]
 
     def values() -> list[Any]:
-        return ["\n".join(state.classes), state.template, samples.shown(state.version), *empty(_HINT)]
+        return [
+            format_class_list(state.classes, "\n"),
+            state.template,
+            samples.shown(state.version),
+            *empty(_HINT),
+        ]
 
     outputs, options = [cards, shares, source, first], [names, template, refuse]
     shown = {"show_progress_on": [cards]}

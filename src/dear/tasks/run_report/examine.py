@@ -58,7 +58,7 @@ def examine(
         classes=method.classes,
         backbone=f"{method.clip.name} ({method.clip.fingerprint[:19]}…)",
         template=method.template,
-        parameters=method.trainable_parameters,
+        parameters=method.learned_parameters,
         trained=trained,
         new=new,
         why_no_new=why,

@@ -12,7 +12,6 @@ from torch import Tensor
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.clip.precision import fast_bfloat16
-from dear.clip.tokenizer import clean
 from dear.data.check import check_images
 from dear.data.images import ImageSet
 from dear.data.open import open_data
@@ -22,6 +21,7 @@ from dear.heads.focus import FocusChoice
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
+from dear.runs.class_lists import find_twins
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.shortcuts.edited_images import JoinedImages
@@ -268,11 +268,24 @@ def check_task(images: ImageSet) -> None:
     for name, count in zip(images.classes, counts(images), strict=True):
         if count == 0:
             raise DataError(f"{images.name}: the class {name!r} has no images; add some or remove the class")
-    read: dict[str, str] = {}
-    for name in images.classes:
-        other = read.setdefault(clean(name), name)
-        if other is not name:
-            raise DataError(
-                f"{images.name}: the classes {other!r} and {name!r} are the same words to CLIP, which "
-                "ignores case; rename one or merge them"
-            )
+    twins = find_twins(images.classes)
+    if twins is not None:
+        raise DataError(
+            f"{images.name}: the classes {twins[0]!r} and {twins[1]!r} are the same words to CLIP, which "
+            "ignores case; rename one or merge them"
+        )
+
+
+def check_held_out(images: ImageSet, held_out: ImageSet) -> None:
+    """Refuse test images of classes that are not trained.
+
+    Raises:
+        DataError: names those classes.
+    """
+    new = [name for name in held_out.classes if name not in set(images.classes)]
+    if new:
+        listed = ", ".join(map(repr, new[:5])) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
+        raise DataError(
+            f"{held_out.name}: the test images show classes without training images: {listed}; add training "
+            "images or remove these classes"
+        )
